@@ -1,0 +1,54 @@
+# Each target builds the virtual environment it needs, once; `make help` lists them.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+PIP := $(VENV)/bin/pip install --disable-pip-version-check -q -c constraints.txt
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint format bench figures clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/dev  ## the virtual environment with everything a contributor needs
+
+demo: $(VENV)/user  ## train four small language models on the shipped text and compare them (about 4 minutes)
+	$(VENV)/bin/torchdefine demo
+
+test: $(VENV)/dev  ## the test suite, without the slow and the GPU part
+	$(VENV)/bin/pytest -n $(WORKERS) -m "not slow"
+
+test-all: $(VENV)/dev  ## every test, the slow ones too; the GPU ones where there is a GPU
+	$(VENV)/bin/pytest -n $(WORKERS)
+
+lint: $(VENV)/dev  ## style and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(VENV)/dev  ## let ruff put the style right
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(VENV)/dev  ## ours beside the alternatives in one run: a small CPU version, a few minutes
+	$(VENV)/bin/python -m benchmarks.embedding
+
+figures: $(VENV)/dev  ## draw the pictures of the docs anew
+	$(VENV)/bin/python docs/draw_figures.py
+
+clean:  ## remove the virtual environment and all caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "torchdefine needs Python 3.11 or newer, and $(PYTHON) is older: set PYTHON=/path/to/python3.11."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/user: $(VENV)/bin/pip pyproject.toml constraints.txt
+	$(PIP) -e '.[plot]'
+	@touch $@
+
+$(VENV)/dev: $(VENV)/bin/pip pyproject.toml constraints.txt
+	$(PIP) -e '.[dev]'
+	@touch $(VENV)/user $@

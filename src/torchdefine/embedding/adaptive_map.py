@@ -1,0 +1,194 @@
+"""Adaptive input: one table for each frequency band, narrower for rarer tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchdefine.embedding.map import check_ids, check_resize, check_table, resized_table
+from torchdefine.errors import UserError
+
+
+class AdaptiveMap(nn.Module):
+    """Tables by frequency band: rarer tokens get narrower vectors, projected to ``map_dim``.
+
+    Band 0 holds the most frequent tokens at full width and has no projection; band i is ``division ** i`` times
+    narrower. Bands go by frequency rank. If ids are not sorted by frequency (subwords, another model's
+    vocabulary), give ``counts``, one per id, or ``ranks``.
+    """
+
+    ranks: Tensor | None
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        map_dim: int,
+        cutoffs: Sequence[int],
+        division: int = 4,
+        padding_idx: int | None = None,
+        scale: float = 1.0,
+        counts: Sequence[int] | Tensor | None = None,
+        ranks: Sequence[int] | Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
+        self.cutoffs = check_cutoffs(cutoffs, num_embeddings)
+        self.band_dims = band_dims(map_dim, division, len(self.cutoffs) + 1)
+        self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, map_dim
+        self.division, self.scale, self.std = division, scale, 1.0
+        self.register_buffer("ranks", _frequency_ranks(num_embeddings, counts, ranks))
+        edges = [0, *self.cutoffs, num_embeddings]
+        self.bands = nn.ModuleList(
+            nn.Embedding(stop - start, dim) for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
+        )
+        self.projections = nn.ParameterList(torch.empty(dim, map_dim) for dim in self.band_dims[1:])
+        self.reset_parameters()
+
+    def reset_parameters(self, std: float = 1.0) -> None:
+        """Every band gives vectors of standard deviation ``std``."""
+        self.std = std
+        padding = self.padding_idx
+        if padding is not None and self.ranks is not None and not self.ranks.is_meta:
+            padding = int(self.ranks[padding])
+        for band, start in self.bands_with_starts():
+            nn.init.normal_(band.weight, std=std)
+            if padding is not None and start <= padding < start + band.num_embeddings:
+                nn.init.zeros_(band.weight[padding - start])
+        for projection in self.projections:
+            nn.init.normal_(projection, std=projection.shape[0] ** -0.5)
+
+    def bands_with_starts(self) -> list[tuple[nn.Embedding, int]]:
+        """The tables, most frequent first, each with the rank of its first row."""
+        return list(zip(cast(Iterable[nn.Embedding], self.bands), (0, *self.cutoffs), strict=True))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Static shapes: every band looks every token up, and what belongs to another band is zeroed.
+
+        The narrow bands together cost a third of one n × n product a token, less than sorting tokens into bands,
+        which would also make the host wait for the device.
+        """
+        check_ids(ids, self.num_embeddings)
+        ranks = ids if self.ranks is None else self.ranks[ids]
+        pieces = []
+        for band, start in self.bands_with_starts():
+            local = ranks - start
+            inside = (local >= 0) & (local < band.num_embeddings)
+            if self.padding_idx is not None:
+                inside &= ids != self.padding_idx
+            vectors = band(local.clamp(0, band.num_embeddings - 1))
+            pieces.append(vectors * inside.unsqueeze(-1))  # (…, n / division^i)
+        vectors = pieces[0]
+        if self.projections:
+            vectors = vectors + torch.cat(pieces[1:], dim=-1) @ torch.cat(list(self.projections))  # (…, n)
+        return vectors * self.scale if self.scale != 1.0 else vectors
+
+    def resize(self, num_embeddings: int) -> None:
+        """Rows come and go at the end of the rarest band."""
+        check_resize(num_embeddings, self.padding_idx)
+        if num_embeddings <= self.cutoffs[-1]:
+            raise UserError(
+                f"{num_embeddings} rows would empty the rarest band, which starts at {self.cutoffs[-1]}: "
+                f"keep at least {self.cutoffs[-1] + 1}."
+            )
+        if self.ranks is not None:
+            if num_embeddings < self.num_embeddings:
+                raise UserError(
+                    "A table whose ids are not in frequency order cannot lose rows, since they lie in every band: "
+                    f"keep at least {self.num_embeddings}."
+                )
+            added = torch.arange(self.num_embeddings, num_embeddings, device=self.ranks.device)
+            self.ranks = torch.cat((self.ranks, added))
+        last, start = self.bands_with_starts()[-1]
+        self.bands[-1] = resized_table(last, num_embeddings - start, self.std)
+        self.num_embeddings = num_embeddings
+
+    def to_config(self) -> dict[str, Any]:
+        return {
+            "kind": "adaptive",
+            "num_embeddings": self.num_embeddings,
+            "map_dim": self.map_dim,
+            "cutoffs": list(self.cutoffs),
+            "division": self.division,
+            "padding_idx": self.padding_idx,
+            "scale": self.scale,
+            "ranked": self.ranks is not None,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> AdaptiveMap:
+        """Ranks, if there are any, come with the weights: until those are loaded they are the ids."""
+        settings = dict(config)
+        ranked = settings.pop("ranked", False)
+        return cls(**settings, ranks=range(settings["num_embeddings"]) if ranked else None)
+
+    def extra_repr(self) -> str:
+        edges = [0, *self.cutoffs, self.num_embeddings]
+        return "\n".join(
+            f"ids {start:,} – {stop - 1:,}: {dim} wide"
+            for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
+        )
+
+
+def check_cutoffs(cutoffs: Sequence[int], num_embeddings: int) -> tuple[int, ...]:
+    cutoffs = tuple(cutoffs)
+    if not cutoffs:
+        raise UserError("Adaptive bands need at least one cutoff: use (20000,), say, or a standard table.")
+    if any(not isinstance(c, int) or isinstance(c, bool) for c in cutoffs):
+        raise TypeError(f"Cutoffs are whole numbers, but these are {cutoffs!r}.")
+    if cutoffs[0] < 1 or any(a >= b for a, b in itertools.pairwise(cutoffs)):
+        positive = tuple(sorted({c for c in cutoffs if c > 0}))
+        raise UserError(f"The cutoffs {cutoffs} are not positive and increasing: use {positive or (20000,)}, say.")
+    if cutoffs[-1] >= num_embeddings:
+        fitting = shrink_cutoffs(cutoffs, num_embeddings)
+        way_out = f"use {fitting}" if fitting else "use a standard table"
+        raise UserError(
+            f"The cutoff {cutoffs[-1]} does not fit a vocabulary of {num_embeddings}: {way_out} "
+            f"(shrink_cutoffs does this for you)."
+        )
+    return cutoffs
+
+
+def shrink_cutoffs(cutoffs: Sequence[int], num_embeddings: int) -> tuple[int, ...]:
+    """The cutoffs that still lie inside a smaller vocabulary; none may be left."""
+    return tuple(c for c in cutoffs if c < num_embeddings)
+
+
+def band_dims(map_dim: int, division: int, bands: int) -> tuple[int, ...]:
+    """Widths of the bands: map_dim, map_dim / division, …"""
+    if division < 1:
+        raise UserError(f"division is {division}, but must be at least 1: use 4, or 1 for bands of equal width.")
+    dims = tuple(map_dim // division**band for band in range(bands))
+    if dims[-1] < 1:
+        raise UserError(
+            f"map_dim {map_dim} divided by {division} in each of {bands} bands leaves nothing for the last: "
+            f"use map_dim {division ** (bands - 1)} or more, a smaller division, or fewer cutoffs."
+        )
+    return dims
+
+
+def _frequency_ranks(
+    num_embeddings: int, counts: Sequence[int] | Tensor | None, ranks: Sequence[int] | Tensor | None
+) -> Tensor | None:
+    """ranks[id]: 0 for the most frequent token. None when the ids are the ranks."""
+    if counts is not None and ranks is not None:
+        raise UserError("Give the bands either counts or ranks, not both.")
+    given = counts if counts is not None else ranks
+    if given is None:
+        return None
+    values = torch.as_tensor(given if isinstance(given, Tensor) else list(given), dtype=torch.long, device="cpu")
+    if values.shape != (num_embeddings,):
+        name = "counts" if counts is not None else "ranks"
+        raise UserError(
+            f"{name} has the shape {tuple(values.shape)}, but needs one value for each of {num_embeddings} ids."
+        )
+    if counts is not None:
+        order = torch.argsort(values, descending=True, stable=True)
+        values = torch.empty_like(order)
+        values[order] = torch.arange(num_embeddings, device="cpu")
+    elif not torch.equal(values.sort().values, torch.arange(num_embeddings, device="cpu")):
+        raise UserError(f"ranks must hold each of 0 … {num_embeddings - 1} once: pass counts instead, say.")
+    return values.to(torch.get_default_device())

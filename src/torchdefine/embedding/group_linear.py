@@ -1,0 +1,66 @@
+"""F_G, the paper's group transformation: the input is split into groups and each has a matrix of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchdefine.errors import UserError
+
+
+class GroupLinear(nn.Module):
+    """``groups`` linear layers side by side, run as one batched matrix product.
+
+    Group i takes the i-th chunk of the input to the i-th chunk of the output, so there are
+    ``in_features * out_features / groups`` weights; one group is an ordinary linear layer. With ``shuffle`` the
+    outputs are dealt out afterwards so that every following group receives a share of every group here.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, groups: int = 1, *, bias: bool = True, shuffle: bool = False
+    ) -> None:
+        super().__init__()
+        for name, value in (("in_features", in_features), ("out_features", out_features), ("groups", groups)):
+            if value < 1:
+                raise UserError(f"{name} is {value}, but must be at least 1.")
+        for name, value in (("in_features", in_features), ("out_features", out_features)):
+            if value % groups:
+                lower = value // groups * groups
+                options = f"{lower} or {lower + groups}" if lower else f"{groups}"
+                raise UserError(f"{name} {value} is not divisible by {groups} groups: use {options}.")
+        self.in_features, self.out_features, self.groups, self.shuffle = in_features, out_features, groups, shuffle
+        self.weight = nn.Parameter(torch.empty(groups, in_features // groups, out_features // groups))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self, input_second_moment: float = 1.0) -> None:
+        """Draw weights that give outputs of unit variance for inputs whose mean square is ``input_second_moment``.
+
+        The fan is a group's own: torch's rule, applied to the three-dimensional weight as a whole, would take the
+        groups for a receptive field and start far too small.
+        """
+        fan_in = self.weight.shape[1]
+        nn.init.normal_(self.weight, std=(fan_in * input_second_moment) ** -0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in_features) → (…, out_features)."""
+        if x.shape[-1] != self.in_features:
+            raise UserError(f"The input is {x.shape[-1]} wide, but this layer takes {self.in_features}.")
+        leading = x.shape[:-1]
+        if self.groups == 1:
+            y = x @ self.weight[0]  # (…, out)
+        else:
+            chunks = x.reshape(-1, self.groups, self.weight.shape[1]).transpose(0, 1)  # (g, T, in/g)
+            y = torch.bmm(chunks, self.weight).transpose(0, 1)  # (T, g, out/g)
+            y = y.reshape(*leading, self.out_features)
+        if self.bias is not None:
+            y = y + self.bias
+        if self.shuffle and self.groups > 1:
+            y = y.unflatten(-1, (self.groups, -1)).transpose(-1, -2).flatten(-2)
+        return y
+
+    def extra_repr(self) -> str:
+        shuffle = ", shuffle=True" if self.shuffle else ""
+        return f"{self.in_features}, {self.out_features}, groups={self.groups}, bias={self.bias is not None}{shuffle}"

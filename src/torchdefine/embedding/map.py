@@ -1,0 +1,169 @@
+"""Map: ids → small vectors. Here and in adaptive_map.py live the only vocabulary-sized tables of a model.
+
+Every map layer says how wide its table is (``map_dim``) and how wide the vectors are that it gives (``output_dim``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from torchdefine.errors import UserError
+
+
+class MapLayer(Protocol):
+    """What an embedding or an output layer needs of a map."""
+
+    num_embeddings: int
+    map_dim: int
+    output_dim: int
+    padding_idx: int | None
+
+    def __call__(self, ids: Tensor) -> Tensor: ...
+
+    def reset_parameters(self, std: float = 1.0) -> None: ...
+
+    def resize(self, num_embeddings: int) -> None: ...
+
+    def to_config(self) -> dict[str, Any]: ...
+
+
+def check_ids(ids: Tensor, num_embeddings: int) -> None:
+    """Refuse ids of the wrong type, and on the CPU those out of range; a GPU is never made to wait for a check."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"Ids are whole numbers, but these are {ids.dtype}: pass ids.long(), say.")
+    if torch.compiler.is_compiling() or ids.device.type != "cpu" or ids.numel() == 0:
+        return
+    lowest, highest = (int(value) for value in torch.aminmax(ids))
+    if lowest < 0 or highest >= num_embeddings:
+        wrong = lowest if lowest < 0 else highest
+        raise UserError(
+            f"The id {wrong} is outside the vocabulary: ids run from 0 to {num_embeddings - 1}; "
+            f"fix the data, or resize the embedding to at least {highest + 1}."
+        )
+
+
+def check_table(num_embeddings: int, map_dim: int, padding_idx: int | None) -> int | None:
+    """Check the sizes of a table; returns the padding row counted from the front, as nn.Embedding does."""
+    for name, value in (("num_embeddings", num_embeddings), ("map_dim", map_dim)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be a whole number, not {value!r}.")
+        if value < 1:
+            raise UserError(f"{name} is {value}, but must be at least 1.")
+    if padding_idx is None:
+        return None
+    if not -num_embeddings <= padding_idx < num_embeddings:
+        raise UserError(f"padding_idx {padding_idx} is outside the {num_embeddings} rows: use 0, say.")
+    return padding_idx % num_embeddings
+
+
+def resized_table(table: nn.Embedding, num_embeddings: int, std: float) -> nn.Embedding:
+    """A table with more or fewer rows: old rows are kept bit for bit, new ones drawn like the others."""
+    old = table.weight
+    padding = table.padding_idx
+    new = nn.Embedding(num_embeddings, table.embedding_dim, padding, device=old.device, dtype=old.dtype)
+    kept = min(num_embeddings, table.num_embeddings)
+    with torch.no_grad():
+        new.weight[kept:].normal_(std=std)
+        new.weight[:kept] = old[:kept]
+    new.weight.requires_grad_(old.requires_grad)
+    return new
+
+
+def check_resize(num_embeddings: int, padding_idx: int | None) -> None:
+    check_table(num_embeddings, 1, None)
+    if padding_idx is not None and padding_idx >= num_embeddings:
+        raise UserError(
+            f"{num_embeddings} rows would lose the padding row {padding_idx}: keep at least {padding_idx + 1}."
+        )
+
+
+def fill_table(table: nn.Embedding, std: float) -> None:
+    """Normal rows, and zeros in the padding row."""
+    nn.init.normal_(table.weight, std=std)
+    if table.padding_idx is not None:
+        with torch.no_grad():
+            table.weight[table.padding_idx].zero_()
+
+
+class StandardMap(nn.Module):
+    """One table of V × n; with ``scale`` its vectors are multiplied on the way out."""
+
+    def __init__(self, num_embeddings: int, map_dim: int, padding_idx: int | None = None, scale: float = 1.0) -> None:
+        super().__init__()
+        self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
+        self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, map_dim
+        self.scale, self.std = scale, 1.0
+        self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx)
+
+    def reset_parameters(self, std: float = 1.0) -> None:
+        self.std = std
+        fill_table(self.table, std)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        check_ids(ids, self.num_embeddings)
+        vectors = self.table(ids)  # (…, n)
+        return vectors * self.scale if self.scale != 1.0 else vectors
+
+    def resize(self, num_embeddings: int) -> None:
+        check_resize(num_embeddings, self.padding_idx)
+        self.table = resized_table(self.table, num_embeddings, self.std)
+        self.num_embeddings = num_embeddings
+
+    def to_config(self) -> dict[str, Any]:
+        return {
+            "kind": "standard",
+            "num_embeddings": self.num_embeddings,
+            "map_dim": self.map_dim,
+            "padding_idx": self.padding_idx,
+            "scale": self.scale,
+        }
+
+
+class ProjectiveMap(nn.Module):
+    """One table of V × n and one linear projection, without bias, to ``output_dim``."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        map_dim: int,
+        output_dim: int,
+        padding_idx: int | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
+        if output_dim < 1:
+            raise UserError(f"output_dim is {output_dim}, but must be at least 1.")
+        self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, output_dim
+        self.scale, self.std = scale, 1.0
+        self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx)
+        self.projection = nn.Linear(map_dim, output_dim, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self, std: float = 1.0) -> None:
+        self.std = std
+        fill_table(self.table, std)
+        nn.init.normal_(self.projection.weight, std=self.map_dim**-0.5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        check_ids(ids, self.num_embeddings)
+        vectors = self.projection(self.table(ids))  # (…, output_dim)
+        return vectors * self.scale if self.scale != 1.0 else vectors
+
+    def resize(self, num_embeddings: int) -> None:
+        check_resize(num_embeddings, self.padding_idx)
+        self.table = resized_table(self.table, num_embeddings, self.std)
+        self.num_embeddings = num_embeddings
+
+    def to_config(self) -> dict[str, Any]:
+        return {
+            "kind": "projective",
+            "num_embeddings": self.num_embeddings,
+            "map_dim": self.map_dim,
+            "output_dim": self.output_dim,
+            "padding_idx": self.padding_idx,
+            "scale": self.scale,
+        }

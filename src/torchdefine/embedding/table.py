@@ -1,0 +1,57 @@
+"""All finished vectors of an embedding, computed in bounded memory, and the look-up table made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+TOKENS_AT_ONCE = 16_384
+"""Enough to keep a device busy; a unit 4,096 wide then needs about 1 GiB of working memory in float32."""
+
+
+@torch.no_grad()
+def finished_table(
+    embedding: nn.Module,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """The vectors of all V tokens, (V, m), as ``embedding`` would give them in evaluation.
+
+    They are computed where the embedding is, ``TOKENS_AT_ONCE`` at a time, and stored on ``device`` as ``dtype``
+    (the embedding's own by default). ``progress`` is called with the tokens done and the tokens in all.
+    """
+    total = int(embedding.num_embeddings)  # type: ignore[arg-type]
+    weight = next(embedding.parameters())
+    training = embedding.training
+    embedding.eval()
+    try:
+        table: Tensor | None = None
+        for start in range(0, total, TOKENS_AT_ONCE):
+            stop = min(start + TOKENS_AT_ONCE, total)
+            vectors = embedding(torch.arange(start, stop, device=weight.device))  # (chunk, m)
+            if table is None:
+                table = torch.empty(
+                    total, vectors.shape[-1], dtype=dtype or vectors.dtype, device=device or weight.device
+                )
+            table[start:stop] = vectors
+            if progress:
+                progress(stop, total)
+    finally:
+        embedding.train(training)
+    assert table is not None
+    return table
+
+
+def cached_embedding(
+    embedding: nn.Module,
+    *,
+    dtype: torch.dtype | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> nn.Embedding:
+    """An ``nn.Embedding`` with the same answers and nothing to learn, for inference."""
+    table = finished_table(embedding, dtype=dtype, progress=progress)
+    return nn.Embedding.from_pretrained(table, freeze=True, padding_idx=embedding.padding_idx)

@@ -1,0 +1,193 @@
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, UnitOptions
+from torchdefine.embedding import VARIANTS, table
+from torchdefine.errors import UserError
+
+FILES_OF_RELEASED_VERSIONS = Path(__file__).parent.parent / "released"
+
+
+def small(**changes) -> DeFINE:
+    return DeFINE(50, **{"embedding_dim": 24, "map_dim": 16, "expand_dim": 64, "depth": 3, **changes})
+
+
+EMBEDDINGS = {
+    **{
+        variant: lambda variant=variant: small(
+            unit=variant, padding_idx=2, embedding_dim=64 if variant == "define-no-reduce" else 24
+        )
+        for variant in VARIANTS
+    },
+    "projective": lambda: DeFINE.over(ProjectiveMap(50, 8, 16, padding_idx=2), 24, 64),
+    "adaptive": lambda: DeFINE.over(AdaptiveMap(50, 16, (10, 30), padding_idx=2), 24, 64),
+    "ranked": lambda: DeFINE.over(AdaptiveMap(50, 16, (10,), padding_idx=2, counts=range(50)), 24, 64),
+    "normed": lambda: small(unit=UnitOptions.of("define", norm="layer", dropout=0.1), padding_idx=2),
+}
+
+
+@pytest.fixture(params=EMBEDDINGS)
+def embedding(request: pytest.FixtureRequest) -> DeFINE:
+    made = EMBEDDINGS[request.param]()
+    for parameter in made.unit.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, std=0.1)  # as after training: a bias would give the padding token a vector
+    return made
+
+
+IDS = torch.tensor([[0, 1, 2, 49], [30, 10, 9, 2]])
+
+
+def test_looks_like_nn_embedding(embedding: DeFINE) -> None:
+    assert embedding(IDS).shape == (2, 4, embedding.embedding_dim)
+    assert embedding(torch.tensor(3)).shape == (embedding.embedding_dim,)
+    assert (embedding.num_embeddings, embedding.padding_idx) == (50, 2)
+
+
+def test_padding_is_zero_and_gets_no_gradient(embedding: DeFINE) -> None:
+    out = embedding(IDS)
+    assert torch.equal(out[IDS == 2], torch.zeros(2, embedding.embedding_dim))
+    embedding.zero_grad()
+    embedding(torch.tensor([2, 2])).sum().backward()
+    assert all(p.grad is None or not p.grad.any() for p in embedding.parameters())
+
+
+def test_cached_table_equals_the_live_embedding(embedding: DeFINE, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "TOKENS_AT_ONCE", 7)
+    calls = []
+    embedding.train()
+    finished = embedding.table(progress=lambda done, total: calls.append((done, total)))
+    assert embedding.training
+    cached = embedding.cached()
+    embedding.eval()
+    torch.testing.assert_close(cached(IDS), embedding(IDS), rtol=1e-6, atol=1e-6)
+    assert finished.shape == (50, embedding.embedding_dim)
+    assert calls[-1] == (50, 50)
+    assert len(calls) == 8
+    assert not any(p.requires_grad for p in cached.parameters())
+    assert embedding.cached(dtype=torch.bfloat16).weight.dtype == torch.bfloat16
+
+
+def test_resize_keeps_vectors_bit_for_bit(embedding: DeFINE) -> None:
+    embedding.eval()
+    old = embedding(IDS)
+    assert embedding.resize(80).num_embeddings == 80
+    assert torch.equal(embedding(IDS), old)
+    assert embedding(torch.tensor([79])).abs().sum() > 0
+
+
+def test_config_and_files_round_trip(embedding: DeFINE, tmp_path: Path) -> None:
+    embedding.eval()
+    config = json.loads(json.dumps(embedding.to_config()))
+    twin = DeFINE.from_config(config)
+    twin.load_state_dict(embedding.state_dict())
+    assert torch.equal(twin.eval()(IDS), embedding(IDS))
+    embedding.double().save(tmp_path / "here")
+    loaded = DeFINE.load(tmp_path / "here").eval()
+    assert torch.equal(loaded(IDS), embedding(IDS))
+    assert sorted(p.name for p in (tmp_path / "here").iterdir()) == ["embedding.json", "embedding.safetensors"]
+
+
+def test_deepcopy_meta_and_float64(embedding: DeFINE) -> None:
+    embedding.eval()
+    assert torch.equal(copy.deepcopy(embedding)(IDS), embedding(IDS))
+    torch.testing.assert_close(embedding(IDS).double(), embedding.double()(IDS), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_builds_on_the_meta_device(name: str) -> None:
+    with torch.device("meta"):
+        skeleton = EMBEDDINGS[name]()
+    assert all(tensor.is_meta for tensor in skeleton.state_dict().values())
+    real = EMBEDDINGS[name]().eval()
+    skeleton.to_empty(device="cpu").load_state_dict(real.state_dict())
+    assert torch.equal(skeleton.eval()(IDS), real(IDS))
+
+
+def test_compiles_without_graph_breaks(embedding: DeFINE) -> None:
+    embedding.eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(embedding, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(IDS), embedding(IDS))
+    compiled(IDS).sum().backward()
+    assert all(p.grad is not None for p in embedding.unit.parameters())
+
+
+@pytest.mark.slow
+def test_compiles_with_the_default_backend() -> None:
+    embedding = EMBEDDINGS["adaptive"]()
+    compiled = torch.compile(embedding, fullgraph=True)
+    torch.testing.assert_close(compiled(IDS), embedding(IDS), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_close_to_float32(embedding: DeFINE, dtype: torch.dtype) -> None:
+    embedding.eval()
+    with torch.autocast("cpu", dtype=dtype):
+        low = embedding(IDS)
+    assert low.isfinite().all()
+    torch.testing.assert_close(low.float(), embedding(IDS), rtol=0.1, atol=0.2)
+
+
+@pytest.mark.gpu
+def test_same_numbers_on_the_gpu(embedding: DeFINE) -> None:
+    embedding.eval()
+    cpu = embedding(IDS)
+    torch.testing.assert_close(embedding.cuda()(IDS.cuda()).cpu(), cpu, rtol=1e-3, atol=1e-3)
+
+
+def test_training_moves_every_parameter() -> None:
+    embedding = small()
+    before = [p.clone() for p in embedding.parameters()]
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
+    embedding(torch.arange(50)).square().mean().backward()
+    optimizer.step()
+    assert all(not torch.equal(a, b) for a, b in zip(before, embedding.parameters(), strict=True))
+
+
+def test_repr_shows_the_plan() -> None:
+    assert "reduce" in repr(small())
+    assert "seen again" in repr(small())
+
+
+def test_bad_arguments_build_nothing() -> None:
+    with pytest.raises(UserError, match="map_dim 15 is not divisible by the 4 groups"):
+        small(map_dim=15)
+    with pytest.raises(UserError, match="unknown"):
+        small(unit="hgtt!")
+    with pytest.raises(TypeError, match="whole numbers"):
+        small()(torch.tensor([0.5]))
+    with pytest.raises(UserError, match="id 50"):
+        small()(torch.tensor([50]))
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    small().save(tmp_path)
+    weights = tmp_path / "embedding.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"embedding\.safetensors cannot be read"):
+        DeFINE.load(tmp_path)
+    weights.unlink()
+    with pytest.raises(UserError, match=r"has no embedding\.safetensors"):
+        DeFINE.load(tmp_path)
+    settings = tmp_path / "embedding.json"
+    config = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**config, "version": 99}))
+    with pytest.raises(UserError, match="version 99"):
+        DeFINE.load(tmp_path)
+    settings.write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        DeFINE.load(tmp_path)
+    with pytest.raises(UserError, match="does not exist"):
+        DeFINE.load(tmp_path / "nowhere")
+
+
+def test_reads_embeddings_of_released_versions() -> None:
+    """Files in tests/released stay as the release wrote them."""
+    embedding = DeFINE.load(FILES_OF_RELEASED_VERSIONS / "embedding-v1").eval()
+    expected = json.loads((FILES_OF_RELEASED_VERSIONS / "embedding-v1" / "vectors.json").read_text())
+    torch.testing.assert_close(embedding(IDS), torch.tensor(expected), rtol=1e-5, atol=1e-6)

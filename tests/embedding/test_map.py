@@ -1,0 +1,152 @@
+import itertools
+
+import pytest
+import torch
+
+from torchdefine.embedding import AdaptiveMap, ProjectiveMap, StandardMap, shrink_cutoffs
+from torchdefine.errors import UserError
+
+MAPS = {
+    "standard": lambda **kw: StandardMap(50, 16, **kw),
+    "projective": lambda **kw: ProjectiveMap(50, 16, 24, **kw),
+    "adaptive": lambda **kw: AdaptiveMap(50, 16, (10, 30), division=4, **kw),
+    "adaptive-ranked": lambda **kw: AdaptiveMap(50, 16, (10, 30), counts=torch.randint(0, 9, (50,)), **kw),
+}
+
+
+def naive_adaptive(layer: AdaptiveMap, token: int) -> torch.Tensor:
+    rank = token if layer.ranks is None else int(layer.ranks[token])
+    edges = [0, *layer.cutoffs, layer.num_embeddings]
+    for band, (start, stop) in enumerate(itertools.pairwise(edges)):
+        if start <= rank < stop:
+            row = layer.bands[band].weight[rank - start]
+            return row if band == 0 else row @ layer.projections[band - 1]
+    raise AssertionError
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "adaptive-ranked"])
+def test_adaptive_equals_a_look_up_band_by_band(kind: str) -> None:
+    layer = MAPS[kind]().double()
+    ids = torch.arange(50).reshape(5, 10)
+    theirs = torch.stack([naive_adaptive(layer, int(i)) for i in ids.flatten()]).reshape(5, 10, 16)
+    torch.testing.assert_close(layer(ids), theirs)
+    cotangent = torch.randn_like(theirs)
+    parameters = list(layer.parameters())
+    for ours, reference in zip(
+        torch.autograd.grad(layer(ids), parameters, cotangent),
+        torch.autograd.grad(theirs, parameters, cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, reference)
+
+
+def test_counts_put_the_most_frequent_ids_into_the_widest_band() -> None:
+    counts = torch.arange(50)  # id 49 is the most frequent
+    layer = AdaptiveMap(50, 16, (10, 30), counts=counts)
+    assert layer.ranks is not None
+    assert layer.ranks[49] == 0
+    assert torch.equal(layer(torch.tensor([49])), layer.bands[0].weight[:1])
+
+
+@pytest.mark.parametrize("kind", MAPS)
+def test_starts_like_nn_embedding(kind: str) -> None:
+    layer = MAPS[kind]()
+    many = torch.randint(0, 50, (2000,))
+    assert 0.5 < layer(many).std() < 1.5
+    layer.reset_parameters(std=0.1)
+    assert 0.05 < layer(many).std() < 0.15
+
+
+@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("padding", [3, 45, -1])
+def test_padding_is_zero_and_learns_nothing(kind: str, padding: int) -> None:
+    layer = MAPS[kind](padding_idx=padding)
+    ids = torch.tensor([[padding % 50, 1, 20], [40, padding % 50, 49 if padding != -1 else 48]])
+    out = layer(ids)
+    assert torch.equal(out[0, 0], torch.zeros_like(out[0, 0]))
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        layer(ids).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(layer(ids)[1, 1], torch.zeros_like(out[0, 0]))
+    assert any(not torch.equal(before[name], value) for name, value in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", MAPS)
+def test_resize_keeps_old_rows_bit_for_bit(kind: str) -> None:
+    layer = MAPS[kind](padding_idx=0)
+    ids = torch.arange(50)
+    old = layer(ids)
+    layer.resize(60)
+    assert layer.num_embeddings == 60
+    assert torch.equal(layer(ids), old)
+    assert layer(torch.arange(50, 60)).std() > 0.3
+    if kind != "adaptive-ranked":
+        layer.resize(45)
+        assert torch.equal(layer(ids[:45]), old[:45])
+        with pytest.raises(UserError, match="44"):
+            layer(torch.tensor([45]))
+
+
+def test_resize_refuses_what_it_cannot_keep() -> None:
+    with pytest.raises(UserError, match="lose the padding row 45"):
+        StandardMap(50, 8, padding_idx=45).resize(40)
+    with pytest.raises(UserError, match="keep at least 31"):
+        MAPS["adaptive"]().resize(30)
+    with pytest.raises(UserError, match="cannot lose rows"):
+        MAPS["adaptive-ranked"]().resize(49)
+
+
+def test_scale_multiplies_what_leaves_the_map() -> None:
+    for kind, make in MAPS.items():
+        torch.manual_seed(1)
+        plain = make()
+        torch.manual_seed(1)
+        scaled = make(scale=3.0)
+        ids = torch.arange(50)
+        torch.testing.assert_close(scaled(ids), 3 * plain(ids), msg=kind)
+
+
+@pytest.mark.parametrize("kind", MAPS)
+def test_bad_ids_are_refused(kind: str) -> None:
+    layer = MAPS[kind]()
+    with pytest.raises(UserError, match="The id 50 is outside the vocabulary: ids run from 0 to 49"):
+        layer(torch.tensor([1, 50]))
+    with pytest.raises(UserError, match="The id -1"):
+        layer(torch.tensor([-1]))
+    with pytest.raises(TypeError, match="whole numbers"):
+        layer(torch.tensor([1.0]))
+    assert layer(torch.empty(0, 4, dtype=torch.long)).shape[:2] == (0, 4)
+
+
+def test_bad_tables_are_refused() -> None:
+    cases = {
+        "cutoff 30 does not fit a vocabulary of 20: use \\(10,\\)": lambda: AdaptiveMap(20, 16, (10, 30)),
+        "not positive and increasing: use \\(10, 30\\)": lambda: AdaptiveMap(50, 16, (30, 10)),
+        "at least one cutoff": lambda: AdaptiveMap(50, 16, ()),
+        "leaves nothing for the last": lambda: AdaptiveMap(50, 8, (10, 30)),
+        "counts has the shape": lambda: AdaptiveMap(50, 16, (10, 30), counts=[1, 2]),
+        "either counts or ranks": lambda: AdaptiveMap(3, 16, (1,), counts=[1, 2, 3], ranks=[0, 1, 2]),
+        "each of 0 … 2 once": lambda: AdaptiveMap(3, 16, (1,), ranks=[0, 1, 1]),
+        "num_embeddings is 0": lambda: StandardMap(0, 16),
+        "padding_idx 50 is outside": lambda: StandardMap(50, 16, padding_idx=50),
+        "output_dim is 0": lambda: ProjectiveMap(50, 16, 0),
+        "division is 0": lambda: AdaptiveMap(50, 16, (10,), division=0),
+    }
+    for message, make in cases.items():
+        with pytest.raises(UserError, match=message):
+            make()
+
+
+def test_cutoffs_shrink_on_request() -> None:
+    assert shrink_cutoffs((20_000, 40_000, 200_000), 33_278) == (20_000,)
+    assert shrink_cutoffs((20_000,), 500) == ()
+
+
+def test_published_adaptive_size() -> None:
+    with torch.device("meta"):
+        layer = AdaptiveMap(267_735, 256, (20_000, 40_000, 200_000))
+    cluster_weights = 3 * 256
+    assert sum(p.numel() for p in layer.parameters()) + cluster_weights == 9_253_212

@@ -1,0 +1,234 @@
+"""The unit against a naive reference, its reach, its start and its published sizes."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from torchdefine.embedding import VARIANTS, DefineUnit, UnitOptions, make_plan
+from torchdefine.errors import UserError
+
+
+def build(variant: str, n=16, k=64, m=24, depth=4, max_groups=None, **changes) -> DefineUnit:
+    options = UnitOptions.of(variant, **changes)
+    m = k if not options.rules.reduce else m
+    return DefineUnit(make_plan(n, k, m, depth, max_groups, options.rules), options)
+
+
+def naive(unit: DefineUnit, vector: list[float]) -> list[float]:
+    """One token, one group, one number at a time, from the paper's text and the state dict alone."""
+    state = {name: value.tolist() for name, value in unit.state_dict().items()}
+    rules, options = unit.plan.rules, unit.options
+    hidden = list(vector)
+    depth = unit.plan.depth
+    for level in range(depth):
+        last = level == depth - 1
+        prefix = "last" if last else f"expansions.{level}.linear"
+        weight = state[f"{prefix}.weight"]
+        groups = len(weight)
+        if level and rules.skip in ("mix", "concat"):
+            if rules.skip == "mix":
+                a, b = len(vector) // groups, len(hidden) // groups
+                seen = [
+                    value for g in range(groups) for value in vector[g * a : (g + 1) * a] + hidden[g * b : (g + 1) * b]
+                ]
+            else:
+                seen = vector + hidden
+        else:
+            seen = hidden
+        share = len(seen) // groups
+        output = []
+        for g in range(groups):
+            chunk = seen[g * share : (g + 1) * share]
+            for j in range(len(weight[g][0])):
+                output.append(sum(chunk[i] * weight[g][i][j] for i in range(share)))
+        if not last:
+            if options.bias:
+                output = [o + b for o, b in zip(output, state[f"{prefix}.bias"], strict=True)]
+            if options.shuffle:
+                width = len(output) // groups
+                output = [output[g * width + i] for i in range(width) for g in range(groups)]
+            if options.norm != "none":
+                output = normalised(output, groups if options.norm == "group" else 1, state, level)
+            output = [0.5 * o * (1 + math.erf(o / math.sqrt(2))) for o in output]
+        if rules.skip == "residual" and 0 < level < depth - 1:
+            output = [o + h for o, h in zip(output, hidden, strict=True)]
+        hidden = output
+    return hidden
+
+
+def normalised(values: list[float], parts: int, state: dict, level: int) -> list[float]:
+    width = len(values) // parts
+    result = []
+    for p in range(parts):
+        part = values[p * width : (p + 1) * width]
+        mean = sum(part) / width
+        variance = sum((v - mean) ** 2 for v in part) / width
+        result += [(v - mean) / math.sqrt(variance + 1e-5) for v in part]
+    weight, bias = state[f"expansions.{level}.norm.weight"], state[f"expansions.{level}.norm.bias"]
+    return [r * w + b for r, w, b in zip(result, weight, bias, strict=True)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("norm", ["none", "layer", "group"])
+def test_equals_the_naive_reference(variant: str, norm: str) -> None:
+    unit = build(variant, max_groups=4, norm=norm).double()
+    for parameter in unit.parameters():  # biases and norms that do something
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter)
+    x = torch.randn(2, 3, 16, dtype=torch.float64)
+    ours = unit(x)
+    theirs = torch.tensor([naive(unit, token.tolist()) for token in x.flatten(0, 1)], dtype=torch.float64)
+    torch.testing.assert_close(ours.flatten(0, 1), theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("variant", ["define", "glt-shuffle", "define-residual", "define-no-mixer"])
+def test_gradients_are_those_of_finite_differences(variant: str) -> None:
+    unit = build(variant, n=8, k=16, m=4, depth=3, max_groups=4).double()
+    x = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(unit, (x,))
+
+
+def reach(unit: DefineUnit) -> torch.Tensor:
+    """Which outputs depend on which inputs: (m, n) of True and False."""
+    x = torch.randn(8, unit.plan.map_dim, dtype=torch.float64)
+    jacobian = torch.func.vmap(torch.func.jacrev(unit.double()))(x)  # (8, m, n)
+    return (jacobian.abs() > 0).any(0)
+
+
+@pytest.mark.parametrize(
+    "variant", ["define", "hgt", "define-no-mixer", "define-no-reduce", "linear", "define-residual"]
+)
+@pytest.mark.parametrize("depth", [3, 5])
+def test_every_output_sees_every_input(variant: str, depth: int) -> None:
+    assert reach(build(variant, n=32, depth=depth)).all()
+
+
+@pytest.mark.parametrize("skip", ["none", "mix"])
+def test_stacked_groups_see_only_their_own_inputs(skip: str) -> None:
+    seen = reach(build("glt", n=32, k=64, m=16, depth=4, max_groups=4, skip=skip))
+    own_block = torch.block_diag(*torch.ones(4, 4, 8)).bool()
+    assert torch.equal(seen, own_block)
+
+
+def test_shuffle_lets_groups_see_everything() -> None:
+    assert reach(build("glt-shuffle", n=32, k=64, m=16, depth=4, max_groups=4)).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("depth", "n"), [(3, 256), (7, 384), (11, 512)])
+def test_signal_and_gradient_live_at_any_depth_without_norm(variant: str, depth: int, n: int) -> None:
+    unit = build(variant, n=n, k=1024, m=n, depth=depth)
+    x = torch.randn(1024, n, requires_grad=True)
+    outputs = unit.layer_outputs(x)
+    for output in outputs:
+        assert 1 / 3 < output.std() < 3
+    # A unit-variance gradient at m outputs is shared by n inputs, so for m = k it arrives sqrt(m / n) times as large.
+    m = unit.plan.embedding_dim
+    outputs[-1].backward(torch.randn_like(outputs[-1]) * (n / m) ** 0.5)
+    assert 1 / 3 < x.grad.std() < 3
+
+
+@given(
+    log_groups=st.integers(0, 4),
+    n_units=st.integers(2, 8),
+    k_units=st.integers(8, 24),
+    m_units=st.integers(1, 8),
+    depth=st.integers(1, 11),
+    variant=st.sampled_from(sorted(VARIANTS)),
+    norm=st.sampled_from(["none", "layer", "group"]),
+    activation=st.sampled_from(["gelu", "relu", "silu", "tanh", "none"]),
+)
+def test_any_valid_unit_is_finite_in_bfloat16(
+    log_groups, n_units, k_units, m_units, depth, variant, norm, activation
+) -> None:
+    groups = 2**log_groups
+    unit = build(
+        variant, n=n_units * groups, k=k_units * 2 * groups, m=m_units * groups, depth=depth, max_groups=groups,
+        norm=norm, activation=activation, **({"fixed_width": k_units * groups} if variant == "define-residual" else {}),
+    )  # fmt: skip
+    x = torch.randn(3, 2, unit.plan.map_dim)
+    y = unit.bfloat16()(x.bfloat16())
+    assert y.shape == (3, 2, unit.plan.embedding_dim)
+    assert y.isfinite().all()
+
+
+def size(depth, n, k, m, max_groups, variant="define", **changes) -> float:
+    """Millions of parameters under the published convention: see docs/unit.md."""
+    published = {"groups": "cycle", "reach_expand_dim": False, "rounding": "down", "norm": "layer", **changes}
+    with torch.device("meta"):
+        unit = build(variant, n=n, k=k, m=m, depth=depth, max_groups=max_groups, **published)
+    return sum(p.numel() for p in unit.parameters()) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "millions"),
+    [
+        ((3, 256, 1024, 256, 16), 0.4123),
+        ((7, 384, 1024, 384, 16), 1.8270),
+        ((11, 512, 1024, 512, 16), 3.8899),
+        ((3, 384, 4096, 384, 8), 1.9125),
+        ((3, 128, 1024, 512, 8), 0.440384),
+        # depth × width: the published totals less context and tables (32.6107, 38.6306, 44.7925)
+        ((3, 256, 1024, 256, 8), 33.0229 - 32.6107),
+        ((3, 256, 1536, 256, 8), 33.1548 - 32.6107),
+        ((3, 256, 2048, 256, 8), 33.2866 - 32.6107),
+        ((7, 384, 1024, 384, 8), 40.7297 - 38.6306),
+        ((7, 384, 1536, 384, 8), 41.8626 - 38.6306),
+        ((7, 384, 2048, 384, 8), 43.1893 - 38.6306),
+        ((11, 512, 1024, 512, 8), 49.5462 - 44.7925),
+        ((11, 512, 1536, 512, 8), 52.0185 - 44.7925),
+        ((11, 512, 2048, 512, 8), 55.0248 - 44.7925),
+    ],
+)
+def test_published_sizes(arguments: tuple, millions: float) -> None:
+    assert size(*arguments) == pytest.approx(millions, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "max_groups", "total"),
+    [
+        ("linear", {"groups": "dense", "skip": "mix"}, 1, 42.8543),
+        ("glt", {"groups": "fixed", "skip": "mix", "multiple_of": 8}, 4, 39.6897),
+        ("glt-shuffle", {"groups": "fixed", "skip": "mix", "multiple_of": 8}, 4, 39.6897),
+        ("hgt", {"reach_expand_dim": True}, 4, 40.7302),
+        ("define-no-mixer", {"groups": "halving"}, 32, 40.8886),
+        ("define", {"groups": "halving"}, 32, 40.8886),
+        ("define-residual", {"fixed_width": 1024}, 8, 41.6310),
+    ],
+)
+def test_published_ablation_sizes(variant: str, changes: dict, max_groups: int, total: float) -> None:
+    assert size(7, 384, 1024, 384, max_groups, variant, **changes) == pytest.approx(total - 38.6306, abs=0.001)
+
+
+def test_published_size_without_reduce() -> None:
+    wider_first_lstm_layer = 4 * (1024 - 384) * 1024 / 1e6
+    unit = size(7, 384, 1024, 1024, 16, "define-no-reduce")
+    assert unit + wider_first_lstm_layer == pytest.approx(43.9086 - 38.6306, abs=0.001)
+
+
+def test_options_survive_a_round_trip() -> None:
+    options = UnitOptions.of("glt-shuffle", norm="group", dropout=0.2, multiple_of=8)
+    assert UnitOptions.of(**options.to_dict()) == options
+
+
+def test_bad_options_are_refused_with_a_suggestion() -> None:
+    with pytest.raises(UserError, match="did you mean 'define-residual'"):
+        UnitOptions.of("define-residuals")
+    with pytest.raises(UserError, match="did you mean 'activation'"):
+        UnitOptions.of("define", activations="relu")
+    with pytest.raises(UserError, match="norm 'batch' is unknown"):
+        UnitOptions.of("define", norm="batch")
+    with pytest.raises(UserError, match=r"dropout is 1\.5"):
+        UnitOptions(dropout=1.5)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    unit = build("define", dropout=0.5)
+    x = torch.randn(4, 16)
+    assert not torch.equal(unit(x), unit(x))
+    unit.eval()
+    assert torch.equal(unit(x), unit(x))
