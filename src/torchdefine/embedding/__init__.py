@@ -6,6 +6,7 @@ from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap
 from torchdefine.embedding.plan import Plan, PlanRules, make_plan
 from torchdefine.embedding.table import cached_embedding, finished_table
+from torchdefine.embedding.token_embedding import DenseMLP, TokenEmbedding
 from torchdefine.embedding.unit import VARIANTS, DefineUnit, UnitOptions
 
 __all__ = [
@@ -13,12 +14,14 @@ __all__ = [
     "AdaptiveMap",
     "DeFINE",
     "DefineUnit",
+    "DenseMLP",
     "GroupLinear",
     "MapLayer",
     "Plan",
     "PlanRules",
     "ProjectiveMap",
     "StandardMap",
+    "TokenEmbedding",
     "UnitOptions",
     "cached_embedding",
     "finished_table",

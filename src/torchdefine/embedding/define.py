@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap
-from torchdefine.embedding.plan import make_plan
-from torchdefine.embedding.table import cached_embedding, finished_table
+from torchdefine.embedding.plan import Plan, make_plan
+from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.unit import DefineUnit, UnitOptions
 from torchdefine.errors import UserError
 from torchdefine.files import read_json, write_json, write_safetensors
@@ -24,7 +21,7 @@ FORMAT_VERSION = 1
 CONFIG_FILE, WEIGHTS_FILE = "embedding.json", "embedding.safetensors"
 
 
-class DeFINE(nn.Module):
+class DeFINE(TokenEmbedding):
     """Token ids → vectors through a small table and a deep group-linear unit; (…) → (…, embedding_dim).
 
     Args:
@@ -51,10 +48,10 @@ class DeFINE(nn.Module):
         padding_idx: int | None = None,
         unit: UnitOptions | str = "define",
     ) -> None:
-        super().__init__()
         options = UnitOptions.of(unit) if isinstance(unit, str) else unit
         plan = make_plan(map_dim, expand_dim, embedding_dim, depth, max_groups, options.rules)
-        self._assemble(StandardMap(num_embeddings, map_dim, padding_idx), DefineUnit(plan, options))
+        map_layer = StandardMap(num_embeddings, map_dim, padding_idx)
+        super().__init__(map_layer, DefineUnit(plan, options), embedding_dim)
 
     @classmethod
     def over(
@@ -70,61 +67,20 @@ class DeFINE(nn.Module):
         options = UnitOptions.of(unit) if isinstance(unit, str) else unit
         plan = make_plan(map_layer.output_dim, expand_dim, embedding_dim, depth, max_groups, options.rules)
         embedding = cls.__new__(cls)
-        nn.Module.__init__(embedding)
-        embedding._assemble(map_layer, DefineUnit(plan, options))
+        TokenEmbedding.__init__(embedding, map_layer, DefineUnit(plan, options), embedding_dim)
         return embedding
 
-    def _assemble(self, map_layer: MapLayer, unit: DefineUnit) -> None:
-        self.map: MapLayer = map_layer
-        self.unit = unit
+    @property
+    def plan(self) -> Plan:
+        return self._unit.plan
 
     @property
-    def num_embeddings(self) -> int:
-        return self.map.num_embeddings
-
-    @property
-    def embedding_dim(self) -> int:
-        return self.unit.plan.embedding_dim
-
-    @property
-    def map_dim(self) -> int:
-        return self.map.map_dim
-
-    @property
-    def padding_idx(self) -> int | None:
-        return self.map.padding_idx
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """(…) whole numbers → (…, embedding_dim)."""
-        small = self.map(ids)  # (…, n)
-        finished: Tensor = self.unit(small)  # (…, m)
-        if self.padding_idx is not None:  # the unit's biases would give the padding token a vector
-            finished = finished.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
-        return finished
-
-    def reset_parameters(self) -> None:
-        self.map.reset_parameters()
-        self.unit.reset_parameters()
-
-    def table(self, *, dtype: torch.dtype | None = None, progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """All finished vectors, (V, m), computed a chunk of tokens at a time."""
-        return finished_table(self, dtype=dtype, progress=progress)
-
-    def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
-        """An ``nn.Embedding`` that gives the same vectors without the unit, for inference."""
-        return cached_embedding(self, dtype=dtype)
-
-    def resize(self, num_embeddings: int) -> Self:
-        """Change the vocabulary in place: old rows stay bit for bit, new ones start like the others did.
-
-        The table becomes a new parameter, so give it to the optimiser again.
-        """
-        self.map.resize(num_embeddings)
-        return self
+    def _unit(self) -> DefineUnit:
+        return cast(DefineUnit, self.unit)
 
     def to_config(self) -> dict[str, Any]:
         """What ``from_config`` needs to build the same module with fresh weights; plain values only."""
-        plan = self.unit.plan
+        plan = self.plan
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -133,7 +89,7 @@ class DeFINE(nn.Module):
             "expand_dim": plan.expand_dim,
             "depth": plan.depth,
             "max_groups": plan.max_groups,
-            "unit": self.unit.options.to_dict(),
+            "unit": self._unit.options.to_dict(),
         }
 
     @classmethod

@@ -1,0 +1,164 @@
+"""From a recipe to modules, and the names under which anyone may add modules of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+
+from torchdefine.context import LSTM, LSTMDropout
+from torchdefine.embedding import (
+    AdaptiveMap,
+    DeFINE,
+    DenseMLP,
+    MapLayer,
+    ProjectiveMap,
+    StandardMap,
+    TokenEmbedding,
+    UnitOptions,
+    shrink_cutoffs,
+)
+from torchdefine.errors import UserError
+from torchdefine.models import LanguageModel
+from torchdefine.output import AdaptiveSoftmax, FullSoftmax, OutputLayer
+from torchdefine.recipe import ContextSettings, EmbeddingSettings, OutputSettings, Recipe
+from torchdefine.spelling import did_you_mean
+
+
+@dataclass(frozen=True)
+class VocabularyFacts:
+    """What modules need to know of the vocabulary."""
+
+    size: int
+    counts: Sequence[int] | None = None
+    """One for each id where ids are not in frequency order, so that bands can go by frequency."""
+
+
+EmbeddingBuilder = Callable[[EmbeddingSettings, VocabularyFacts], TokenEmbedding]
+ContextBuilder = Callable[[ContextSettings, int, int], Any]
+"""Settings, the width that comes in and the width that the output layer would like (0: no wish)."""
+OutputBuilder = Callable[[OutputSettings, int, TokenEmbedding], OutputLayer]
+"""Settings, the context model's width and the embedding to tie to."""
+
+_EMBEDDINGS: dict[str, EmbeddingBuilder] = {}
+_CONTEXTS: dict[str, ContextBuilder] = {}
+_OUTPUTS: dict[str, OutputBuilder] = {}
+
+B = TypeVar("B")
+
+
+def register_embedding(name: str, builder: EmbeddingBuilder) -> None:
+    """Make ``embedding.kind: name`` build what ``builder(settings, vocabulary)`` gives."""
+    _register(_EMBEDDINGS, name, builder, "embedding")
+
+
+def register_context(name: str, builder: ContextBuilder) -> None:
+    """Make ``context.kind: name`` build what ``builder(settings, input_dim, wished_output_dim)`` gives."""
+    _register(_CONTEXTS, name, builder, "context model")
+
+
+def register_output(name: str, builder: OutputBuilder) -> None:
+    """Make ``output.kind: name`` build what ``builder(settings, hidden_dim, embedding)`` gives."""
+    _register(_OUTPUTS, name, builder, "output layer")
+
+
+def build_language_model(recipe: Recipe, vocabulary: VocabularyFacts) -> LanguageModel:
+    """The model of a recipe with fresh weights from torch's current random state."""
+    embedding = _find(_EMBEDDINGS, recipe.embedding.kind, "embedding")(recipe.embedding, vocabulary)
+    wished = embedding.map_dim if recipe.output.tied else 0
+    context = _find(_CONTEXTS, recipe.context.kind, "context model")(recipe.context, embedding.embedding_dim, wished)
+    output = _find(_OUTPUTS, recipe.output.kind, "output layer")(recipe.output, context.output_dim, embedding)
+    return LanguageModel(embedding, context, output, recipe.output.label_smoothing)
+
+
+def _build_embedding(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> TokenEmbedding:
+    embedding = _with_unit(_build_map(settings, vocabulary), settings)
+    std = settings.map_dim**-0.5 if settings.init_std is None else settings.init_std
+    embedding.map.reset_parameters(std)
+    embedding.row_dropout = settings.row_dropout
+    return embedding
+
+
+def _build_map(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> MapLayer:
+    scale = settings.map_dim**0.5 if settings.scaled else 1.0
+    if settings.map == "standard":
+        return StandardMap(vocabulary.size, settings.map_dim, scale=scale)
+    if settings.map == "projective":
+        width = settings.projected_dim or settings.embedding_dim or settings.map_dim
+        return ProjectiveMap(vocabulary.size, settings.map_dim, width, scale=scale)
+    cutoffs = shrink_cutoffs(settings.cutoffs, vocabulary.size)
+    if not cutoffs:
+        raise UserError(
+            f"All of embedding.cutoffs {settings.cutoffs} lie outside the vocabulary of {vocabulary.size}: "
+            f"use --embedding.cutoffs {vocabulary.size // 8},{vocabulary.size // 2}, say, or a standard map."
+        )
+    return AdaptiveMap(
+        vocabulary.size, settings.map_dim, cutoffs, settings.division, scale=scale, counts=vocabulary.counts
+    )
+
+
+def _with_unit(map_layer: MapLayer, settings: EmbeddingSettings) -> TokenEmbedding:
+    width = settings.embedding_dim or map_layer.output_dim
+    if settings.unit == "none":
+        if width != map_layer.output_dim:
+            raise UserError(
+                f"embedding_dim {width} differs from the {map_layer.output_dim} of the map: "
+                "use embedding.unit projection, mlp or define, or a projective map."
+            )
+        return TokenEmbedding(map_layer)
+    if settings.unit == "projection":
+        return TokenEmbedding(map_layer, nn.Linear(map_layer.output_dim, width, bias=False), width)
+    if settings.unit == "mlp":
+        return TokenEmbedding(map_layer, DenseMLP(map_layer.output_dim, settings.expand_dim, width), width)
+    changes = {
+        name: getattr(settings, name)
+        for name in ("groups", "skip", "reach_expand_dim", "rounding", "multiple_of", "fixed_width")
+        if getattr(settings, name) is not None
+    }
+    layers = {"norm": settings.norm, "activation": settings.activation, "dropout": settings.dropout}
+    options = UnitOptions.of(settings.unit, **changes, **layers)
+    return DeFINE.over(map_layer, width, settings.expand_dim, settings.depth, settings.max_groups, options)
+
+
+def _build_lstm(settings: ContextSettings, input_dim: int, wished_output_dim: int) -> LSTM:
+    dropout = LSTMDropout(settings.input_dropout, settings.hidden_dropout, settings.output_dropout)
+    output_dim = settings.output_dim or wished_output_dim or settings.hidden_dim
+    return LSTM(input_dim, settings.hidden_dim, output_dim, settings.layers, dropout)
+
+
+def _build_full_softmax(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> FullSoftmax:
+    if not settings.tied:
+        return FullSoftmax(hidden_dim, num_embeddings=embedding.num_embeddings, bias=settings.bias)
+    if not isinstance(embedding.map, StandardMap | ProjectiveMap):
+        raise UserError("A tied full softmax needs a standard or projective map: use output.kind adaptive.")
+    return FullSoftmax(hidden_dim, embedding.map, bias=settings.bias)
+
+
+def _build_adaptive_softmax(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> AdaptiveSoftmax:
+    if not isinstance(embedding.map, AdaptiveMap):
+        raise UserError("An adaptive softmax takes its bands from an adaptive map: use embedding.map adaptive.")
+    if not settings.tied:
+        return AdaptiveSoftmax.untied(
+            hidden_dim, embedding.num_embeddings, embedding.map.cutoffs, embedding.map.division
+        )
+    return AdaptiveSoftmax(hidden_dim, embedding.map)
+
+
+def _register(registry: dict[str, B], name: str, builder: B, what: str) -> None:
+    if name in registry:
+        raise UserError(f"An {what} named {name!r} is registered already: use another name.")
+    registry[name] = builder
+
+
+def _find(registry: dict[str, B], name: str, what: str) -> B:
+    if name not in registry:
+        raise UserError(f"The {what} {name!r} is unknown{did_you_mean(name, registry)}")
+    return registry[name]
+
+
+register_embedding("tokens", _build_embedding)
+register_context("lstm", _build_lstm)
+register_output("full", _build_full_softmax)
+register_output("adaptive", _build_adaptive_softmax)

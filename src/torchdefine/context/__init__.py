@@ -1,0 +1,5 @@
+"""Vectors → vectors in context."""
+
+from torchdefine.context.lstm import LSTM, LSTMDropout, LSTMState
+
+__all__ = ["LSTM", "LSTMDropout", "LSTMState"]

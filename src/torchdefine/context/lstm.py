@@ -1,0 +1,80 @@
+"""Stacked LSTM layers with variational dropout and carried state."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from torchdefine.errors import UserError
+
+LSTMState = list[tuple[Tensor, Tensor]]
+"""Hidden and cell state of every layer, each (1, B, width)."""
+
+
+@dataclass(frozen=True)
+class LSTMDropout:
+    """Shares of features zeroed, with one mask for all positions of a segment."""
+
+    input: float = 0.0
+    hidden: float = 0.0
+    """Between the layers."""
+    output: float = 0.0
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if not 0 <= getattr(self, f.name) < 1:
+                raise UserError(f"The {f.name} dropout is {getattr(self, f.name)}, but must be at least 0 and below 1.")
+
+
+class LSTM(nn.Module):
+    """(B, T, input_dim) → (B, T, output_dim); the last of ``layers`` is ``output_dim`` wide, the others ``hidden_dim``.
+
+    Layers are separate single-layer LSTMs: dropout between them can hold one mask for all positions, and in half
+    precision cuDNN runs single layers whose widths are multiples of 128 on its persistent kernels, 2–4 times faster.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        hidden_dim: int,
+        output_dim: int | None = None,
+        layers: int = 1,
+        dropout: LSTMDropout | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("input_dim", input_dim), ("hidden_dim", hidden_dim), ("layers", layers)):
+            if value < 1:
+                raise UserError(f"{name} is {value}, but must be at least 1.")
+        self.input_dim, self.output_dim = input_dim, output_dim or hidden_dim
+        self.dropout = dropout or LSTMDropout()
+        widths = [input_dim, *[hidden_dim] * (layers - 1), self.output_dim]
+        self.layers = nn.ModuleList(nn.LSTM(a, b) for a, b in itertools.pairwise(widths))
+        self._widths = widths[1:]
+
+    def initial_state(self, batch_size: int) -> LSTMState:
+        weight = next(self.parameters())
+        return [
+            (weight.new_zeros(1, batch_size, width), weight.new_zeros(1, batch_size, width)) for width in self._widths
+        ]
+
+    def forward(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        """The outputs, and the state after the last position, cut off from the graph."""
+        hidden = x.transpose(0, 1)  # (T, B, input_dim): what cuDNN wants
+        hidden = self._drop(hidden, self.dropout.input)
+        after: LSTMState = []
+        for index, layer in enumerate(self.layers):
+            before = (state[index][0].to(hidden.dtype), state[index][1].to(hidden.dtype))
+            hidden, (h, c) = layer(hidden, before)  # (T, B, width)
+            after.append((h.detach().to(state[index][0].dtype), c.detach().to(state[index][1].dtype)))
+            last = index == len(self.layers) - 1
+            hidden = self._drop(hidden, self.dropout.output if last else self.dropout.hidden)
+        return hidden.transpose(0, 1), after  # (B, T, output_dim)
+
+    def _drop(self, x: Tensor, p: float) -> Tensor:
+        if not self.training or p == 0:
+            return x
+        kept = torch.empty(1, x.shape[1], x.shape[2], device=x.device, dtype=x.dtype).bernoulli_(1 - p)
+        return x * (kept / (1 - p))

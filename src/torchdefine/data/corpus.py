@@ -1,0 +1,172 @@
+"""A corpus: its splits as memory-mapped token files and the tokenization they were made with.
+
+A text is encoded once, into a folder of the cache whose name is a hash of the source files (path, size, time
+of change) and of the settings:
+
+    corpus.json                                   the format version, the name and the splits; written last
+    vocab.txt or tokenizer.json                   the tokenization
+    train.tokens  valid.tokens  test.tokens       the splits (see ``token_file``)
+
+Every file appears whole or not at all, and equal inputs give equal files, so processes that encode the same
+corpus at the same time do no harm to each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchdefine.data.storage import Progress, atomic_file, cache_folder
+from torchdefine.data.text_files import find_splits, read_text
+from torchdefine.data.token_file import TokenFile, write_token_file
+from torchdefine.data.tokenization import Tokenization, load_tokenization
+from torchdefine.data.tokenizer import SubwordTokenizer
+from torchdefine.data.vocabulary import Vocabulary, split_words
+from torchdefine.errors import UserError
+
+MANIFEST_FILE = "corpus.json"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """An encoded corpus; ``splits`` has "train", "valid" and "test", as far as the source has them."""
+
+    name: str
+    folder: Path
+    tokenization: Tokenization
+    splits: dict[str, TokenFile]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Corpus:
+        """Open a folder that ``encode_corpus`` filled."""
+        folder = Path(folder)
+        try:
+            manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
+            name, version, splits = manifest["name"], manifest["version"], manifest["splits"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{folder} is not a folder with an encoded corpus: {MANIFEST_FILE} is missing.") from error
+        if version != VERSION:
+            raise UserError(
+                f"The encoded corpus in {folder} has format version {version}, but this torchdefine reads "
+                f"version {VERSION}: delete the folder so that the text is encoded again."
+            )
+        tokenization = load_tokenization(folder)
+        corpus = cls(
+            name,
+            folder,
+            tokenization,
+            {split: TokenFile.open(_token_path(folder, split)) for split in splits},
+        )
+        for file in corpus.splits.values():
+            if file.header.vocabulary_sha256 != tokenization.sha256:
+                raise UserError(
+                    f"{file.path} was made with another vocabulary than the one beside it: "
+                    f"delete the folder {folder} so that the text is encoded again."
+                )
+        return corpus
+
+
+def encode_corpus(
+    source: str | Path,
+    cache: str | Path | None = None,
+    *,
+    min_count: int = 1,
+    max_size: int | None = None,
+    tokenizer: str | Path | None = None,
+    vocabulary: Tokenization | None = None,
+    progress: Progress | None = None,
+) -> Corpus:
+    """Encode the texts of a folder, or open them from the cache where that has been done before.
+
+    The vocabulary is made of the words of the training text, unless ``tokenizer`` names a tokenizer file or
+    ``vocabulary`` is one that exists already; with the latter the folder need not have a training text.
+    """
+    _check_choice(min_count, max_size, tokenizer, vocabulary)
+    source = Path(source)
+    texts = find_splits(source, require_train=vocabulary is None)
+    name = source.resolve().name
+    chosen = vocabulary if tokenizer is None else SubwordTokenizer.load(tokenizer)
+    key = _cache_key(texts, [min_count, max_size, chosen.sha256 if chosen else None])
+    folder = cache_folder(cache) / "corpora" / f"{name}-{key[:16]}"
+    if (folder / MANIFEST_FILE).is_file():
+        try:
+            return Corpus.open(folder)
+        except UserError:
+            pass  # a damaged cache is made again
+    meter = _Meter(_disk_bytes(texts, passes_over_train=1 if chosen else 2), progress)
+    tokenization = chosen or _count_vocabulary(texts["train"], min_count, max_size, meter.advance)
+    for split, paths in texts.items():
+        write_token_file(_token_path(folder, split), paths, tokenization, meter.advance)
+    tokenization.save(folder)
+    with atomic_file(folder / MANIFEST_FILE) as file:
+        file.write(json.dumps({"version": VERSION, "name": name, "splits": list(texts)}).encode())
+    meter.finish()
+    return Corpus.open(folder)
+
+
+def _check_choice(
+    min_count: int, max_size: int | None, tokenizer: str | Path | None, vocabulary: Tokenization | None
+) -> None:
+    if tokenizer is not None and vocabulary is not None:
+        raise UserError("A corpus is encoded with a tokenizer file or with an existing vocabulary: give one of them.")
+    if (tokenizer is not None or vocabulary is not None) and (min_count, max_size) != (1, None):
+        raise UserError(
+            "min_count and max_size choose the words of a new vocabulary: "
+            "leave them out with a tokenizer file or an existing vocabulary."
+        )
+
+
+def _count_vocabulary(
+    texts: Sequence[Path], min_count: int, max_size: int | None, advance: Callable[[int], None]
+) -> Vocabulary:
+    counts: Counter[str] = Counter()
+    for text in texts:
+        for block in read_text(text):
+            counts.update(split_words(block.lines))
+            advance(block.disk_bytes)
+    vocabulary = Vocabulary.from_counts(counts, min_count, max_size)
+    if len(vocabulary) < 3:
+        raise UserError(
+            f"The training text {texts[0]} has no word that is seen {min_count} times or more: "
+            "give a longer text or a smaller min_count."
+        )
+    return vocabulary
+
+
+def _token_path(folder: Path, split: str) -> Path:
+    return folder / f"{split}.tokens"
+
+
+def _cache_key(texts: dict[str, list[Path]], settings: list[int | str | None]) -> str:
+    files = {split: [_identity(path) for path in paths] for split, paths in texts.items()}
+    return hashlib.sha256(json.dumps([VERSION, files, settings]).encode()).hexdigest()
+
+
+def _identity(path: Path) -> tuple[str, int, int]:
+    status = path.stat()
+    return str(path.resolve()), status.st_size, status.st_mtime_ns
+
+
+def _disk_bytes(texts: dict[str, list[Path]], passes_over_train: int) -> int:
+    sizes = {split: sum(path.stat().st_size for path in paths) for split, paths in texts.items()}
+    return sum(sizes.values()) + (passes_over_train - 1) * sizes.get("train", 0)
+
+
+class _Meter:
+    """Adds up what is read and tells the caller's progress callback."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def advance(self, amount: int) -> None:
+        self._done = min(self._done + amount, self._total)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def finish(self) -> None:
+        self.advance(self._total - self._done)

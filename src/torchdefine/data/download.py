@@ -1,0 +1,169 @@
+"""Files from the network: resumed where a transfer broke off, checked by hash, unpacked member by member."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import shutil
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from torchdefine.data.storage import Progress, atomic_file, write_failure
+from torchdefine.errors import MachineError
+
+ATTEMPTS = 4
+FIRST_WAIT_SECONDS = 1.0
+TIMEOUT_SECONDS = 30.0
+
+_CHUNK_BYTES = 256 << 10
+_BY_HAND = "try again later, or fetch it by hand, put its text files into a folder and pass that with --data"
+
+
+@dataclass(frozen=True)
+class Download:
+    """A fetched file; ``verified`` is false where its right hash was not known, and ``sha256`` worth showing."""
+
+    path: Path
+    sha256: str
+    verified: bool
+
+
+def download(url: str, target: Path, sha256: str | None = None, progress: Progress | None = None) -> Download:
+    """Fetch ``url`` into the file ``target``; what an earlier attempt left in ``target``.part is continued.
+
+    Without a known ``sha256`` the hash of the first download is kept in ``target``.sha256, and later downloads
+    must have the same. A wrong hash and a network that stays away are MachineErrors.
+    """
+    part = target.with_name(f"{target.name}.part")
+    _fetch_with_retries(url, part, progress)
+    found = _sha256_of(part)
+    record = hash_record(target)
+    expected = sha256 or (record.read_text().strip() if record.is_file() else found)
+    if found != expected:
+        part.unlink()
+        origin = "the published one" if sha256 else f"that of the first download, kept in {record}"
+        raise MachineError(
+            f"The file from {url} has the SHA-256 {found} where {expected} was expected ({origin}), "
+            f"so it was removed: {_BY_HAND}."
+        )
+    if sha256 is None and not record.is_file():
+        with atomic_file(record) as file:
+            file.write(f"{found}\n".encode())
+    part.replace(target)
+    return Download(target, found, verified=sha256 is not None)
+
+
+def hash_record(target: Path) -> Path:
+    """The file that keeps the hash of the first download of ``target``; remove it to accept another file."""
+    return target.with_name(f"{target.name}.sha256")
+
+
+def extract(archive: Path, members: Mapping[str, Path]) -> None:
+    """Take the named members of a .zip or .tgz file, and nothing else, each to the file it is mapped to."""
+    try:
+        if zipfile.is_zipfile(archive):
+            _extract_zip(archive, members)
+        else:
+            _extract_tgz(archive, members)
+    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise MachineError(f"The archive {archive} is damaged ({error}): fetch it again.") from error
+    except KeyError as error:
+        raise MachineError(f"The archive {archive} lacks a file that it should have: {error.args[0]}.") from error
+
+
+def _extract_zip(archive: Path, members: Mapping[str, Path]) -> None:
+    with zipfile.ZipFile(archive) as packed:
+        for name, target in members.items():
+            with packed.open(name) as source:
+                _write_member(source, target)
+
+
+def _extract_tgz(archive: Path, members: Mapping[str, Path]) -> None:
+    with gzip.open(archive) as unpacked:
+        while unpacked.read(_CHUNK_BYTES):
+            pass  # tarfile stops before gzip's checksum, which stands at the end
+    with tarfile.open(archive, "r:gz") as packed:
+        by_name = {info.name.removeprefix("./"): info for info in packed if info.isfile()}
+        for name, target in members.items():
+            if name not in by_name:
+                raise KeyError(name)
+            source = packed.extractfile(by_name[name])
+            assert source is not None  # it is a regular file
+            with source:
+                _write_member(source, target)
+
+
+def _write_member(source: IO[bytes], target: Path) -> None:
+    with atomic_file(target) as file:
+        shutil.copyfileobj(source, file, _CHUNK_BYTES)
+
+
+def _fetch_with_retries(url: str, part: Path, progress: Progress | None) -> None:
+    wait = FIRST_WAIT_SECONDS
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _fetch(url, part, progress)
+        except urllib.error.HTTPError as error:
+            reason = f"the server answered {error.code} {error.reason}"
+            error.close()
+            if error.code < 500 and error.code not in (408, 416, 429):
+                raise _unreachable(url, reason) from error
+            if error.code == 416:  # the part left from before is not a beginning of this file
+                part.unlink(missing_ok=True)
+            last: Exception = error
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(getattr(error, "reason", None) or error or type(error).__name__)
+            last = error
+        if attempt < ATTEMPTS:
+            time.sleep(wait)
+            wait *= 2
+    raise _unreachable(url, reason) from last
+
+
+def _fetch(url: str, part: Path, progress: Progress | None) -> None:
+    """One attempt: continue ``part`` where the server can, and start it afresh where it cannot."""
+    have = part.stat().st_size if part.is_file() else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "torchdefine"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    with closing(urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)) as response:
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+            have = 0
+        announced = response.headers.get("Content-Length")
+        total = have + int(announced) if announced else None
+        try:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            file = part.open("ab" if have else "wb")
+        except OSError as error:
+            raise write_failure(part, error) from error
+        with file:
+            while chunk := response.read(_CHUNK_BYTES):
+                try:
+                    file.write(chunk)
+                    file.flush()
+                except OSError as error:
+                    raise write_failure(part, error) from error
+                have += len(chunk)
+                if progress is not None and total is not None:
+                    progress(min(have, total), total)
+    if total is not None and have < total:
+        raise ConnectionError(f"the connection broke off after {have:,} of {total:,} bytes")
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unreachable(url: str, reason: str) -> MachineError:
+    return MachineError(f"{url} could not be downloaded ({reason}): {_BY_HAND}.")

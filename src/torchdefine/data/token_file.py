@@ -1,0 +1,170 @@
+"""A text as token ids in one file, read by memory mapping.
+
+The format, version 1, all numbers little-endian:
+
+    bytes 0–7     the magic bytes ``TDTOKENS``
+    bytes 8–11    the format version, uint32
+    bytes 12–15   the length of the header that follows, uint32
+    the header    a JSON object in UTF-8, padded with spaces so that the data begins at a multiple of 64 bytes
+    the data      the ids, uint16 where the vocabulary has at most 65,536 tokens and uint32 otherwise
+
+The fields of the header are those of ``TokenHeader``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from torchdefine.data.storage import atomic_file
+from torchdefine.data.text_files import read_text
+from torchdefine.data.tokenization import Tokenization
+from torchdefine.errors import UserError
+
+MAGIC = b"TDTOKENS"
+VERSION = 1
+FEWEST_TOKENS = 2
+
+_PREFIX = struct.Struct("<8sII")
+_DATA_OFFSET = 1024  # of the files we write; room for any header, as it is filled in after the data
+_ALIGNMENT = 64
+_DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+_HASHED_AT_ONCE = 16 << 20
+
+
+@dataclass(frozen=True)
+class TokenHeader:
+    """What is known of a token file without reading its data."""
+
+    dtype: str
+    tokens: int
+    lines: int
+    bytes: int
+    """The text's size in UTF-8, newlines included: what bits per byte are counted by."""
+    unknown: int
+    """How many of the tokens are ``<unk>``."""
+    vocabulary_sha256: str
+    text_sha256: str
+    """Of the unpacked bytes of all the text's files, in order."""
+    tokens_sha256: str
+    """Of the data as it stands in the file."""
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """An open token file: ``tokens`` is mapped from the disk, not read."""
+
+    path: Path
+    header: TokenHeader
+    tokens: np.memmap
+
+    @classmethod
+    def open(cls, path: str | Path) -> TokenFile:
+        """Map a token file after checking its kind, version and size."""
+        path = Path(path)
+        header, offset = _read_header(path)
+        dtype = _DTYPES[header.dtype]
+        expected, size = offset + header.tokens * dtype.itemsize, path.stat().st_size
+        if size != expected:
+            raise _damaged(path, f"it has {size:,} bytes where its header says {expected:,}")
+        return cls(path, header, np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(header.tokens,)))
+
+    def __len__(self) -> int:
+        return self.header.tokens
+
+    def verify(self) -> None:
+        """Read all the data and compare its hash to the header's."""
+        digest = hashlib.sha256()
+        for start in range(0, len(self), _HASHED_AT_ONCE):
+            digest.update(self.tokens[start : start + _HASHED_AT_ONCE].data)
+        if digest.hexdigest() != self.header.tokens_sha256:
+            raise _damaged(self.path, "its tokens are not those that were written")
+
+
+def write_token_file(
+    path: Path, texts: Sequence[Path], tokenization: Tokenization, advance: Callable[[int], None]
+) -> None:
+    """Encode text files, in order, into one token file; ``advance`` is told how many bytes have been read."""
+    dtype_name = "uint16" if len(tokenization) <= 1 << 16 else "uint32"
+    text_hash, tokens_hash = hashlib.sha256(), hashlib.sha256()
+    tokens = lines = text_bytes = unknown = 0
+    with atomic_file(path) as file:
+        file.write(bytes(_DATA_OFFSET))
+        for text in texts:
+            for block in read_text(text):
+                ids = tokenization.encode_lines(block.lines).astype(_DTYPES[dtype_name])
+                file.write(ids.data)
+                text_hash.update(block.raw)
+                tokens_hash.update(ids.data)
+                tokens += len(ids)
+                lines += len(block.lines)
+                text_bytes += len(block.raw)
+                if tokenization.unk_id is not None:
+                    unknown += int(np.count_nonzero(ids == tokenization.unk_id))
+                advance(block.disk_bytes)
+        if tokens < FEWEST_TOKENS:
+            raise UserError(f"{_names(texts)} has {tokens} token, but at least {FEWEST_TOKENS} are needed: add text.")
+        header = TokenHeader(
+            dtype=dtype_name,
+            tokens=tokens,
+            lines=lines,
+            bytes=text_bytes,
+            unknown=unknown,
+            vocabulary_sha256=tokenization.sha256,
+            text_sha256=text_hash.hexdigest(),
+            tokens_sha256=tokens_hash.hexdigest(),
+        )
+        file.seek(0, os.SEEK_SET)
+        file.write(_pack(header))
+
+
+def _pack(header: TokenHeader) -> bytes:
+    length = _DATA_OFFSET - _PREFIX.size
+    return _PREFIX.pack(MAGIC, VERSION, length) + json.dumps(asdict(header)).encode().ljust(length)
+
+
+def _read_header(path: Path) -> tuple[TokenHeader, int]:
+    """The header and where the data begins."""
+    try:
+        with path.open("rb") as file:
+            prefix = file.read(_PREFIX.size)
+            if not prefix.startswith(MAGIC):
+                raise UserError(f"{path} is not a token file of torchdefine: it does not begin with {MAGIC.decode()}.")
+            if len(prefix) < _PREFIX.size:
+                raise _damaged(path, "it ends within its header")
+            _, version, length = _PREFIX.unpack(prefix)
+            if version != VERSION:
+                raise UserError(
+                    f"{path} has format version {version}, but this torchdefine reads version {VERSION}: "
+                    "update torchdefine, or delete the file so that the text is encoded again."
+                )
+            packed = file.read(length)
+    except OSError as error:
+        raise UserError(f"The token file {path} cannot be opened ({error.strerror}): check its name.") from error
+    if len(packed) < length or (_PREFIX.size + length) % _ALIGNMENT:
+        raise _damaged(path, "it ends within its header")
+    try:
+        values = json.loads(packed)
+        header = TokenHeader(**{field.name: values[field.name] for field in fields(TokenHeader)})
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, "its header cannot be read") from error
+    if header.dtype not in _DTYPES or not isinstance(header.tokens, int) or header.tokens < FEWEST_TOKENS:
+        raise _damaged(path, "its header is not one that torchdefine writes")
+    return header, _PREFIX.size + length
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"The token file {path} is damaged ({reason}): delete it so that the text is encoded again, or copy it again."
+    )
+
+
+def _names(texts: Sequence[Path]) -> str:
+    return " with ".join(str(text) for text in texts)

@@ -1,0 +1,71 @@
+"""What words and subwords have in common: all that the rest of the library knows of text ↔ ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+
+from torchdefine.data.tokenizer import TOKENIZER_FILE, SubwordTokenizer
+from torchdefine.data.vocabulary import VOCABULARY_FILE, Vocabulary
+from torchdefine.errors import UserError
+
+
+class Tokenization(Protocol):
+    """Text ↔ ids. A ``Vocabulary`` and a ``SubwordTokenizer`` are ones."""
+
+    @property
+    def kind(self) -> Literal["words", "subwords"]: ...
+
+    def __len__(self) -> int:
+        """How many ids there are: every id is smaller."""
+
+    @property
+    def eos_id(self) -> int:
+        """Ends each line, and stands before the first token of a text."""
+
+    @property
+    def unk_id(self) -> int | None: ...
+
+    @property
+    def pad_id(self) -> int | None: ...
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def counts(self) -> list[int] | None:
+        """How often each token stands in the training text, where that is known."""
+
+    @property
+    def sha256(self) -> str:
+        """Equal for two tokenizations that give equal ids."""
+
+    def id(self, token: str) -> int: ...
+
+    def token(self, index: int) -> str: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_lines(self, lines: Sequence[str]) -> np.ndarray:
+        """The fast way for many lines: the ids of each, each ended by ``eos_id``, as one array of uint32."""
+
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+    def save(self, path: str | Path) -> Path:
+        """Write ``vocab.txt`` or ``tokenizer.json`` into the folder ``path``, for ``load_tokenization``."""
+
+
+def load_tokenization(folder: str | Path) -> Tokenization:
+    """Read back what ``save`` wrote into a folder."""
+    folder = Path(folder)
+    words, subwords = folder / VOCABULARY_FILE, folder / TOKENIZER_FILE
+    if words.is_file() and subwords.is_file():
+        raise UserError(f"{folder} has both {words.name} and {subwords.name}: remove the one that is not meant.")
+    if words.is_file():
+        return Vocabulary.load(words)
+    if subwords.is_file():
+        return SubwordTokenizer.load(subwords)
+    raise UserError(f"{folder} has neither {words.name} nor {subwords.name}: check the folder's name.")

@@ -1,0 +1,177 @@
+"""Subwords, as a tokenizer file of the Hugging Face package ``tokenizers`` defines them (extra ``bpe``)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from torchdefine.data.storage import Progress, atomic_file
+from torchdefine.data.text_files import read_text
+from torchdefine.data.vocabulary import EOS, UNK
+from torchdefine.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PAD = "<pad>"
+BOS = "<bos>"
+SPECIALS = (PAD, BOS, EOS, UNK)
+TOKENIZER_FILE = "tokenizer.json"
+
+SMALLEST_BPE = 256 + len(SPECIALS)
+"""Byte-level BPE starts from one token for each byte, so that no text is unknown to it."""
+
+_LINES_AT_ONCE = 1024  # what the package returns for a line is many times its size
+
+
+class SubwordTokenizer:
+    """Subwords ↔ ids. Lines are encoded as they are, white space included, and each is ended by ``<eos>``.
+
+    ``<pad>``, ``<bos>``, ``<eos>`` and ``<unk>`` always have ids: those a file lacks are added at its end.
+    """
+
+    kind: Literal["subwords"] = "subwords"
+    counts: list[int] | None = None
+
+    def __init__(self, json_text: str) -> None:
+        """Take the text of a tokenizer file; ``load`` reads it from there."""
+        tokenizer = _tokenizers().Tokenizer.from_str(json_text)
+        missing = [token for token in SPECIALS if token not in tokenizer.get_vocab()]
+        if missing:
+            tokenizer.add_special_tokens(missing)
+            json_text = tokenizer.to_str()
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer: Tokenizer = tokenizer
+        # The fingerprint is of this text, not of what the package would write now: its versions differ.
+        self._json = json_text
+        vocabulary = tokenizer.get_vocab()
+        self._size = max(vocabulary.values()) + 1  # ids may have gaps
+        self.pad_id: int = vocabulary[PAD]
+        self.bos_id: int = vocabulary[BOS]
+        self.eos_id: int = vocabulary[EOS]
+        own_unknown = getattr(tokenizer.model, "unk_token", None)
+        self.unk_id: int = vocabulary.get(own_unknown, vocabulary[UNK])
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __repr__(self) -> str:
+        return f"SubwordTokenizer({len(self):,} subwords)"
+
+    @property
+    def sha256(self) -> str:
+        """The fingerprint of the tokenizer file; equal fingerprints give equal ids."""
+        return hashlib.sha256(self._json.encode()).hexdigest()
+
+    def id(self, token: str) -> int:
+        """The id of a subword, which is that of ``<unk>`` for a piece of text that is none."""
+        index = self._tokenizer.token_to_id(token)
+        return self.unk_id if index is None else index
+
+    def token(self, index: int) -> str:
+        token = self._tokenizer.id_to_token(index) if 0 <= index < self._size else None
+        if token is None:
+            raise IndexError(f"The id {index} is not one of the tokenizer's {self._size} subwords.")
+        return token
+
+    def encode_lines(self, lines: Sequence[str]) -> np.ndarray:
+        """The ids of each line, each followed by ``<eos>``, as one array of uint32."""
+        arrays = [np.zeros(0, dtype=np.uint32)]
+        for start in range(0, len(lines), _LINES_AT_ONCE):
+            some_lines = list(lines[start : start + _LINES_AT_ONCE])
+            ids: list[int] = []
+            for encoding in self._tokenizer.encode_batch(some_lines, add_special_tokens=False):
+                ids += encoding.ids
+                ids.append(self.eos_id)
+            arrays.append(np.array(ids, dtype=np.uint32))
+        return np.concatenate(arrays)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, each line ended by ``<eos>``, the last one too where its newline is missing."""
+        return self.encode_lines(text.removesuffix("\n").split("\n")).tolist() if text else []
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids; each ``<eos>`` becomes a newline."""
+        lines: list[list[int]] = [[]]
+        for index in ids:
+            if index == self.eos_id:
+                lines.append([])
+            else:
+                lines[-1].append(int(index))
+        return "\n".join(self._tokenizer.decode(line, skip_special_tokens=False) for line in lines)
+
+    def save(self, path: str | Path) -> Path:
+        """Write to the file ``path``, or to ``tokenizer.json`` in it if it is a folder; return the file."""
+        path = Path(path)
+        if path.is_dir():
+            path = path / TOKENIZER_FILE
+        with atomic_file(path) as file:
+            file.write(self._json.encode())
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> SubwordTokenizer:
+        """Read a tokenizer file: one that ``save`` wrote, or any of the package ``tokenizers``."""
+        path = Path(path)
+        try:
+            json_text = path.read_bytes().decode("utf-8")
+        except FileNotFoundError as error:
+            raise UserError(f"There is no tokenizer file {path}: check its name.") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"The tokenizer file {path} cannot be read ({error}).") from error
+        _tokenizers()  # its absence is another failure than a damaged file
+        try:
+            return cls(json_text)
+        except Exception as error:  # the package raises nothing more precise
+            raise UserError(f"{path} is not a tokenizer file of the package tokenizers ({error}).") from error
+
+
+def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progress | None = None) -> SubwordTokenizer:
+    """Learn a byte-level BPE of at most ``vocabulary_size`` tokens from text files; the specials come first."""
+    if vocabulary_size < SMALLEST_BPE:
+        raise UserError(
+            f"vocabulary_size is {vocabulary_size}, but must be at least {SMALLEST_BPE}: "
+            f"the 256 bytes and {', '.join(SPECIALS)}."
+        )
+    if not files:
+        raise UserError("Training a tokenizer needs at least one text file.")
+    tokenizers = _tokenizers()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_lines_of([Path(file) for file in files], progress), trainer)
+    return SubwordTokenizer(tokenizer.to_str())
+
+
+def _lines_of(files: Sequence[Path], progress: Progress | None) -> Iterator[list[str]]:
+    total = sum(file.stat().st_size for file in files if file.is_file())
+    done = 0
+    for file in files:
+        for block in read_text(file):
+            yield block.lines
+            done += block.disk_bytes
+            if progress is not None:
+                progress(min(done, total), total)
+    if progress is not None:
+        progress(total, total)
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError(
+            "Reading a tokenizer file needs the package tokenizers: pip install 'torchdefine[bpe]'."
+        ) from error
+    return tokenizers

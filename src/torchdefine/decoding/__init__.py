@@ -1,0 +1,5 @@
+"""Models → text."""
+
+from torchdefine.decoding.sampling import SamplingOptions, generate
+
+__all__ = ["SamplingOptions", "generate"]

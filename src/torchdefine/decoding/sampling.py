@@ -1,0 +1,88 @@
+"""Sampling continuations from a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdefine.errors import UserError
+from torchdefine.models import LanguageModel
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How the next token is drawn. ``temperature`` 0 takes the most probable one."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    forbidden: tuple[int, ...] = ()
+    """Token ids that are never drawn, such as <unk>."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise UserError(f"The temperature is {self.temperature}, but must not be negative: use 0.8, say.")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}, but must be at least 1.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}, but must be above 0 and at most 1: use 0.9, say.")
+
+
+@torch.no_grad()
+def generate(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    length: int,
+    options: SamplingOptions | None = None,
+    *,
+    stop_token: int | None = None,
+    generator: torch.Generator | None = None,
+    on_token: Callable[[int], None] | None = None,
+) -> list[int]:
+    """Continue ``prompt``, one id or more, by up to ``length`` tokens; the state is carried, nothing recomputed."""
+    if not prompt:
+        raise UserError("The prompt is empty: begin with the end-of-line token, say.")
+    if length < 1:
+        raise UserError(f"The length is {length}, but must be at least 1.")
+    options = options or SamplingOptions()
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    try:
+        ids = torch.tensor([list(prompt)], device=device)  # (1, T)
+        state = model.initial_state(1)
+        continuation: list[int] = []
+        for _ in range(length):
+            hidden, state = model.hidden(ids, state)
+            token = draw(model.output.log_prob(hidden[0, -1]), options, generator)
+            continuation.append(token)
+            if on_token:
+                on_token(token)
+            if token == stop_token:
+                break
+            ids = torch.tensor([[token]], device=device)
+        return continuation
+    finally:
+        model.train(training)
+
+
+def draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator | None = None) -> int:
+    """One token from (V,) log-probabilities."""
+    log_probs = log_probs.double().cpu()
+    if options.forbidden:
+        log_probs[list(options.forbidden)] = -torch.inf
+    if options.temperature == 0:
+        return int(log_probs.argmax())
+    log_probs = log_probs / options.temperature
+    if options.top_k is not None and options.top_k < len(log_probs):
+        smallest = log_probs.topk(options.top_k).values[-1]
+        log_probs = log_probs.masked_fill(log_probs < smallest, -torch.inf)
+    probabilities = log_probs.softmax(-1)
+    if options.top_p is not None and options.top_p < 1:
+        ordered, order = probabilities.sort(descending=True)
+        outside = ordered.cumsum(-1) - ordered >= options.top_p  # the token that crosses the bound stays in
+        probabilities[order[outside]] = 0
+    return int(torch.multinomial(probabilities, 1, generator=generator))

@@ -1,0 +1,97 @@
+"""Ids → vectors through a map and a unit: what DeFINE and its baselines have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchdefine.embedding.map import MapLayer
+from torchdefine.embedding.table import cached_embedding, finished_table
+from torchdefine.errors import UserError
+
+
+class TokenEmbedding(nn.Module):
+    """A map layer, then a unit from its vectors to the finished ones; (…) → (…, embedding_dim).
+
+    ``unit`` is any module from (…, map_layer.output_dim) to (…, embedding_dim), or None to take the map's vectors as
+    they are. ``row_dropout`` is the share of token types whose map vectors are zeroed in a training step.
+    """
+
+    def __init__(self, map_layer: MapLayer, unit: nn.Module | None = None, embedding_dim: int | None = None) -> None:
+        super().__init__()
+        self.map: MapLayer = map_layer
+        self.unit = unit
+        self.embedding_dim = map_layer.output_dim if embedding_dim is None else embedding_dim
+        self.row_dropout = 0.0
+
+    @property
+    def num_embeddings(self) -> int:
+        return self.map.num_embeddings
+
+    @property
+    def map_dim(self) -> int:
+        return self.map.map_dim
+
+    @property
+    def padding_idx(self) -> int | None:
+        return self.map.padding_idx
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(…) whole numbers → (…, embedding_dim)."""
+        vectors = self.map(ids)  # (…, n)
+        if self.training and self.row_dropout:
+            vectors = vectors * self._kept_rows(vectors)[ids].unsqueeze(-1)
+        if self.unit is None:
+            return vectors
+        finished: Tensor = self.unit(vectors)  # (…, m)
+        if self.padding_idx is not None:  # the unit's biases would give the padding token a vector
+            finished = finished.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
+        return finished
+
+    def _kept_rows(self, like: Tensor) -> Tensor:
+        """1 / (1 - p) for the token types kept in this step and 0 for the others: (V,)."""
+        return F.dropout(torch.ones(self.num_embeddings, device=like.device, dtype=like.dtype), self.row_dropout)
+
+    def reset_parameters(self) -> None:
+        self.map.reset_parameters()
+        if self.unit is not None:
+            reset = getattr(self.unit, "reset_parameters", None)
+            if reset is None:
+                raise UserError(f"The unit {type(self.unit).__name__} has no reset_parameters: give it one.")
+            reset()
+
+    def table(self, *, dtype: torch.dtype | None = None, progress: Callable[[int, int], None] | None = None) -> Tensor:
+        """All finished vectors, (V, m), computed a chunk of tokens at a time."""
+        return finished_table(self, dtype=dtype, progress=progress)
+
+    def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
+        """An ``nn.Embedding`` that gives the same vectors without the unit, for inference."""
+        return cached_embedding(self, dtype=dtype)
+
+    def resize(self, num_embeddings: int) -> Self:
+        """Change the vocabulary in place: old rows stay bit for bit, new ones start like the others did.
+
+        The table becomes a new parameter, so give it to the optimiser again.
+        """
+        self.map.resize(num_embeddings)
+        return self
+
+
+class DenseMLP(nn.Module):
+    """The natural baseline of a unit: one hidden layer, LayerNorm-free, GELU, reduced without bias."""
+
+    def __init__(self, input_dim: int, hidden_dim: int, output_dim: int) -> None:
+        super().__init__()
+        self.expand = nn.Linear(input_dim, hidden_dim)
+        self.reduce = nn.Linear(hidden_dim, output_dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reduce(F.gelu(self.expand(x)))
+
+    def reset_parameters(self) -> None:
+        self.expand.reset_parameters()
+        self.reduce.reset_parameters()

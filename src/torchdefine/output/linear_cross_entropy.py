@@ -1,0 +1,254 @@
+"""Cross-entropy over a vocabulary without all the logits: a linear layer and its loss in one pass over the tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from torchdefine.embedding.map import check_ids
+from torchdefine.errors import UserError
+
+Reduction = Literal["mean", "sum", "none"]
+
+LOGITS_AT_ONCE = 2**24  # 64 MiB in float32
+FEWEST_TOKENS_AT_ONCE = 256  # each chunk reads all of the weight and adds to all of its gradient: fewer would not pay
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    tokens_at_once: int | None = None,
+) -> Tensor:
+    """``F.cross_entropy(hidden @ weight.T + bias, targets, …)`` in the memory of ``tokens_at_once`` rows of logits.
+
+    The gradients are worked out beside the loss, so "mean" and "sum" compute the logits once; "none" computes them
+    again in backward. Products run in the dtype of the inputs, or of autocast; everything else, the loss and the sums
+    for ``weight`` and ``bias`` included, in float32 (float64 for float64). Gradients of gradients are refused.
+
+    Args:
+        hidden: (T, d).
+        weight: (V, d).
+        targets: (T,) ids; those equal to ``ignore_index`` do not count.
+        bias: (V,).
+        tokens_at_once: by default as many as make 64 MiB of logits, but no fewer than 256.
+    """
+    check_loss_options(reduction, label_smoothing)
+    _check_shapes(hidden, weight, targets, bias)
+    if tokens_at_once is None:
+        tokens_at_once = fitting_tokens(weight.shape[0])
+    elif tokens_at_once < 1:
+        raise UserError(f"tokens_at_once is {tokens_at_once}, but must be at least 1: leave it out for the default.")
+    counted = targets != ignore_index
+    columns = torch.where(counted, targets, 0)
+    check_ids(columns, weight.shape[0])
+    task = _Task(columns.long(), counted, label_smoothing, tokens_at_once, _product_dtype(hidden, weight))
+    if reduction == "none":
+        return _TokenLosses.apply(hidden, weight, bias, *task)
+    total: Tensor = _TotalLoss.apply(hidden, weight, bias, *task, torch.is_grad_enabled())
+    return total if reduction == "sum" else mean_over(total, counted)
+
+
+def mean_over(total: Tensor, counted: Tensor) -> Tensor:
+    """The mean loss of the counted tokens; nan with zero gradients if there are none, as torch has it."""
+    count = counted.sum()
+    return torch.where(count > 0, total / count.clamp(min=1), math.nan)
+
+
+def fitting_tokens(num_embeddings: int) -> int:
+    """How many tokens to take at once, so that memory does not grow with their number."""
+    return max(FEWEST_TOKENS_AT_ONCE, LOGITS_AT_ONCE // num_embeddings)
+
+
+def exact_dtype(values: Tensor) -> torch.dtype:
+    """What losses and log-probabilities are computed in."""
+    return torch.float64 if values.dtype == torch.float64 else torch.float32
+
+
+def check_loss_options(reduction: str, label_smoothing: float) -> None:
+    if reduction not in get_args(Reduction):
+        raise UserError(f"The reduction {reduction!r} is unknown: use mean, sum or none.")
+    if not 0 <= label_smoothing <= 1:
+        raise UserError(f"label_smoothing is {label_smoothing}, but must lie between 0 and 1: use 0.1, say.")
+
+
+def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
+    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
+        raise UserError(
+            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not match: pass (T, d) and (V, d)."
+        )
+    if targets.shape != hidden.shape[:1]:
+        raise UserError(
+            f"targets {tuple(targets.shape)} need one id for each of the {hidden.shape[0]} rows of hidden: "
+            f"flatten both in the same way."
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise UserError(
+            f"bias {tuple(bias.shape)} needs one number for each of the {weight.shape[0]} rows of weight: resize it."
+        )
+
+
+def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    if hidden.dtype != weight.dtype:
+        raise UserError(
+            f"hidden is {hidden.dtype} and weight {weight.dtype}: convert one to the other, or work under autocast."
+        )
+    return hidden.dtype
+
+
+class _Task(NamedTuple):
+    """What a pass over the tokens needs beside the three inputs that may want a gradient."""
+
+    columns: Tensor  # (T,) of the targets; any where the token is not counted
+    counted: Tensor  # (T,)
+    label_smoothing: float
+    tokens_at_once: int
+    product_dtype: torch.dtype
+
+
+class _TotalLoss(torch.autograd.Function):
+    """The sum over tokens. Gradients are of the plain sum and only scaled in backward, where float16 would lose
+    small ones if they had been divided by the number of tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        columns: Tensor,
+        counted: Tensor,
+        label_smoothing: float,
+        tokens_at_once: int,
+        product_dtype: torch.dtype,
+        grad_enabled: bool,  # needs_input_grad does not know about no_grad
+    ) -> Tensor:
+        task = _Task(columns, counted, label_smoothing, tokens_at_once, product_dtype)
+        wanted = ctx.needs_input_grad[:3] if grad_enabled else (False, False, False)
+        incoming = torch.ones_like(columns) if any(wanted) else None
+        losses, gradients = _through_chunks(hidden, weight, bias, task, incoming, wanted)
+        ctx.save_for_backward(*gradients)
+        ctx.dtypes = [None if given is None else given.dtype for given in (hidden, weight, bias)]
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
+        scaled = [
+            None if gradient is None else (gradient * incoming).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*scaled, None, None, None, None, None, None)
+
+
+def _refuse_second_derivatives() -> None:
+    """once_differentiable would let a gradient penalty pass in silence, since the first gradient comes ready made."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(
+            "linear_cross_entropy has no second derivatives: leave create_graph out, or use F.cross_entropy."
+        )
+
+
+class _TokenLosses(torch.autograd.Function):
+    """The loss of every token; each may meet its own gradient, so the pass is made again in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        columns: Tensor,
+        counted: Tensor,
+        label_smoothing: float,
+        tokens_at_once: int,
+        product_dtype: torch.dtype,
+    ) -> Tensor:
+        task = _Task(columns, counted, label_smoothing, tokens_at_once, product_dtype)
+        losses, _ = _through_chunks(hidden, weight, bias, task, None, (False, False, False))
+        ctx.save_for_backward(hidden, weight, bias, columns, counted)
+        ctx.options = (label_smoothing, tokens_at_once, product_dtype)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
+        hidden, weight, bias, columns, counted = ctx.saved_tensors
+        task = _Task(columns, counted, *ctx.options)
+        _, gradients = _through_chunks(hidden, weight, bias, task, incoming, ctx.needs_input_grad[:3])
+        given = (hidden, weight, bias)
+        cast = [None if g is None else g.to(of.dtype) for g, of in zip(gradients, given, strict=True)]
+        return (*cast, None, None, None, None, None)
+
+
+def _through_chunks(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    task: _Task,
+    incoming: Tensor | None,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor, tuple[Tensor | None, Tensor | None, Tensor | None]]:
+    """The losses (T,) and the wanted gradients of Σ incoming · losses; those of weight and bias in full precision."""
+    exact = exact_dtype(hidden)
+    losses = torch.empty_like(task.columns, dtype=exact)  # (T,)
+    grad_hidden = torch.empty_like(hidden) if wanted[0] else None  # (T, d)
+    grad_weight = torch.zeros_like(weight, dtype=exact) if wanted[1] else None  # (V, d)
+    grad_bias = torch.zeros_like(bias, dtype=exact) if bias is not None and wanted[2] else None  # (V,)
+    with torch.autocast(hidden.device.type, enabled=False):  # the dtype of the products is already chosen
+        matrix = weight.to(task.product_dtype)  # (V, d)
+        for start in range(0, hidden.shape[0], task.tokens_at_once):
+            chunk = slice(start, start + task.tokens_at_once)
+            rows = hidden[chunk].to(task.product_dtype)  # (t, d)
+            logits = rows @ matrix.T  # (t, V)
+            if bias is not None:
+                logits = logits.to(exact).add_(bias)
+            log_probs = torch.log_softmax(logits, dim=1, dtype=exact)  # (t, V)
+            columns, counted = task.columns[chunk].unsqueeze(1), task.counted[chunk]  # (t, 1), (t,)
+            losses[chunk] = torch.where(counted, _chunk_losses(log_probs, columns, task.label_smoothing), 0.0)
+            if incoming is None:
+                continue
+            gradient = _logit_gradient(log_probs, columns, task.label_smoothing)  # (t, V), still without incoming
+            factor = torch.where(counted, incoming[chunk], 0).unsqueeze(1)  # (t, 1), put where it meets d, not V
+            if grad_bias is not None:
+                grad_bias.addmv_(gradient.T, factor.squeeze(1).to(exact))
+            gradient = gradient.to(task.product_dtype)
+            if grad_hidden is not None:
+                grad_hidden[chunk] = (gradient @ matrix) * factor
+            if grad_weight is not None:
+                _add_product(grad_weight, gradient.T, (rows * factor).to(rows.dtype))
+    return losses, (grad_hidden, grad_weight, grad_bias)
+
+
+def _chunk_losses(log_probs: Tensor, columns: Tensor, label_smoothing: float) -> Tensor:
+    losses = -log_probs.gather(1, columns).squeeze(1)  # (t,)
+    if label_smoothing:
+        losses = (1 - label_smoothing) * losses - label_smoothing * log_probs.mean(1)
+    return losses
+
+
+def _logit_gradient(log_probs: Tensor, columns: Tensor, label_smoothing: float) -> Tensor:
+    """Softmax less the smoothed target, written over the log-probabilities, which nobody needs again."""
+    gradient = log_probs.exp_()
+    if label_smoothing:
+        gradient -= label_smoothing / gradient.shape[1]
+    hit = torch.full_like(columns, label_smoothing - 1, dtype=gradient.dtype)  # (t, 1)
+    return gradient.scatter_add_(1, columns, hit)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

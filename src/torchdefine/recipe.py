@@ -1,0 +1,262 @@
+"""Recipes: everything that decides how a run turns out, as dataclasses and as YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from torchdefine.embedding.plan import GroupScheme, Rounding, Skip
+from torchdefine.embedding.unit import VARIANTS, Norm
+from torchdefine.errors import UserError
+from torchdefine.settings import merge, read_settings, setting, to_plain
+from torchdefine.spelling import did_you_mean
+
+FORMAT_VERSION = 1
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise UserError(sentence)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    corpus: str = setting("wikitext-2-shuffled", "A named corpus, or a folder with train, valid and test text.")
+    min_count: int = setting(1, "Words seen less often in the training text become <unk>.")
+    max_size: int | None = setting(None, "At most so many words in the vocabulary, the most frequent ones.")
+    tokenizer: str | None = setting(None, "A tokenizers file (BPE) to use instead of words.")
+    vocabulary_size: int | None = setting(None, "The published vocabulary: `params` builds the model with it.")
+
+    def __post_init__(self) -> None:
+        _require(self.min_count >= 1, f"data.min_count is {self.min_count}, but must be at least 1.")
+
+
+@dataclass(frozen=True)
+class EmbeddingSettings:
+    kind: str = setting("tokens", "tokens, or the name of a registered embedding.")
+    map: Literal["standard", "projective", "adaptive"] = setting("standard", "The table that ids are mapped with.")
+    map_dim: int = setting(128, "Width of the table, the paper's n.")
+    projected_dim: int | None = setting(None, "Width a projective map gives; embedding_dim by default.")
+    cutoffs: tuple[int, ...] = setting((20_000, 40_000, 200_000), "Where the bands of an adaptive map start.")
+    division: int = setting(4, "How many times narrower each band is than the one before.")
+    scaled: bool = setting(False, "Multiply the map's vectors by the square root of map_dim.")
+    init_std: float | None = setting(None, "Spread of the fresh table; 1 / sqrt(map_dim) by default.")
+    row_dropout: float = setting(0.0, "Share of token types whose vectors are zeroed in a step.")
+    unit: str = setting("none", f"none, projection, mlp, or a variant of the DeFINE unit: {', '.join(VARIANTS)}.")
+    embedding_dim: int | None = setting(None, "Width of the finished vectors, the paper's m; map_dim by default.")
+    expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k; the hidden width of mlp.")
+    depth: int = setting(3, "Layers of the unit, the paper's N, the reduce layer included.")
+    max_groups: int | None = setting(None, "Groups of the first layer, the paper's g_max.")
+    groups: GroupScheme | None = setting(None, "Another rule for the groups than the variant's own.")
+    skip: Skip | None = setting(None, "Another way to see the input again than the variant's own.")
+    reach_expand_dim: bool = setting(True, "Whether the last expansion layer is expand_dim wide.")
+    rounding: Rounding = setting("nearest", "How widths between map_dim and expand_dim are rounded.")
+    multiple_of: int | None = setting(None, "Round widths to a multiple of this; the most groups by default.")
+    fixed_width: int | None = setting(None, "One width for all expansion layers, for residual connections.")
+    norm: Norm = setting("none", "Norm of the expansion layers.")
+    activation: str = setting("gelu", "Activation of the expansion layers.")
+    dropout: float = setting(0.0, "Dropout after every expansion layer.")
+    options: dict[str, Any] = setting({}, "Settings of a registered embedding.")
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.row_dropout < 1, f"embedding.row_dropout is {self.row_dropout}, but must be from 0 to below 1."
+        )
+        known = ("none", "projection", "mlp", *VARIANTS)
+        _require(self.unit in known, f"embedding.unit {self.unit!r} is unknown{did_you_mean(self.unit, known)}")
+
+
+@dataclass(frozen=True)
+class ContextSettings:
+    kind: str = setting("lstm", "lstm, or the name of a registered context model.")
+    layers: int = setting(1, "How many layers.")
+    hidden_dim: int = setting(256, "Width of the layers.")
+    output_dim: int | None = setting(None, "Width of the last layer; map_dim if the output is tied, else hidden_dim.")
+    input_dropout: float = setting(0.0, "Dropout on what enters the first layer.")
+    hidden_dropout: float = setting(0.0, "Dropout between the layers.")
+    output_dropout: float = setting(0.0, "Dropout on what leaves the last layer.")
+    options: dict[str, Any] = setting({}, "Settings of a registered context model.")
+
+
+@dataclass(frozen=True)
+class OutputSettings:
+    kind: str = setting("full", "full, adaptive, or the name of a registered output layer.")
+    tied: bool = setting(True, "Whether it shares the tables of the map.")
+    bias: bool = setting(True, "Whether a full softmax has a bias for every word.")
+    label_smoothing: float = setting(0.0, "Share of probability spread over all words in the training loss.")
+    options: dict[str, Any] = setting({}, "Settings of a registered output layer.")
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    optimizer: Literal["sgd", "adam", "adamw"] = setting("sgd", "The optimiser.")
+    lr: float = setting(20.0, "Learning rate.")
+    momentum: float = setting(0.0, "Momentum of SGD.")
+    beta1: float = setting(0.9, "First moment of Adam.")
+    beta2: float = setting(0.999, "Second moment of Adam.")
+    weight_decay: float = setting(0.0, "Weight decay.")
+    clip: float | None = setting(0.25, "Largest norm of the gradient; none for no clipping.")
+
+    def __post_init__(self) -> None:
+        _require(self.lr > 0, f"optim.lr is {self.lr}, but must be above 0.")
+        _require(self.clip is None or self.clip > 0, f"optim.clip is {self.clip}, but must be above 0, or none.")
+        for name in ("momentum", "beta1", "beta2"):
+            _require(0 <= getattr(self, name) < 1, f"optim.{name} is {getattr(self, name)}, but must be in [0, 1).")
+        _require(self.weight_decay >= 0, f"optim.weight_decay is {self.weight_decay}, but must not be negative.")
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    kind: Literal["constant", "drops", "cosine", "linear", "plateau"] = setting(
+        "constant", "How the learning rate moves after the warm-up."
+    )
+    warmup: int = setting(0, "Steps over which the rate rises from 0.")
+    drops: tuple[float, ...] = setting((), "When the rate is divided by factor: epochs, or steps with train.steps.")
+    factor: float = setting(10.0, "What drops and plateau divide the rate by.")
+    patience: int = setting(0, "Validations without a better loss before plateau divides.")
+    decay_from: float = setting(0.0, "Share of the run after which cosine and linear start to fall.")
+    final_ratio: float = setting(0.0, "Rate at the end of cosine and linear, as a share of lr.")
+
+    def __post_init__(self) -> None:
+        _require(self.factor > 1, f"schedule.factor is {self.factor}, but must be above 1.")
+        _require(self.warmup >= 0, f"schedule.warmup is {self.warmup}, but must not be negative.")
+        _require(0 <= self.decay_from < 1, f"schedule.decay_from is {self.decay_from}, but must be in [0, 1).")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    batch_size: int = setting(32, "Streams of text read side by side, over all processes.")
+    length: int = setting(70, "Tokens of each stream in a step (truncated back-propagation).")
+    epochs: float | None = setting(None, "Passes over the training text.")
+    steps: int | None = setting(None, "Steps, instead of epochs.")
+    accumulate: int = setting(1, "Parts a batch is cut into, one after another, to save memory.")
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting(
+        "fp32", "Arithmetic of the matrix products on a GPU; a CPU computes in fp32."
+    )
+    compile: bool = setting(False, "Run the embedding through torch.compile.")
+    seed: int = setting(1, "Decides initial weights and dropout.")
+    eval_every: int = setting(0, "Steps between validations; 0 for once an epoch.")
+    log_every: int = setting(50, "Steps between lines of the log.")
+    checkpoint_every: int = setting(500, "Steps between checkpoints; every validation writes one too.")
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "length", "accumulate", "log_every", "checkpoint_every"):
+            _require(getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}, but must be at least 1.")
+        _require(self.eval_every >= 0, f"train.eval_every is {self.eval_every}, but must not be negative.")
+        _require(
+            (self.epochs is None) != (self.steps is None), "Give train.epochs or train.steps, one of them and not both."
+        )
+        _require((self.epochs or self.steps or 0) > 0, "train.epochs and train.steps must be above 0.")
+        _require(
+            self.batch_size % self.accumulate == 0,
+            f"train.batch_size {self.batch_size} cannot be cut into {self.accumulate} equal parts.",
+        )
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    batch_size: int = setting(10, "Streams the text is cut into; each starts without context. 1 is exact.")
+    length: int = setting(140, "Tokens a step; changes speed and memory, not the result.")
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "length"):
+            _require(getattr(self, name) >= 1, f"eval.{name} is {getattr(self, name)}, but must be at least 1.")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One row of a table, or your own."""
+
+    name: str = ""
+    description: str = ""
+    published: dict[str, float] = field(default_factory=dict)
+    """Numbers of the paper for this row: millions of parameters by part, perplexities."""
+    data: DataSettings = field(default_factory=DataSettings)
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    context: ContextSettings = field(default_factory=ContextSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    train: TrainSettings = field(default_factory=lambda: TrainSettings(epochs=1))
+    eval: EvalSettings = field(default_factory=EvalSettings)
+
+    def __post_init__(self) -> None:
+        tied_to_bands = self.output.tied and self.output.kind in ("full", "adaptive")
+        if tied_to_bands and self.embedding.kind == "tokens":
+            _require(
+                (self.output.kind == "adaptive") == (self.embedding.map == "adaptive"),
+                f"A tied {self.output.kind} output does not fit a {self.embedding.map} map: use the adaptive kind of "
+                "both or of neither, or output.tied false.",
+            )
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump({"format_version": FORMAT_VERSION, **to_plain(self)}, sort_keys=False, allow_unicode=True)
+
+
+SECTIONS = [f.name for f in dataclasses.fields(Recipe) if f.name not in ("name", "description", "published")]
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package; those whose name starts with an underscore are only bases."""
+    root = resources.files("torchdefine") / "recipes"
+    with resources.as_file(root) as folder:
+        found = [str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml")]
+    return sorted(name for name in found if not name.rsplit("/", 1)[-1].startswith("_"))
+
+
+def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """A shipped recipe by name, or a YAML file by path, with overrides by section: ``{"optim": {"lr": 10}}``."""
+    values = merge(_read_recipe(str(name)), overrides or {})
+    values = _choose_measure(values, overrides or {})
+    values.pop("format_version", None)
+    return read_settings(Recipe, {"name": str(name), **values})
+
+
+def _choose_measure(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """An override by steps replaces a recipe's epochs, and the other way round."""
+    given = overrides.get("train", {})
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+        if one in given and other not in given:
+            values = merge(values, {"train": {other: None}})
+    return values
+
+
+def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    if name in above:
+        raise UserError(f"The recipe {name} is its own base: {' → '.join([*above, name])}.")
+    values = _parse(*_recipe_text(name))
+    base = values.pop("base", None)
+    return merge(_read_recipe(base, (*above, name)), values) if base else values
+
+
+def _recipe_text(name: str) -> tuple[str, str]:
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"The recipe file {name} does not exist.")
+        return name, path.read_text(encoding="utf-8")
+    shipped = resources.files("torchdefine") / "recipes" / f"{name}.yaml"
+    if not shipped.is_file():
+        close = did_you_mean(name, recipe_names())
+        way_out = close if "did you mean" in close else ": `torchdefine recipes` lists them all."
+        raise UserError(f"The recipe {name!r} is unknown{way_out}")
+    return name, shipped.read_text(encoding="utf-8")
+
+
+def _parse(name: str, text: str) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"The recipe {name} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(values, dict):
+        raise UserError(f"The recipe {name} holds no settings: a mapping of sections was expected.")
+    version = values.get("format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION:
+        raise UserError(f"The recipe {name} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
+    return values

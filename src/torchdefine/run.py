@@ -1,0 +1,307 @@
+"""Runs from Python: ``train`` makes a run folder, ``load_run`` opens one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchdefine.build import VocabularyFacts, build_language_model
+from torchdefine.data import Corpus, Tokenization, TokenStreams, encode_corpus, load_tokenization, resolve_corpus, shard
+from torchdefine.decoding import SamplingOptions, generate
+from torchdefine.errors import UserError
+from torchdefine.models import LanguageModel
+from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.settings import to_plain
+from torchdefine.training import Evaluation, RunFolder, Trainer, evaluate, unigram_perplexity
+from torchdefine.training.checkpoint import load_weights, read_checkpoint
+from torchdefine.training.distributed import Processes, joined_processes
+from torchdefine.training.environment import describe_environment
+from torchdefine.training.loop import Position, Reporter
+from torchdefine.training.progress import QuietReporter
+
+ProgressCallback = Callable[[int, int], None]
+
+
+@dataclass
+class Run:
+    """A trained model with its vocabulary, settings and result."""
+
+    folder: RunFolder
+    recipe: Recipe
+    tokenization: Tokenization
+    model: LanguageModel
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return self.folder.read_result()
+
+    def evaluate(
+        self,
+        split: str = "test",
+        *,
+        data: str | Path | None = None,
+        batch_size: int | None = None,
+        length: int | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Evaluation:
+        """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary."""
+        source = resolve_corpus(str(data or self.recipe.data.corpus))
+        corpus = encode_corpus(source, vocabulary=self.tokenization)
+        if split not in corpus.splits:
+            raise UserError(f"{source} has no {split} text: it has {', '.join(corpus.splits)}.")
+        return evaluate(
+            self.model,
+            corpus.splits[split],
+            self.tokenization.eos_id,
+            batch_size=batch_size or self.recipe.eval.batch_size,
+            length=length or self.recipe.eval.length,
+            progress=progress,
+        )
+
+    def generate(
+        self,
+        prompt: str = "",
+        length: int = 100,
+        options: SamplingOptions | None = None,
+        *,
+        seed: int | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> str:
+        """Continue a text; words outside the vocabulary are read as <unk>, and <unk> is never drawn."""
+        words = self.tokenization
+        ids = [words.eos_id, *(words.encode(prompt)[:-1] if prompt else [])]
+        if options is None:
+            options = SamplingOptions(forbidden=() if words.unk_id is None else (words.unk_id,))
+        generator = torch.Generator().manual_seed(seed) if seed is not None else None
+        on_token = None if on_text is None else lambda token: on_text(words.decode([token]))
+        continuation = generate(self.model, ids, length, options, generator=generator, on_token=on_token)
+        return words.decode(continuation)
+
+
+def train(
+    recipe: str | Path | Recipe,
+    *,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str | None = None,
+    reporter: Reporter | None = None,
+    progress: ProgressCallback | None = None,
+    **overrides: Mapping[str, Any],
+) -> Run:
+    """Train a recipe and return the finished run: ``train("table1a/r3", data="my_corpus/", optim={"lr": 10})``.
+
+    ``out`` is the run's folder, a new one under ``runs/`` by default. ``resume`` goes on with the run in ``out``.
+    ``reporter`` is told of every log line and validation, ``progress`` of the encoding of the text.
+    """
+    recipe = _resolve(recipe, data, overrides)
+    with joined_processes() as processes:
+        corpus = _encoded(recipe, processes, progress)
+        folder = _prepared_folder(recipe, corpus, out, resume, processes)
+        if folder.result.exists():
+            return load_run(folder.path, device=device)
+        target = processes.device(device)
+        torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
+        model = build_language_model(recipe, vocabulary_facts(corpus.tokenization)).to(target)
+        torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
+        if recipe.train.compile:
+            model.embedding.compile()
+        trainer = _trainer(model, corpus, recipe, folder, processes, reporter or QuietReporter())
+        if resume:
+            trainer.resume()
+        environment = describe_environment(target)
+        if processes.is_first:
+            folder.log(
+                "start", {"step": trainer.position.step, "parameters": model.parameters_by_part(), **environment}
+            )
+        position = trainer.run()
+        processes.wait()
+        load_weights(model, read_checkpoint(folder.best, only="model"), folder.best)
+        if processes.is_first:
+            result = _result(recipe, overrides, model, corpus, folder, position)
+            folder.write_result(
+                {**result, **environment, "processes": processes.count, "precision": trainer.precision.name}
+            )
+        processes.wait()
+        return Run(folder, recipe, corpus.tokenization, model)
+
+
+def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None = None) -> Run:
+    """Open a run folder: ``load_run("runs/x").model``; ``checkpoint`` is "best" or "last"."""
+    if checkpoint not in ("best", "last"):
+        raise UserError(f"The checkpoint {checkpoint!r} is unknown: use best or last.")
+    folder = RunFolder(path)
+    recipe = folder.recipe()
+    tokenization = load_tokenization(folder.path)
+    folder.use_vocabulary(tokenization)
+    file = folder.best if checkpoint == "best" else folder.last
+    weights = read_checkpoint(file, only="model")
+    folder.check_vocabulary(weights.facts, file)
+    model = build_language_model(recipe, vocabulary_facts(tokenization))
+    load_weights(model, weights, file)
+    return Run(folder, recipe, tokenization, model.to(Processes().device(device)).eval())
+
+
+def vocabulary_facts(tokenization: Tokenization) -> VocabularyFacts:
+    """Words are kept in frequency order; subwords are not, so their bands go by count where counts are known."""
+    return VocabularyFacts(len(tokenization), tokenization.counts if tokenization.kind == "subwords" else None)
+
+
+def _resolve(recipe: str | Path | Recipe, data: str | Path | None, overrides: Mapping[str, Any]) -> Recipe:
+    changes: dict[str, Any] = {name: dict(values) for name, values in overrides.items()}
+    if data is not None:
+        changes.setdefault("data", {})["corpus"] = str(data)
+    if isinstance(recipe, Recipe):
+        if changes:
+            raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
+        return recipe
+    return load_recipe(str(recipe), changes)
+
+
+def _encoded(recipe: Recipe, processes: Processes, progress: ProgressCallback | None) -> Corpus:
+    """The first process fetches and encodes the text; the others then find it in the cache."""
+    for mine in (True, False):
+        if processes.is_first == mine:
+            settings = recipe.data
+            corpus = encode_corpus(
+                resolve_corpus(settings.corpus, progress=progress),
+                min_count=settings.min_count,
+                max_size=settings.max_size,
+                tokenizer=settings.tokenizer,
+                progress=progress if processes.is_first else None,
+            )
+        processes.wait()
+    return corpus
+
+
+def _prepared_folder(
+    recipe: Recipe, corpus: Corpus, out: str | Path | None, resume: bool, processes: Processes
+) -> RunFolder:
+    if resume and out is None:
+        raise UserError("To resume a run, say which: pass its folder as --out.")
+    if out is None and processes.count > 1:
+        raise UserError("With several processes, name the run's folder: pass --out.")
+    folder = RunFolder(out if out is not None else _new_path(recipe.name))
+    folder.use_vocabulary(corpus.tokenization)
+    if resume:
+        before = folder.recipe()
+        changed = _first_difference(to_plain(before), to_plain(recipe))
+        if changed:
+            raise UserError(
+                f"The run in {folder.path} was started with another {changed}: resume it with the same settings, or "
+                "start a new one with another --out."
+            )
+    elif processes.is_first:
+        folder.create(recipe, corpus.tokenization)
+    processes.wait()
+    return folder
+
+
+def _first_difference(one: Any, other: Any, place: str = "") -> str:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in [*one, *other]:
+            if name in ("name", "description", "published"):
+                continue
+            found = _first_difference(one.get(name), other.get(name), f"{place}.{name}" if place else name)
+            if found:
+                return found
+        return ""
+    return "" if one == other else place
+
+
+def _new_path(name: str) -> Path:
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem if name.endswith(".yaml") else name) or "run"
+    number = 1
+    while (path := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return path
+
+
+def _trainer(
+    model: LanguageModel,
+    corpus: Corpus,
+    recipe: Recipe,
+    folder: RunFolder,
+    processes: Processes,
+    reporter: Reporter,
+) -> Trainer:
+    device = next(model.parameters()).device
+    start = corpus.tokenization.eos_id
+    rows = shard(recipe.train.batch_size, processes.rank, processes.count)
+    if (rows.stop - rows.start) % recipe.train.accumulate:
+        raise UserError(
+            f"The {rows.stop - rows.start} streams of a process cannot be cut into {recipe.train.accumulate} equal "
+            "parts: change train.batch_size or train.accumulate."
+        )
+    streams = TokenStreams(np.asarray(corpus.splits["train"].tokens), recipe.train.batch_size, device, start, rows)
+    validate = None
+    if "valid" in corpus.splits:
+        valid = corpus.splits["valid"]
+        validate = partial(evaluate, model, valid, start, batch_size=recipe.eval.batch_size, length=recipe.eval.length)
+    return Trainer(model, streams, recipe, folder, validate, processes, reporter)
+
+
+def _result(
+    recipe: Recipe,
+    overrides: Mapping[str, Any],
+    model: LanguageModel,
+    corpus: Corpus,
+    folder: RunFolder,
+    position: Position,
+) -> dict[str, Any]:
+    """What a finished run has to show, from the weights that were best on the validation text."""
+    evaluations = {
+        split: evaluate(
+            model,
+            corpus.splits[split],
+            corpus.tokenization.eos_id,
+            batch_size=recipe.eval.batch_size,
+            length=recipe.eval.length,
+        )
+        for split in ("valid", "test")
+        if split in corpus.splits
+    }
+    counts = corpus.tokenization.counts
+    unigram = {
+        split: unigram_perplexity(counts, np.asarray(corpus.splits[split].tokens)) if counts else None
+        for split in evaluations
+    }
+    return {
+        "recipe": recipe.name,
+        "overrides": {name: dict(values) for name, values in overrides.items()},
+        "settings": to_plain(recipe),
+        "seed": recipe.train.seed,
+        "parameters": model.parameters_by_part(),
+        "data": {
+            "corpus": corpus.name,
+            "vocabulary_size": len(corpus.tokenization),
+            "vocabulary_sha256": corpus.tokenization.sha256,
+            "splits": {
+                name: {
+                    "tokens": len(text),
+                    "text_sha256": text.header.text_sha256,
+                    "tokens_sha256": text.header.tokens_sha256,
+                }
+                for name, text in corpus.splits.items()
+            },
+        },
+        "steps": position.step,
+        "tokens": position.tokens,
+        "seconds": round(position.total_seconds, 2),
+        "tokens_per_second": round(position.tokens / max(position.train_seconds, 1e-9), 1),
+        "best_step": position.best_step,
+        **{f"{split}_perplexity": evaluation.perplexity for split, evaluation in evaluations.items()},
+        **{f"{split}_unigram_perplexity": value for split, value in unigram.items()},
+        "evaluation": {split: evaluation.to_dict() for split, evaluation in evaluations.items()},
+        "curve": [{k: v for k, v in record.items() if k != "kind"} for record in folder.records("valid")],
+        "train_curve": [
+            {k: record[k] for k in ("step", "tokens", "seconds", "loss", "lr")} for record in folder.records("train")
+        ],
+    }

@@ -1,0 +1,129 @@
+"""Typed settings: dataclasses whose fields explain themselves, read strictly from YAML or the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import yaml
+
+from torchdefine.errors import UserError
+from torchdefine.spelling import did_you_mean
+
+S = TypeVar("S")
+
+
+def setting(default: Any, explanation: str) -> Any:
+    """A dataclass field with the sentence that ``--help`` prints for it."""
+    metadata = {"help": explanation}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def read_settings(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:
+    """Build a dataclass from plain values; unknown names and wrong types are refused with their place."""
+    known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(kind)
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        place = f"{where}.{name}" if where else str(name)
+        if name not in known:
+            raise UserError(f"The setting {place!r} is unknown{did_you_mean(str(name), known)}")
+        if dataclasses.is_dataclass(hints[name]):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{place} holds several settings, so it cannot be {value!r}: use {place}.NAME.")
+            arguments[name] = read_settings(typing.cast(type, hints[name]), value, place)
+        else:
+            arguments[name] = convert(hints[name], value, place)
+    return kind(**arguments)
+
+
+def convert(kind: Any, value: Any, place: str) -> Any:
+    """Turn a YAML value into what a field declares; YAML reads 3e-4 as text, so numbers may come as text."""
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        (inner,) = [k for k in get_args(kind) if k is not type(None)]
+        return convert(inner, value, place)
+    if origin is Literal:
+        if value not in get_args(kind):
+            raise UserError(f"{place} is {value!r}, but must be one of {', '.join(map(str, get_args(kind)))}.")
+        return value
+    if origin is tuple:
+        if isinstance(value, str):
+            value = yaml.safe_load(f"[{value.strip('[]()')}]")
+        items = value if isinstance(value, list | tuple) else [value]
+        return tuple(convert(get_args(kind)[0], item, place) for item in items)
+    if kind in (dict, Any) or origin is dict:
+        return value
+    return _convert_plain(kind, value, place)
+
+
+def _convert_plain(kind: type, value: Any, place: str) -> Any:
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+    elif kind is str:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return str(value)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+            if kind is float:
+                return number
+            if number == int(number):
+                return int(number)
+        except (ValueError, OverflowError):
+            pass
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+    raise UserError(f"{place} is {value!r}, but must be {wanted}.")
+
+
+def to_plain(settings: Any) -> dict[str, Any]:
+    """Settings as plain values for YAML or JSON; tuples become lists."""
+    return {
+        f.name: _plain(value)
+        for f in dataclasses.fields(settings)
+        if (value := getattr(settings, f.name)) is not None or f.default is not None
+    }
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_plain(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values of ``above`` over those of ``below``."""
+    merged = dict(below)
+    for name, value in above.items():
+        under = merged.get(name)
+        merged[name] = merge(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def explain(kind: type, prefix: str = "") -> list[tuple[str, str, str]]:
+    """Every setting of a dataclass as (dotted name, default, explanation), nested ones too."""
+    rows = []
+    hints = typing.get_type_hints(kind)
+    for f in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[f.name]):
+            rows += explain(typing.cast(type, hints[f.name]), f"{prefix}{f.name}.")
+        elif "help" in f.metadata:
+            default = f.default if f.default is not dataclasses.MISSING else {}
+            choices = get_args(hints[f.name]) if get_origin(hints[f.name]) is Literal else ()
+            help_text = f.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
+            rows.append((f"{prefix}{f.name}", _shown(default), help_text))
+    return rows
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return "none" if value is None or value == {} else str(value).lower() if isinstance(value, bool) else str(value)

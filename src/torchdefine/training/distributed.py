@@ -1,0 +1,80 @@
+"""One process or several: `torchrun --nproc-per-node 2 -m torchdefine train …` needs nothing more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among all those that train together."""
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def device(self, wish: str | None) -> torch.device:
+        if wish and wish != "cuda":
+            return torch.device(wish)
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank)
+        return torch.device("cpu")
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Average gradients over the processes whenever ``module`` runs backward."""
+        return module if self.count == 1 else DistributedDataParallel(module)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """One tensor of the same shape from every process."""
+        if self.count == 1:
+            return [tensor]
+        everyones = [torch.empty_like(tensor) for _ in range(self.count)]
+        dist.all_gather(everyones, tensor.contiguous())
+        return everyones
+
+    def mean(self, value: Tensor) -> Tensor:
+        if self.count > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+            value /= self.count
+        return value
+
+    def any(self, flag: bool, device: torch.device) -> bool:
+        if self.count == 1:
+            return flag
+        value = torch.tensor([float(flag)], device=device)
+        dist.all_reduce(value)
+        return bool(value.item() > 0)
+
+    def wait(self) -> None:
+        if self.count > 1:
+            dist.barrier()
+
+
+@contextmanager
+def joined_processes() -> Iterator[Processes]:
+    """Join the processes that torchrun started, if it did; leave them at the end."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield Processes()
+        return
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank)
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield Processes(dist.get_rank(), count, local_rank)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,75 @@
+"""What a result depends on beside its recipe: code, versions, hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torchdefine
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Commit, versions and hardware, for the head of a log and for a result."""
+    return {"commit": _commit(), "versions": _versions(), "hardware": _hardware(device)}
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this package runs from, marked where files were changed; None for an installed one.
+
+    TORCHDEFINE_COMMIT overrides it, for a copy of a checkout that left its history behind.
+    """
+    if told := os.environ.get("TORCHDEFINE_COMMIT"):
+        return told
+    folder = Path(torchdefine.__file__).parent
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None or _git(folder, "ls-files", "__init__.py") != "__init__.py":
+        return None
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ".")
+    return f"{commit}-changed" if changed else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _versions() -> dict[str, str | None]:
+    return {
+        "torchdefine": torchdefine.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": str(torch.backends.cudnn.version()) if torch.backends.cudnn.is_available() else None,
+    }
+
+
+def _hardware(device: torch.device) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "device": device.type,
+        "cpu": _cpu_name(),
+        "cpu_threads": torch.get_num_threads(),
+        "system": platform.platform(terse=True),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        described["gpu"] = properties.name
+        described["gpu_memory_gib"] = round(properties.total_memory / 2**30, 1)
+    return described
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,89 @@
+"""Perplexity that can be trusted: every token counted once, and the protocol said beside the number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchdefine.data import TokenFile, evaluation_streams
+from torchdefine.errors import UserError
+from torchdefine.models import LanguageModel
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of predicting a text."""
+
+    tokens: int
+    loss: float
+    """Nats a token."""
+    perplexity: float
+    bits_per_byte: float | None
+    unknown_share: float
+    """Tokens of the text that are outside the vocabulary."""
+    protocol: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@torch.no_grad()
+def evaluate(
+    model: LanguageModel,
+    text: TokenFile,
+    start_token: int,
+    *,
+    batch_size: int = 1,
+    length: int = 140,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Predict every token of ``text`` from those before it, in float32, the state carried from segment to segment.
+
+    With ``batch_size`` streams, each but the first starts without the context that came before it; 1 is exact.
+    """
+    device = next(model.parameters()).device
+    batch_size = min(batch_size, len(text))
+    streams = evaluation_streams(np.asarray(text.tokens), batch_size, start_token, device)
+    training = model.training
+    model.eval()
+    try:
+        state = model.initial_state(batch_size)
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for start in range(0, streams.length, length):
+            inputs, targets = streams.segment(start, length)
+            hint = model.host_hint(streams.host_targets(start, length))
+            loss, state = model(inputs, targets, state, reduction="sum", hint=hint)
+            total += loss.double()
+            if progress:
+                progress(min(start + length, streams.length), streams.length)
+    finally:
+        model.train(training)
+    header = text.header
+    nats = float(total)
+    return Evaluation(
+        tokens=len(text),
+        loss=nats / len(text),
+        perplexity=perplexity(nats / len(text)),
+        bits_per_byte=nats / math.log(2) / header.bytes if header.bytes else None,
+        unknown_share=header.unknown / len(text),
+        protocol=f"{batch_size} stream{'s' if batch_size > 1 else ''} from an empty state, state carried over segments "
+        f"of {length} tokens, every token predicted once, float32",
+    )
+
+
+def perplexity(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def unigram_perplexity(counts: Sequence[int], tokens: np.ndarray) -> float:
+    """What a model that knows only how often each word occurs in training gets: the bar every model must clear."""
+    frequency = np.asarray(counts, dtype=np.float64)
+    if len(tokens) == 0:
+        raise UserError("The text is empty, so it has no perplexity.")
+    seen = np.maximum(frequency, 0.5)[tokens]  # a word outside the training text counts as half a sighting
+    return float(np.exp(-np.mean(np.log(seen / frequency.sum()))))

@@ -1,0 +1,22 @@
+"""Optimisers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from torchdefine.recipe import OptimSettings
+
+
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], settings: OptimSettings, device: torch.device
+) -> torch.optim.Optimizer:
+    """On a GPU the fused kind: one launch, and under loss scaling no question back to the host."""
+    fused = device.type == "cuda"
+    shared = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fused}
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parameters, momentum=settings.momentum, **shared)  # type: ignore[arg-type]
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, betas=(settings.beta1, settings.beta2), **shared)  # type: ignore[arg-type]

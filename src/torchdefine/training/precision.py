@@ -1,0 +1,53 @@
+"""In which arithmetic a step runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+SCALE_TOO_SMALL = 2.0**-12
+
+
+class Precision:
+    """Autocast and loss scaling of a run. A CPU always computes in fp32; ``note`` then says so."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.note = ""
+        if device.type != "cuda" and name != "fp32":
+            self.note = f"The precision {name} is for GPUs; on the {device.type} this run computes in fp32."
+            name = "fp32"
+        self.name = name
+        self.device = device
+        self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+
+    def matmul_mode(self) -> AbstractContextManager[None]:
+        """Whether fp32 products may use TF32 for the length of a run."""
+        return _TensorFloat32(self.name != "fp32") if self.device.type == "cuda" else nullcontext()
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None)
+
+    def scale_collapsed(self) -> bool:
+        """Whether loss scaling has run out of room: the gradients overflow however small the scale. Asks the device."""
+        return self.scaler.is_enabled() and self.scaler.get_scale() < SCALE_TOO_SMALL
+
+
+class _TensorFloat32:
+    def __init__(self, allowed: bool) -> None:
+        self.allowed = allowed
+        self._undo: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> None:
+        before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+        def undo() -> None:
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+        self._undo = undo
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.allowed
+
+    def __exit__(self, *_: object) -> None:
+        self._undo()

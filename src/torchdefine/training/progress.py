@@ -1,0 +1,145 @@
+"""Showing a run to a person: a bar on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+
+class QuietReporter:
+    """Says nothing."""
+
+    def started(self, done_steps: int, total_steps: int) -> None: ...
+
+    def trained(self, record: dict[str, Any]) -> None: ...
+
+    def validated(self, record: dict[str, Any]) -> None: ...
+
+    def finished(self) -> None: ...
+
+
+class LineReporter:
+    """One line at most every ``seconds_between`` seconds, and one for every validation: for logs and pipes."""
+
+    def __init__(self, stream: TextIO | None = None, seconds_between: float = 5.0) -> None:
+        self.stream = stream or sys.stderr
+        self.seconds_between = seconds_between
+
+    def started(self, done_steps: int, total_steps: int) -> None:
+        self.total, self.first, self.began, self.last_line = total_steps, done_steps, time.monotonic(), -1e9
+        if done_steps:
+            self._say(f"going on from step {done_steps:,} of {total_steps:,}")
+
+    def trained(self, record: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if now - self.last_line < self.seconds_between and record["step"] < self.total:
+            return
+        self.last_line = now
+        left = (now - self.began) * (self.total - record["step"]) / max(record["step"] - self.first, 1)
+        self._say(
+            f"step {record['step']:,}/{self.total:,}  loss {record['loss']:.3f}  "
+            f"perplexity {record['perplexity']:,.1f}  {record['tokens_per_second']:,.0f} tokens/s  {clock(left)} left"
+        )
+
+    def validated(self, record: dict[str, Any]) -> None:
+        best = "  best so far" if record["best"] else ""
+        self._say(f"step {record['step']:,}/{self.total:,}  validation perplexity {record['perplexity']:,.2f}{best}")
+
+    def finished(self) -> None: ...
+
+    def _say(self, line: str) -> None:
+        print(line, file=self.stream, flush=True)
+
+
+class BarReporter:
+    """A live bar with loss, perplexity, speed and time left."""
+
+    def started(self, done_steps: int, total_steps: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=Console(stderr=True))
+        self.task = self.bar.add_task("starting", total=total_steps, completed=done_steps)
+        self.valid = ""
+        self.bar.start()
+
+    def trained(self, record: dict[str, Any]) -> None:
+        description = (
+            f"loss {record['loss']:.3f}  perplexity {record['perplexity']:,.1f}{self.valid}  "
+            f"{record['tokens_per_second']:,.0f} tokens/s"
+        )
+        self.bar.update(self.task, completed=record["step"], description=description)
+
+    def validated(self, record: dict[str, Any]) -> None:
+        self.valid = f"  (valid {record['perplexity']:,.2f})"
+
+    def finished(self) -> None:
+        self.bar.stop()
+
+
+class TensorBoardReporter:
+    """Passes everything on to another reporter, and writes TensorBoard scalars beside it."""
+
+    def __init__(self, inner: Any, folder: str) -> None:
+        from torchdefine.errors import UserError
+
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError("TensorBoard logs need the package tensorboard: pip install 'torchdefine[log]'.") from None
+        self.inner, self.writer = inner, SummaryWriter(folder)
+
+    def started(self, done_steps: int, total_steps: int) -> None:
+        self.inner.started(done_steps, total_steps)
+
+    def trained(self, record: dict[str, Any]) -> None:
+        for name in ("loss", "lr", "gradient_norm", "tokens_per_second"):
+            self.writer.add_scalar(f"train/{name}", record[name], record["step"])
+        self.inner.trained(record)
+
+    def validated(self, record: dict[str, Any]) -> None:
+        self.writer.add_scalar("valid/perplexity", record["perplexity"], record["step"])
+        self.inner.validated(record)
+
+    def finished(self) -> None:
+        self.writer.close()
+        self.inner.finished()
+
+
+def default_reporter() -> BarReporter | LineReporter:
+    return BarReporter() if sys.stderr.isatty() else LineReporter()
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+@contextmanager
+def work_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for any long work that reports (done, total); it shows itself on a terminal when the first report comes."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, start=True)
+
+    def report(done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total)
+        if done >= total:
+            bar.stop()
+
+    try:
+        yield report
+    finally:
+        bar.stop()

@@ -1,0 +1,82 @@
+"""A run is a folder: settings, vocabulary, log, checkpoints, result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torchdefine.data import Tokenization
+from torchdefine.errors import UserError
+from torchdefine.files import read_json, write_json, write_text
+from torchdefine.recipe import Recipe, load_recipe
+
+RESULT_VERSION = 1
+
+
+class RunFolder:
+    """The files of a run, and where each of them is."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.journal = self.path / "log.jsonl"
+        self.result = self.path / "result.json"
+        self.last = self.path / "last" / "checkpoint.safetensors"
+        self.best = self.path / "best" / "checkpoint.safetensors"
+        self.vocabulary: dict[str, Any] = {}
+        """The hash that every checkpoint carries, so that it is never used with another vocabulary."""
+
+    def exists(self) -> bool:
+        return self.config.exists()
+
+    def create(self, recipe: Recipe, tokenization: Tokenization) -> None:
+        """Start a new run here; a folder that holds one already is left alone."""
+        if self.exists():
+            raise UserError(f"{self.path} holds a run already: go on with --resume, or choose another --out.")
+        self.path.mkdir(parents=True, exist_ok=True)
+        tokenization.save(self.path)
+        write_text(self.config, recipe.to_yaml())
+
+    def recipe(self) -> Recipe:
+        if not self.exists():
+            raise UserError(f"{self.path} holds no run: config.yaml is missing.")
+        return load_recipe(str(self.config))
+
+    def use_vocabulary(self, tokenization: Tokenization) -> None:
+        self.vocabulary = {"vocabulary_sha256": tokenization.sha256, "vocabulary_size": len(tokenization)}
+
+    def check_vocabulary(self, facts: dict[str, Any], path: Path) -> None:
+        if facts.get("vocabulary_sha256") != self.vocabulary["vocabulary_sha256"]:
+            raise UserError(
+                f"{path} was trained with another vocabulary ({facts.get('vocabulary_size')} tokens) than the one "
+                f"given ({self.vocabulary['vocabulary_size']} tokens): use the text and vocabulary of the run itself."
+            )
+
+    def log(self, kind: str, record: dict[str, Any]) -> None:
+        with self.journal.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, **record}) + "\n")
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The lines of the log; one that was cut short by a crash is left out."""
+        found = []
+        if self.journal.exists():
+            for line in self.journal.read_text(encoding="utf-8").splitlines():
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                if kind is None or record.get("kind") == kind:
+                    found.append(record)
+        return found
+
+    def forget_after(self, step: int) -> None:
+        """Drop what was logged after the checkpoint that a run goes on from; it will be logged again."""
+        kept = [r for r in self.records() if r.get("step", 0) <= step]
+        write_text(self.journal, "".join(json.dumps(r) + "\n" for r in kept))
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        write_json(self.result, {"format_version": RESULT_VERSION, **result})
+
+    def read_result(self) -> dict[str, Any]:
+        return read_json(self.result)

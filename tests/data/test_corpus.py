@@ -1,0 +1,217 @@
+import errno
+import io
+import lzma
+import os
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from torchdefine.data.corpus import Corpus, encode_corpus
+from torchdefine.data.tokenizer import train_bpe
+from torchdefine.data.vocabulary import EOS, Vocabulary
+from torchdefine.errors import MachineError, UserError
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "train-1.txt").write_text("the cat sat\nthe cat\n")
+    (folder / "train-2.txt").write_text("the end\n")
+    (folder / "valid.txt").write_text("the dog sat\n")
+    (folder / "test.txt.xz").write_bytes(lzma.compress(b"the end\n"))
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, reading a text fails the test."""
+
+    def read(path: Path) -> Iterator[None]:
+        raise AssertionError(f"{path} was read again")
+
+    monkeypatch.setattr("torchdefine.data.token_file.read_text", read)
+    monkeypatch.setattr("torchdefine.data.corpus.read_text", read)
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_splits_are_encoded_with_the_words_of_the_training_text(source: Path, cache: Path) -> None:
+    corpus = encode_corpus(source, cache)
+    assert corpus.name == "tiny"
+    assert isinstance(corpus.tokenization, Vocabulary)
+    # "the" and <eos> are seen three times each, and < sorts before t
+    assert corpus.tokenization.tokens == [EOS, "the", "cat", "end", "sat", "<unk>"]
+    assert {split: file.tokens.tolist() for split, file in corpus.splits.items()} == {
+        "train": [1, 2, 4, 0, 1, 2, 0, 1, 3, 0],
+        "valid": [1, 5, 4, 0],
+        "test": [1, 3, 0],
+    }
+    assert corpus.splits["valid"].header.unknown == 1
+    assert files_below(cache) == ["corpus.json", "test.tokens", "train.tokens", "valid.tokens", "vocab.txt"]
+
+
+def test_second_call_does_not_read_the_text(source: Path, cache: Path, request: pytest.FixtureRequest) -> None:
+    first = encode_corpus(source, cache)
+    request.getfixturevalue("no_reading")
+    again = encode_corpus(source, cache)
+    assert again.folder == first.folder
+    assert again.splits["train"].tokens.tolist() == first.splits["train"].tokens.tolist()
+
+
+def test_changed_text_and_changed_settings_are_encoded_anew(source: Path, cache: Path) -> None:
+    folders = {encode_corpus(source, cache).folder}
+    folders.add(encode_corpus(source, cache, min_count=2).folder)
+    folders.add(encode_corpus(source, cache, max_size=4).folder)
+    (source / "valid.txt").write_text("the cat end\n")  # as long as before
+    os.utime(source / "valid.txt", ns=(1, 1))
+    changed = encode_corpus(source, cache)
+    assert changed.splits["valid"].header.unknown == 0
+    assert len(folders | {changed.folder}) == 4
+
+
+def test_min_count_and_max_size_reach_the_vocabulary(source: Path, cache: Path) -> None:
+    corpus = encode_corpus(source, cache, min_count=2)
+    assert isinstance(corpus.tokenization, Vocabulary)
+    assert corpus.tokenization.tokens == [EOS, "the", "<unk>", "cat"]
+    assert len(encode_corpus(source, cache, max_size=3).tokenization) == 3
+
+
+def test_existing_vocabulary_needs_no_training_text(source: Path, cache: Path) -> None:
+    vocabulary = Vocabulary.from_counts({"dog": 2, "the": 1, EOS: 1})
+    assert encode_corpus(source, cache, vocabulary=vocabulary).splits["valid"].tokens.tolist() == [2, 0, 3, 1]
+    for part in source.glob("train-*"):
+        part.unlink()
+    corpus = encode_corpus(source, cache, vocabulary=vocabulary)
+    assert list(corpus.splits) == ["valid", "test"]
+    with pytest.raises(UserError, match="no training file"):
+        encode_corpus(source, cache)
+
+
+def test_tokenizer_file_gives_subwords(source: Path, cache: Path, tmp_path: Path) -> None:
+    tokenizer = train_bpe([source / "train-1.txt"], 270)
+    file = tokenizer.save(tmp_path / "bpe.json")
+    corpus = encode_corpus(source, cache, tokenizer=file)
+    assert corpus.tokenization.kind == "subwords"
+    assert corpus.splits["valid"].tokens.tolist() == tokenizer.encode("the dog sat\n")
+    assert encode_corpus(source, cache, vocabulary=tokenizer).folder == corpus.folder
+
+
+def test_contradicting_choices_are_refused(source: Path, cache: Path) -> None:
+    vocabulary = Vocabulary.from_counts({"a": 1})
+    with pytest.raises(UserError, match="one of them"):
+        encode_corpus(source, cache, tokenizer="bpe.json", vocabulary=vocabulary)
+    with pytest.raises(UserError, match="min_count and max_size"):
+        encode_corpus(source, cache, vocabulary=vocabulary, min_count=2)
+    with pytest.raises(UserError, match=r"no tokenizer file bpe\.json"):
+        encode_corpus(source, cache, tokenizer="bpe.json")
+
+
+@pytest.mark.parametrize(
+    ("split", "text", "sentence"),
+    [
+        ("train-2.txt", "", r"train-2\.txt is empty"),
+        ("valid.txt", "\n", r"valid\.txt has 1 token"),
+        ("valid.txt", "a\0b\n", r"valid\.txt is a binary file"),
+    ],
+)
+def test_unusable_text_is_refused_and_leaves_no_corpus(
+    source: Path, cache: Path, split: str, text: str, sentence: str
+) -> None:
+    (source / split).write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        encode_corpus(source, cache)
+    assert "corpus.json" not in files_below(cache)
+
+
+def test_training_text_without_words_is_refused(source: Path, cache: Path) -> None:
+    for part in source.glob("train-*"):
+        part.write_text("\n\n")
+    with pytest.raises(UserError, match=r"train-1\.txt has no word"):
+        encode_corpus(source, cache)
+    assert not cache.exists()
+
+
+def test_damaged_cache_is_made_again(source: Path, cache: Path) -> None:
+    corpus = encode_corpus(source, cache)
+    expected = corpus.splits["train"].tokens.tolist()
+    corpus.splits["train"].path.write_bytes(b"TDTOKENS")
+    with pytest.raises(UserError, match=r"train\.tokens is damaged"):
+        Corpus.open(corpus.folder)
+    assert encode_corpus(source, cache).splits["train"].tokens.tolist() == expected
+
+
+def test_open_refuses_what_does_not_belong_together(source: Path, cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a folder with an encoded corpus"):
+        Corpus.open(tmp_path)
+    folder = encode_corpus(source, cache).folder
+    Vocabulary.from_counts({"other": 1}).save(folder)
+    with pytest.raises(UserError, match=r"tokens was made with another vocabulary"):
+        Corpus.open(folder)
+    (folder / "corpus.json").write_text('{"version": 2, "name": "tiny", "splits": []}')
+    with pytest.raises(UserError, match="format version 2"):
+        Corpus.open(folder)
+
+
+def test_full_disk_leaves_nothing_half_written(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SmallDisk(io.FileIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    open_path = Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda path, mode="r": SmallDisk(path, "x") if mode == "xb" else open_path(path, mode)
+    )
+    with pytest.raises(MachineError, match=r"disk is full.*train\.tokens"):
+        encode_corpus(source, cache)
+    assert files_below(cache) == []
+
+
+def test_progress_grows_to_the_total(source: Path, cache: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    encode_corpus(source, cache, progress=lambda done, total: calls.append((done, total)))
+    sizes = {path.name: path.stat().st_size for path in source.iterdir()}
+    total = sum(sizes.values()) + sizes["train-1.txt"] + sizes["train-2.txt"]  # the training text is read twice
+    assert calls == sorted(calls)
+    assert len(calls) >= 6
+    assert calls[-1] == (total, total)
+
+
+def test_concurrent_encoding_gives_one_whole_corpus(source: Path, cache: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        corpora = list(pool.map(lambda _: encode_corpus(source, cache), range(4)))
+    for corpus in corpora:
+        corpus.splits["train"].verify()
+        assert len(corpus.splits["train"]) == 10
+    assert len(files_below(cache)) == 5
+
+
+def test_cache_comes_from_the_environment(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDEFINE_CACHE", str(cache))
+    assert encode_corpus(source).folder.parent == cache / "corpora"
+
+
+def test_blocks_do_not_change_the_tokens(
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = encode_corpus(source, cache).splits["train"].tokens.tolist()
+    monkeypatch.setattr("torchdefine.data.text_files.BLOCK_BYTES", 3)
+    assert encode_corpus(source, tmp_path / "other").splits["train"].tokens.tolist() == whole
+
+
+def test_counting_agrees_with_a_plain_loop(source: Path, cache: Path) -> None:
+    vocabulary = encode_corpus(source, cache).tokenization
+    text = (source / "train-1.txt").read_text() + (source / "train-2.txt").read_text()
+    counts = Counter(word for line in text.split("\n")[:-1] for word in [*line.split(), EOS])
+    assert isinstance(vocabulary, Vocabulary)
+    assert dict(zip(vocabulary.tokens, vocabulary.counts, strict=True)) == {**counts, "<unk>": 0}

@@ -1,0 +1,47 @@
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from torchdefine.data.storage import atomic_file, cache_folder
+from torchdefine.errors import MachineError
+
+
+def test_file_appears_whole_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file"
+    with atomic_file(path) as file:
+        file.write(b"content")
+        assert not path.exists()
+    assert path.read_bytes() == b"content"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_error_leaves_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with suppress(KeyboardInterrupt), atomic_file(path) as file:
+        file.write(b"new")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_full_disk_is_the_machines_failure(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="disk is full"), atomic_file(tmp_path / "file"):
+        raise OSError(28, "No space left on device")
+    assert not list(tmp_path.iterdir())
+
+
+def test_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"in the way")
+    target = tmp_path / "file" / "below"
+    with pytest.raises(MachineError, match="file/below could not be written"), atomic_file(target):
+        pass
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHDEFINE_CACHE", str(tmp_path / "variable"))
+    assert cache_folder(tmp_path / "argument") == tmp_path / "argument"
+    assert cache_folder() == tmp_path / "variable"
+    monkeypatch.delenv("TORCHDEFINE_CACHE")
+    assert cache_folder() == Path.home() / ".cache" / "torchdefine"
