@@ -1,8 +1,10 @@
 import os
+from pathlib import Path
 
 # Some virtual machines announce bfloat16 instructions that they then refuse; oneDNN must be told before its first use.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -27,3 +29,51 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Encoded texts go to a folder of the tests' own."""
+    os.environ["TORCHDEFINE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of 60 words in which each word half decides the next: small, and there is something to learn."""
+    folder = tmp_path_factory.mktemp("corpus")
+    random = np.random.default_rng(0)
+    for split, lines in (("train", 400), ("valid", 60), ("test", 60)):
+        text, word = [], 0
+        for _ in range(lines):
+            row = []
+            for _ in range(int(random.integers(3, 12))):
+                word = (word * 7 + 3) % 60 if random.random() < 0.6 else int(random.zipf(1.5)) % 60
+                row.append(f"w{word}")
+            text.append(" ".join(row))
+        (folder / f"{split}.txt").write_text("\n".join(text) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """A recipe that trains in a second, with every kind of randomness in it."""
+    path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
+    path.write_text(f"""description: A tiny model for tests
+data: {{corpus: {corpus}}}
+embedding:
+  map: adaptive
+  map_dim: 16
+  cutoffs: [10, 30]
+  division: 2
+  unit: define
+  expand_dim: 32
+  depth: 3
+  dropout: 0.1
+  row_dropout: 0.1
+context: {{layers: 2, hidden_dim: 24, input_dropout: 0.2, hidden_dropout: 0.2, output_dropout: 0.2}}
+output: {{kind: adaptive}}
+optim: {{optimizer: adam, lr: 5.0e-3, clip: 1.0}}
+train: {{batch_size: 4, length: 10, steps: 60, log_every: 7, eval_every: 25, checkpoint_every: 10}}
+eval: {{batch_size: 2, length: 16}}
+""")
+    return path

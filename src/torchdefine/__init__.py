@@ -1,5 +1,8 @@
 """Deep factorised token embeddings for PyTorch."""
 
+__version__ = "0.1.0"
+
+from torchdefine.build import register_context, register_embedding, register_output
 from torchdefine.embedding import (
     AdaptiveMap,
     DeFINE,
@@ -11,8 +14,7 @@ from torchdefine.embedding import (
     UnitOptions,
     make_plan,
 )
-
-__version__ = "0.1.0"
+from torchdefine.run import Run, load_run, train
 
 __all__ = [
     "AdaptiveMap",
@@ -21,7 +23,13 @@ __all__ = [
     "GroupLinear",
     "PlanRules",
     "ProjectiveMap",
+    "Run",
     "StandardMap",
     "UnitOptions",
+    "load_run",
     "make_plan",
+    "register_context",
+    "register_embedding",
+    "register_output",
+    "train",
 ]

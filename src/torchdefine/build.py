@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
 from torch import nn
 
 from torchdefine.context import LSTM, LSTMDropout
@@ -32,7 +34,7 @@ class VocabularyFacts:
     """What modules need to know of the vocabulary."""
 
     size: int
-    counts: Sequence[int] | None = None
+    counts: Sequence[int] | np.ndarray | None = None
     """One for each id where ids are not in frequency order, so that bands can go by frequency."""
 
 
@@ -95,7 +97,12 @@ def _build_map(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> MapL
             f"use --embedding.cutoffs {vocabulary.size // 8},{vocabulary.size // 2}, say, or a standard map."
         )
     return AdaptiveMap(
-        vocabulary.size, settings.map_dim, cutoffs, settings.division, scale=scale, counts=vocabulary.counts
+        vocabulary.size,
+        settings.map_dim,
+        cutoffs,
+        settings.division,
+        scale=scale,
+        counts=None if vocabulary.counts is None else torch.as_tensor(vocabulary.counts, device="cpu"),
     )
 
 

@@ -1,43 +1,77 @@
-"""Files that are written whole or not at all, and read with a sentence instead of a traceback."""
+"""Files that are written whole or not at all and read with a sentence, not a traceback; where cached ones lie."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from torchdefine.errors import MachineError, UserError
 
+Progress = Callable[[int, int], None]
+"""Called with (done, total) now and then during long work, and at its end with (total, total)."""
+
+
+def cache_folder(cache: str | Path | None = None) -> Path:
+    """The folder for what can be made again: ``cache``, $TORCHDEFINE_CACHE or ~/.cache/torchdefine."""
+    chosen = cache or os.environ.get("TORCHDEFINE_CACHE") or Path("~/.cache/torchdefine")
+    return Path(chosen).expanduser()
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path``; on success it takes its place at once, on failure nothing is left."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    """A path beside ``path`` to write to; what is there takes its place, whole, if the block ends without an error.
+
+    An existing file is never harmed, and two processes that write the same path do not meet. A write that fails is
+    a MachineError.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes private files
         os.replace(temporary, path)
     except OSError as error:
-        raise _disk_error(path, error) from error
+        raise write_failure(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # after a success there is nothing left to remove
+            temporary.unlink()
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open ``path`` for writing bytes; it appears, whole, only if the block ends without an error."""
+    with replacing(path) as temporary, temporary.open("xb") as file:
+        yield file
+
+
+def write_failure(path: Path, error: OSError) -> MachineError:
+    """The sentence for a write to ``path`` that the machine refused."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _disk_full(path)
+    return MachineError(
+        f"{path} could not be written ({error.strerror or error}): choose a folder that can be written to; "
+        "TORCHDEFINE_CACHE names the one for cached files."
+    )
+
+
+def _disk_full(path: Path) -> MachineError:
+    return MachineError(f"The disk is full, so {path} could not be written: free some space and start again.")
 
 
 def write_text(path: Path, text: str) -> None:
-    _write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    with atomic_file(path) as file:
+        file.write(text.encode())
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -46,7 +80,13 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    _write(path, lambda temporary: save_file(whole, temporary, metadata=metadata))
+    with replacing(path) as temporary:
+        try:
+            save_file(whole, temporary, metadata=metadata)
+        except SafetensorError as error:
+            if "No space left" in str(error):  # the package has its own error for what the system says
+                raise _disk_full(path) from error
+            raise MachineError(f"{path} could not be written ({error}).") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -59,29 +99,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no settings: a JSON object was expected.")
     return value
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    with replacing(path) as temporary:
-        try:
-            write(temporary)
-        except OSError as error:
-            raise _disk_error(path, error) from error
-        except Exception as error:  # safetensors reports a full disk as its own error type
-            if "No space left" in str(error):
-                raise MachineError(
-                    f"The disk is full: {path} was not written, and what was there is unharmed."
-                ) from error
-            raise
-
-
-def _disk_error(path: Path, error: OSError) -> Exception:
-    if error.errno == errno.ENOSPC:
-        return MachineError(f"The disk is full: {path} was not written, and what was there is unharmed.")
-    return MachineError(f"{path} could not be written ({error.strerror or error}).")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

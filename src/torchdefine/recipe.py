@@ -191,7 +191,7 @@ class Recipe:
         if tied_to_bands and self.embedding.kind == "tokens":
             _require(
                 (self.output.kind == "adaptive") == (self.embedding.map == "adaptive"),
-                f"A tied {self.output.kind} output does not fit a {self.embedding.map} map: use the adaptive kind of "
+                f"A tied {self.output.kind} output does not fit the {self.embedding.map} map: use the adaptive kind of "
                 "both or of neither, or output.tied false.",
             )
 

@@ -109,7 +109,7 @@ def train(
             return load_run(folder.path, device=device)
         target = processes.device(device)
         torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
-        model = build_language_model(recipe, vocabulary_facts(corpus.tokenization)).to(target)
+        model = build_language_model(recipe, _trained_facts(corpus)).to(target)
         torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
         if recipe.train.compile:
             model.embedding.compile()
@@ -144,14 +144,25 @@ def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None =
     file = folder.best if checkpoint == "best" else folder.last
     weights = read_checkpoint(file, only="model")
     folder.check_vocabulary(weights.facts, file)
-    model = build_language_model(recipe, vocabulary_facts(tokenization))
+    model = build_language_model(recipe, _loaded_facts(tokenization))
     load_weights(model, weights, file)
     return Run(folder, recipe, tokenization, model.to(Processes().device(device)).eval())
 
 
-def vocabulary_facts(tokenization: Tokenization) -> VocabularyFacts:
-    """Words are kept in frequency order; subwords are not, so their bands go by count where counts are known."""
-    return VocabularyFacts(len(tokenization), tokenization.counts if tokenization.kind == "subwords" else None)
+def _loaded_facts(tokenization: Tokenization) -> VocabularyFacts:
+    """For a model whose weights are about to be loaded: where bands go by rank, the ranks come with the weights."""
+    size = len(tokenization)
+    return VocabularyFacts(size, np.zeros(size, np.int64) if tokenization.kind == "subwords" else None)
+
+
+def _trained_facts(corpus: Corpus) -> VocabularyFacts:
+    """Words are in frequency order; subwords are not, so their bands go by how often they occur in training."""
+    subwords = corpus.tokenization.kind == "subwords"
+    return VocabularyFacts(len(corpus.tokenization), _training_counts(corpus) if subwords else None)
+
+
+def _training_counts(corpus: Corpus) -> np.ndarray:
+    return np.bincount(np.asarray(corpus.splits["train"].tokens), minlength=len(corpus.tokenization))
 
 
 def _resolve(recipe: str | Path | Recipe, data: str | Path | None, overrides: Mapping[str, Any]) -> Recipe:
@@ -268,11 +279,8 @@ def _result(
         for split in ("valid", "test")
         if split in corpus.splits
     }
-    counts = corpus.tokenization.counts
-    unigram = {
-        split: unigram_perplexity(counts, np.asarray(corpus.splits[split].tokens)) if counts else None
-        for split in evaluations
-    }
+    counts = _training_counts(corpus)
+    unigram = {split: unigram_perplexity(counts, np.asarray(corpus.splits[split].tokens)) for split in evaluations}
     return {
         "recipe": recipe.name,
         "overrides": {name: dict(values) for name, values in overrides.items()},

@@ -3,7 +3,6 @@
 from torchdefine.data.batches import IGNORE, TokenStreams, evaluation_streams, shard
 from torchdefine.data.corpus import Corpus, encode_corpus
 from torchdefine.data.named import DOWNLOADABLE, SHIPPED, corpus_names, resolve_corpus
-from torchdefine.data.storage import Progress, atomic_file, cache_folder
 from torchdefine.data.text_files import TextBlock, find_splits, read_text
 from torchdefine.data.token_file import TokenFile, TokenHeader
 from torchdefine.data.tokenization import Tokenization, load_tokenization
@@ -17,7 +16,6 @@ __all__ = [
     "SHIPPED",
     "UNK",
     "Corpus",
-    "Progress",
     "SubwordTokenizer",
     "TextBlock",
     "TokenFile",
@@ -25,8 +23,6 @@ __all__ = [
     "TokenStreams",
     "Tokenization",
     "Vocabulary",
-    "atomic_file",
-    "cache_folder",
     "corpus_names",
     "encode_corpus",
     "evaluation_streams",

@@ -20,13 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchdefine.data.storage import Progress, atomic_file, cache_folder
 from torchdefine.data.text_files import find_splits, read_text
 from torchdefine.data.token_file import TokenFile, write_token_file
 from torchdefine.data.tokenization import Tokenization, load_tokenization
 from torchdefine.data.tokenizer import SubwordTokenizer
 from torchdefine.data.vocabulary import Vocabulary, split_words
 from torchdefine.errors import UserError
+from torchdefine.files import Progress, atomic_file, cache_folder
 
 MANIFEST_FILE = "corpus.json"
 VERSION = 1

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from torchdefine.data.storage import Progress, atomic_file, write_failure
 from torchdefine.errors import MachineError
+from torchdefine.files import Progress, atomic_file, write_failure
 
 ATTEMPTS = 4
 FIRST_WAIT_SECONDS = 1.0

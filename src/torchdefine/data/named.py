@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchdefine.data.download import download, extract, hash_record
-from torchdefine.data.storage import Progress, cache_folder
 from torchdefine.data.text_files import FOLDER_LAYOUT, find_splits
 from torchdefine.errors import MachineError, UserError
+from torchdefine.files import Progress, cache_folder
 
 _log = logging.getLogger(__name__)
 _SAMPLES = Path(__file__).parent / "samples"

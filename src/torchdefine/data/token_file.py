@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from torchdefine.data.storage import atomic_file
 from torchdefine.data.text_files import read_text
 from torchdefine.data.tokenization import Tokenization
 from torchdefine.errors import UserError
+from torchdefine.files import atomic_file
 
 MAGIC = b"TDTOKENS"
 VERSION = 1

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from torchdefine.data.storage import Progress, atomic_file
 from torchdefine.data.text_files import read_text
 from torchdefine.data.vocabulary import EOS, UNK
 from torchdefine.errors import UserError
+from torchdefine.files import Progress, atomic_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

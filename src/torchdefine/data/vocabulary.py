@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from torchdefine.data.storage import atomic_file
 from torchdefine.errors import UserError
+from torchdefine.files import atomic_file
 
 UNK = "<unk>"
 EOS = "<eos>"

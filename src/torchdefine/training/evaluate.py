@@ -80,7 +80,7 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def unigram_perplexity(counts: Sequence[int], tokens: np.ndarray) -> float:
+def unigram_perplexity(counts: Sequence[int] | np.ndarray, tokens: np.ndarray) -> float:
     """What a model that knows only how often each word occurs in training gets: the bar every model must clear."""
     frequency = np.asarray(counts, dtype=np.float64)
     if len(tokens) == 0:

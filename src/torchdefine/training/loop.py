@@ -99,7 +99,8 @@ class Trainer:
         self._losses = torch.zeros((), device=self.device)
         self._gradient_norm = torch.zeros((), device=self.device)
         self._first_bad_step = torch.full((), -1, dtype=torch.long, device=self.device)
-        self._steps_since_log = 0
+        self._steps_since_log = self._tokens_since_log = 0
+        self._seconds_since_log = 0.0
 
     def resume(self) -> None:
         """Take up the run where its last checkpoint left it."""
@@ -121,7 +122,6 @@ class Trainer:
         self.reporter.started(self.position.step, self.total_steps)
         with _stop_requests() as stop_asked, self.precision.matmul_mode():
             self._clock = time.monotonic()
-            self._tokens_at_log = self.position.tokens
             while self.position.step < self.total_steps:
                 self._train_step()
                 self.position.total_seconds = time.monotonic() - started
@@ -164,8 +164,10 @@ class Trainer:
             self.precision.scaler.scale(loss / parts).backward()
             step_loss += loss.detach() / parts
         self._update(step_loss)
+        tokens = targets.numel() * self.processes.count
         self.position.step += 1
-        self.position.tokens += targets.numel() * self.processes.count
+        self.position.tokens += tokens
+        self._tokens_since_log += tokens
 
     def _update(self, step_loss: Tensor) -> None:
         """Clip and step, and note on the device, without asking it, whether anything is not finite."""
@@ -187,12 +189,8 @@ class Trainer:
     def _log(self) -> None:
         loss = float(self.processes.mean(self._losses)) / self._steps_since_log  # the first look at the device
         self._check_finite()
-        now = time.monotonic()
-        seconds = now - self._clock
-        self._clock = now
-        tokens = self.position.tokens - self._tokens_at_log
-        self._tokens_at_log = self.position.tokens
-        self.position.train_seconds += seconds
+        self._count_seconds()
+        speed = self._tokens_since_log / max(self._seconds_since_log, 1e-9)
         record = {
             "step": self.position.step,
             "epoch": round(self.position.step / self.segments, 4),
@@ -201,14 +199,22 @@ class Trainer:
             "perplexity": perplexity(loss),
             "lr": self.optimizer.param_groups[0]["lr"],
             "gradient_norm": float(self._gradient_norm),
-            "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
+            "tokens_per_second": round(speed, 1),
             "seconds": round(self.position.total_seconds, 3),
         }
         self._losses.zero_()
-        self._steps_since_log = 0
+        self._steps_since_log = self._tokens_since_log = 0
+        self._seconds_since_log = 0.0
         if self.processes.is_first:
             self.folder.log("train", record)
             self.reporter.trained(record)
+
+    def _count_seconds(self) -> None:
+        """Add the time since the clock was last read to that spent on training."""
+        now = time.monotonic()
+        self._seconds_since_log += now - self._clock
+        self.position.train_seconds += now - self._clock
+        self._clock = now
 
     def _validation_due(self) -> bool:
         step, every = self.position.step, self.settings.eval_every or self.segments
@@ -216,6 +222,7 @@ class Trainer:
 
     def _validate(self) -> None:
         self._check_finite()
+        self._count_seconds()
         if self.validate is None:
             self._write_best()
         else:

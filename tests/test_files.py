@@ -2,9 +2,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
-from torchdefine.data.storage import atomic_file, cache_folder
 from torchdefine.errors import MachineError
+from torchdefine.files import atomic_file, cache_folder, write_safetensors
 
 
 def test_file_appears_whole_at_the_end(tmp_path: Path) -> None:
@@ -37,6 +39,22 @@ def test_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     target = tmp_path / "file" / "below"
     with pytest.raises(MachineError, match="file/below could not be written"), atomic_file(target):
         pass
+
+
+def test_full_disk_while_writing_weights_keeps_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "weights.safetensors"
+    write_safetensors(path, {"a": torch.ones(3)})
+    before = path.read_bytes()
+
+    def no_space(tensors: dict, file: Path, metadata: dict | None = None) -> None:
+        file.write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("torchdefine.files.save_file", no_space)
+    with pytest.raises(MachineError, match="disk is full"):
+        write_safetensors(path, {"a": torch.zeros(3)})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+import pytest
+import torch
+from torch import nn
+
+from torchdefine.context import LSTM, LSTMDropout
+from torchdefine.errors import UserError
+
+
+def test_equals_torchs_stacked_lstm_with_gradients() -> None:
+    ours = LSTM(6, 8, layers=3).double()
+    theirs = nn.LSTM(6, 8, num_layers=3, batch_first=True).double()
+    with torch.no_grad():
+        for index, layer in enumerate(ours.layers):
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                getattr(theirs, f"{name}_l{index}").copy_(getattr(layer, f"{name}_l0"))
+    x = torch.randn(4, 7, 6, dtype=torch.float64, requires_grad=True)
+    y, state = ours(x, ours.initial_state(4))
+    expected, (h, c) = theirs(x)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(torch.cat([s[0] for s in state]), h)
+    torch.testing.assert_close(torch.cat([s[1] for s in state]), c)
+    one, other = torch.autograd.grad(y.square().sum(), x)[0], torch.autograd.grad(expected.square().sum(), x)[0]
+    torch.testing.assert_close(one, other)
+
+
+def test_carried_state_makes_two_segments_one() -> None:
+    lstm = LSTM(6, 8, 5, layers=2).eval()
+    x = torch.randn(3, 10, 6)
+    whole, _ = lstm(x, lstm.initial_state(3))
+    first, state = lstm(x[:, :4], lstm.initial_state(3))
+    second, _ = lstm(x[:, 4:], state)
+    torch.testing.assert_close(torch.cat((first, second), 1), whole)
+    assert whole.shape == (3, 10, 5)
+    assert not any(t.requires_grad for pair in state for t in pair)
+
+
+@pytest.mark.parametrize("place", ["input", "hidden", "output"])
+def test_dropout_holds_one_mask_for_all_positions(place: str) -> None:
+    lstm = LSTM(64, 64, layers=2, dropout=LSTMDropout(**{place: 0.5}))
+    x = torch.ones(2, 9, 64)
+    dropped = lstm._drop(x.transpose(0, 1), 0.5)
+    assert torch.equal(dropped[0], dropped[5])
+    assert not torch.equal(dropped[0, 0], dropped[0, 1])
+    assert set(dropped.unique().tolist()) == {0.0, 2.0}
+    state = lstm.initial_state(2)
+    assert not torch.equal(lstm(x, state)[0], lstm(x, state)[0])
+    lstm.eval()
+    assert torch.equal(lstm(x, state)[0], lstm(x, state)[0])
+
+
+def test_output_dropout_zeroes_whole_features() -> None:
+    lstm = LSTM(8, 32, dropout=LSTMDropout(output=0.5))
+    y, _ = lstm(torch.randn(2, 6, 8), lstm.initial_state(2))
+    zero = y == 0
+    assert torch.equal(zero.all(1), zero.any(1))
+    assert zero.any()
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(UserError, match="layers is 0"):
+        LSTM(4, 4, layers=0)
+    with pytest.raises(UserError, match=r"hidden dropout is 1\.0"):
+        LSTMDropout(hidden=1.0)

@@ -1,0 +1,63 @@
+import pytest
+import torch
+from tests.models.test_language_model import adaptive_model
+
+from torchdefine.decoding import SamplingOptions, generate
+from torchdefine.decoding.sampling import draw
+from torchdefine.errors import UserError
+
+
+def test_greedy_generation_equals_recomputing_the_whole_text() -> None:
+    model = adaptive_model().double()
+    continuation = generate(model, [3, 7], 12, SamplingOptions(temperature=0))
+    text = [3, 7]
+    model.eval()
+    for token in continuation:
+        log_probs, _ = model.log_prob(torch.tensor([text]), model.initial_state(1))
+        assert int(log_probs[0, -1].argmax()) == token
+        text.append(token)
+    assert len(continuation) == 12
+
+
+def test_same_seed_same_text_and_stop_token() -> None:
+    model = adaptive_model()
+    one = generate(model, [1], 20, generator=torch.Generator().manual_seed(5))
+    two = generate(model, [1], 20, generator=torch.Generator().manual_seed(5))
+    other = generate(model, [1], 20, generator=torch.Generator().manual_seed(6))
+    assert one == two != other
+    stop = one[3]
+    cut = generate(model, [1], 20, generator=torch.Generator().manual_seed(5), stop_token=stop)
+    assert cut == one[: one.index(stop) + 1]
+    assert model.training
+
+
+def test_draws_follow_the_options() -> None:
+    log_probs = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+
+    def seen(**options) -> set[int]:
+        return {draw(log_probs, SamplingOptions(**options)) for _ in range(300)}
+
+    assert seen() == {0, 1, 2, 3}
+    assert seen(top_k=2) == {0, 1}
+    assert seen(top_p=0.6) == {0, 1}
+    assert seen(top_p=0.5) == {0}
+    assert seen(forbidden=(0, 2)) == {1, 3}
+    assert seen(temperature=0) == {0}
+
+
+def test_frequencies_are_the_probabilities() -> None:
+    log_probs = torch.tensor([0.7, 0.2, 0.1]).log()
+    draws = torch.tensor([draw(log_probs, SamplingOptions()) for _ in range(4000)])
+    torch.testing.assert_close(torch.bincount(draws) / 4000, log_probs.exp(), atol=0.03, rtol=0)
+
+
+def test_bad_options() -> None:
+    for message, make in {
+        "temperature is -1": lambda: SamplingOptions(temperature=-1),
+        "top_k is 0": lambda: SamplingOptions(top_k=0),
+        "top_p is 0": lambda: SamplingOptions(top_p=0),
+        "prompt is empty": lambda: generate(adaptive_model(), [], 3),
+        "length is 0": lambda: generate(adaptive_model(), [1], 0),
+    }.items():
+        with pytest.raises(UserError, match=message):
+            make()

@@ -1,0 +1,100 @@
+import copy
+
+import pytest
+import torch
+
+from torchdefine import AdaptiveMap, DeFINE, StandardMap
+from torchdefine.context import LSTM
+from torchdefine.embedding import TokenEmbedding
+from torchdefine.errors import UserError
+from torchdefine.models import LanguageModel
+from torchdefine.output import AdaptiveSoftmax, FullSoftmax
+
+
+def adaptive_model() -> LanguageModel:
+    bands = AdaptiveMap(50, 16, (10, 30), division=2)
+    bands.reset_parameters(0.25)
+    return LanguageModel(DeFINE.over(bands, 24, 64), LSTM(24, 20, 16, layers=2), AdaptiveSoftmax(16, bands))
+
+
+def standard_model() -> LanguageModel:
+    table = StandardMap(50, 16)
+    return LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table))
+
+
+@pytest.mark.parametrize("make", [adaptive_model, standard_model])
+def test_loss_is_the_mean_of_its_own_log_probabilities(make) -> None:
+    model = make().double().eval()
+    ids = torch.randint(0, 50, (3, 8))
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+    loss, state = model(inputs, targets, model.initial_state(3))
+    log_probs, same_state = model.log_prob(inputs, model.initial_state(3))
+    torch.testing.assert_close(loss, -log_probs.gather(-1, targets.unsqueeze(-1)).mean())
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3, 7, dtype=torch.float64))
+    torch.testing.assert_close(state[0][0], same_state[0][0])
+
+
+@pytest.mark.parametrize("make", [adaptive_model, standard_model])
+def test_tied_tables_are_saved_once_and_stay_tied(make) -> None:
+    model = make()
+    state = model.state_dict()
+    pointers = [tensor.data_ptr() for tensor in state.values()]
+    assert len(set(pointers)) == len(pointers)
+    twin = copy.deepcopy(model)
+    table = twin.embedding.map.bands[0].weight if make is adaptive_model else twin.embedding.map.table.weight
+    before = twin.log_prob(torch.tensor([[1]]), twin.initial_state(1))[0]
+    with torch.no_grad():
+        table.mul_(3)
+    after = twin.output.log_prob(torch.randn(1, 1, 16))
+    assert after.std() > before.std()
+    assert torch.equal(
+        model.log_prob(torch.tensor([[1]]), model.initial_state(1))[0],
+        make_equal(model).log_prob(torch.tensor([[1]]), model.initial_state(1))[0],
+    )
+
+
+def make_equal(model: LanguageModel) -> LanguageModel:
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(model.state_dict())
+    return twin
+
+
+def test_parameters_by_part_add_up() -> None:
+    model = adaptive_model()
+    parts = model.parameters_by_part()
+    assert parts["define"] == sum(p.numel() for p in model.embedding.unit.parameters())
+    assert parts["define"] + parts["context"] + parts["input_output"] == parts["total"]
+    tables = 10 * 16 + 20 * 8 + 20 * 4 + (8 + 4) * 16 + 2 * 16
+    assert parts["input_output"] == tables
+
+
+def test_label_smoothing_counts_in_training_only() -> None:
+    table = StandardMap(50, 16)
+    model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table), label_smoothing=0.3)
+    ids = torch.randint(0, 50, (2, 5))
+    smoothed, _ = model(ids, ids, model.initial_state(2))
+    model.eval()
+    plain, _ = model(ids, ids, model.initial_state(2))
+    assert smoothed != plain
+
+
+def test_row_dropout_zeroes_whole_token_types() -> None:
+    embedding = TokenEmbedding(StandardMap(2000, 8))
+    embedding.row_dropout = 0.5
+    ids = torch.arange(2000).repeat(2, 1)
+    vectors = embedding(ids)
+    assert torch.equal(vectors[0], vectors[1])
+    dropped = (vectors[0] == 0).all(-1).float().mean()
+    assert 0.4 < dropped < 0.6
+    kept = (vectors[0] != 0).any(-1)
+    torch.testing.assert_close(vectors[0][kept], 2 * embedding.map.table.weight[kept])
+    embedding.eval()
+    torch.testing.assert_close(embedding(ids)[0], embedding.map.table.weight)
+
+
+def test_widths_that_do_not_meet_are_refused() -> None:
+    table = StandardMap(50, 16)
+    with pytest.raises(UserError, match="embedding gives vectors 16 wide, but the context model takes 8"):
+        LanguageModel(TokenEmbedding(table), LSTM(8, 16), FullSoftmax(16, table))
+    with pytest.raises(UserError, match="context model gives vectors 12 wide"):
+        LanguageModel(TokenEmbedding(table), LSTM(16, 12), FullSoftmax(16, table))

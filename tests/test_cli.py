@@ -1,0 +1,158 @@
+"""The command line as a user meets it: exit codes, one sentence, no traceback."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchdefine import train
+
+
+def torchdefine(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "torchdefine", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "run"
+    train(recipe_file, out=out)
+    return out
+
+
+def test_train_eval_generate_compare(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "second"
+    done = torchdefine("train", recipe_file, "--out", out, "--optim.lr", "1e-2", "--train.seed=7", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["overrides"] == {"optim": {"lr": "1e-2"}, "train": {"seed": 7}}
+    assert result["settings"]["optim"]["lr"] == 0.01
+    assert "validation perplexity" in done.stderr
+
+    done = torchdefine("eval", out, "--json")
+    evaluation = json.loads(done.stdout)
+    assert evaluation["perplexity"] == pytest.approx(result["test_perplexity"], rel=1e-6)
+    assert "every token predicted once" in evaluation["protocol"]
+    assert "outside the vocabulary" in torchdefine("eval", out, "--split", "valid").stdout
+
+    one = torchdefine("generate", out, "--prompt", "w1 w2", "--length", "8", "--seed", "1").stdout
+    assert one.startswith("w1 w2 ")
+    assert one == torchdefine("generate", out, "--prompt", "w1 w2", "--length", "8", "--seed", "1").stdout
+
+    report = tmp_path / "report.html"
+    done = torchdefine("compare", finished, out, "--report", report)
+    assert done.returncode == 0, done.stderr
+    assert "second" in done.stdout
+    page = report.read_text()
+    assert "<svg" in page
+    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+    compared = json.loads(torchdefine("compare", finished, out, "--json").stdout)
+    assert [run["run"] for run in compared["runs"]] == ["run", "second"]
+    assert compared["warnings"] == []
+
+
+def test_params_prints_what_was_asked_for() -> None:
+    report = json.loads(torchdefine("params", "table1a/r3", "--json").stdout)
+    assert report["total"] == pytest.approx(33.02294)
+    assert report["published_total"] == 33.02
+    assert {"define", "context", "input_output"} <= report.keys()
+    assert "reduce" in torchdefine("params", "table1a/r4", "--plan").stdout
+    deeper = json.loads(torchdefine("params", "table1a/r3", "--embedding.depth", "5", "--json").stdout)
+    assert deeper["define"] > report["define"]
+
+
+def test_recipes_and_help_teach() -> None:
+    names = [row["name"] for row in json.loads(torchdefine("recipes", "--json").stdout)]
+    assert "table1a/r3" in names
+    listing = torchdefine("recipes").stdout
+    assert "table1a/r3" in listing
+    page = torchdefine("train", "--help").stdout
+    assert "--optim.lr" in page
+    assert "Learning rate." in page
+    assert torchdefine("--version").stdout.startswith("torchdefine ")
+
+
+def folder_with(tmp_path: Path, **texts: bytes) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, content in texts.items():
+        (folder / f"{name}.txt").write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ({}, "no training file"),
+        ({"train": b""}, "train.txt is empty"),
+        ({"train": b"\x00\x01\x02\xff" * 50}, "train.txt is"),
+        ({"train": b"word"}, "too few for a batch of 4"),
+        ({"train": b"\n"}, "train.txt"),
+        ({"train": b"a b c d e\n" * 9, "valid": b""}, "valid.txt is empty"),
+    ],
+)
+def test_bad_texts(recipe_file: Path, tmp_path: Path, texts: dict[str, bytes], words: str) -> None:
+    out = tmp_path / "run"
+    arguments = ["--embedding.map", "standard", "--output.kind", "full"]
+    done = torchdefine("train", recipe_file, "--data", folder_with(tmp_path, **texts), "--out", out, *arguments)
+    assert_refused(done, words)
+    assert not (out / "last").exists()
+
+
+def test_bad_commands(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+    cases = {
+        "The setting --optim.lrr is unknown: did you mean 'optim.lr'": ["train", recipe_file, "--optim.lrr", "1"],
+        "optim.lr is -1.0, but must be above 0": ["train", recipe_file, "--optim.lr", "-1"],
+        "did you mean 'table1a/r3'": ["params", "table1a/r33"],
+        "holds a run already": ["train", recipe_file, "--out", finished],
+        "holds no run": ["eval", tmp_path],
+        "There is neither a folder nor a corpus called nowhere": ["train", recipe_file, "--data", "nowhere"],
+        "has no train": ["eval", finished, "--split", "trainn"],
+        "invalid choice: 'trian'": ["trian"],
+        "The argument '--frobnicate' is not understood": ["eval", finished, "--frobnicate", "1"],
+        "needs a value": ["train", recipe_file, "--optim.lr"],
+        "temperature is -2": ["generate", finished, "--temperature", "-2"],
+        "say which": ["train", recipe_file, "--resume"],
+    }
+    for words, arguments in cases.items():
+        assert_refused(torchdefine(*arguments), words.replace("has no train", "has no trainn text"))
+
+
+def test_an_unfinished_or_damaged_run(finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    (copy / "result.json").unlink()
+    assert_refused(torchdefine("compare", copy), "is not finished")
+    best = copy / "best" / "checkpoint.safetensors"
+    best.write_bytes(best.read_bytes()[:200])
+    assert_refused(torchdefine("eval", copy), "damaged or cut short")
+
+
+def assert_refused(done: subprocess.CompletedProcess, words: str, code: int = 2) -> None:
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert words in done.stderr, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("torchdefine: ")
+
+
+def test_a_full_disk_is_the_machines_fault(recipe_file: Path, tmp_path: Path) -> None:
+    """/dev/full accepts no byte: a run folder whose log is there cannot be written."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "log.jsonl").symlink_to("/dev/full")
+    done = torchdefine("train", recipe_file, "--out", out)
+    assert_refused(done, "No space left", code=1)

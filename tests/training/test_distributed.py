@@ -1,0 +1,79 @@
+"""Two gloo processes against one process with the doubled batch."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torchdefine.training import RunFolder
+
+STILL = [
+    *("--embedding.dropout", "0", "--embedding.row_dropout", "0"),
+    *("--context.input_dropout", "0", "--context.hidden_dropout", "0", "--context.output_dropout", "0"),
+    *("--train.steps", "50", "--train.log_every", "1", "--train.batch_size", "8", "--train.checkpoint_every", "10"),
+]
+
+
+def command(processes: int, recipe: Path, out: Path, *more: str) -> list[str]:
+    start = [sys.executable, "-m", "torchdefine"]
+    if processes > 1:
+        run = [
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(processes),
+            "--master-port",
+            "0",
+            "--rdzv-backend",
+            "c10d",
+        ]
+        start = [sys.executable, "-m", *run, "--rdzv-endpoint", "localhost:0", "-m", "torchdefine"]
+    return [*start, "train", str(recipe), "--out", str(out), *STILL, *more]
+
+
+def losses(out: Path) -> list[float]:
+    return [record["loss"] for record in RunFolder(out).records("train")]
+
+
+def run(arguments: list[str]) -> None:
+    done = subprocess.run(
+        arguments, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def alone(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    run(command(1, recipe_file, out))
+    return out
+
+
+def test_two_processes_reproduce_one_with_the_doubled_batch(alone: Path, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "two"
+    run(command(2, recipe_file, out))
+    one, two = losses(alone), losses(out)
+    assert len(one) == len(two) == 50
+    assert two == pytest.approx(one, rel=1e-5)
+    first, second = (json.loads((folder / "result.json").read_text()) for folder in (alone, out))
+    assert second["processes"] == 2
+    assert second["tokens"] == first["tokens"]
+    assert second["test_perplexity"] == pytest.approx(first["test_perplexity"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_two_killed_processes_resume(alone: Path, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "two"
+    process = subprocess.Popen(
+        command(2, recipe_file, out), env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True
+    )
+    while not RunFolder(out).last.exists() and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    run(command(2, recipe_file, out, "--resume"))
+    assert losses(out) == pytest.approx(losses(alone), rel=1e-5)

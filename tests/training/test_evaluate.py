@@ -1,0 +1,85 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchdefine.build import VocabularyFacts
+from torchdefine.data import encode_corpus
+from torchdefine.models import LanguageModel
+from torchdefine.recipe import load_recipe
+from torchdefine.run import build_language_model
+from torchdefine.training import evaluate, unigram_perplexity
+
+
+class Unigram(nn.Module):
+    """Knows only how often each token occurs; counts how often it is asked for each."""
+
+    def __init__(self, counts: list[int]) -> None:
+        super().__init__()
+        frequency = torch.tensor(counts, dtype=torch.float64)
+        self.log_probs = nn.Parameter((frequency / frequency.sum()).log())
+        self.asked = torch.zeros(len(counts), dtype=torch.long)
+
+    def initial_state(self, batch_size: int) -> Tensor:
+        return torch.zeros(batch_size)
+
+    def host_hint(self, targets: np.ndarray) -> None:
+        return None
+
+    def forward(self, ids: Tensor, targets: Tensor, state: Tensor, reduction: str, hint: None) -> tuple[Tensor, Tensor]:
+        wanted = targets[targets != -100]
+        self.asked += torch.bincount(wanted, minlength=len(self.asked))
+        return -self.log_probs[wanted].sum(), state
+
+
+@pytest.mark.parametrize(("batch_size", "length"), [(1, 140), (1, 7), (3, 16), (10, 1), (64, 33)])
+def test_a_unigram_model_gets_its_closed_form_perplexity(corpus: Path, batch_size: int, length: int) -> None:
+    encoded = encode_corpus(corpus)
+    words, text = encoded.tokenization, encoded.splits["test"]
+    model = Unigram(words.counts)
+    result = evaluate(model, text, words.eos_id, batch_size=batch_size, length=length)  # type: ignore[arg-type]
+    tokens = np.asarray(text.tokens)
+    p = np.array(words.counts) / sum(words.counts)
+    nats = -np.log(p[tokens]).sum()
+    assert result.perplexity == pytest.approx(math.exp(nats / len(tokens)), rel=1e-9)
+    assert result.perplexity == pytest.approx(unigram_perplexity(words.counts, tokens), rel=1e-9)
+    assert result.bits_per_byte == pytest.approx(nats / math.log(2) / (corpus / "test.txt").stat().st_size)
+    assert model.asked.tolist() == np.bincount(tokens, minlength=len(words)).tolist()
+    assert result.tokens == len(tokens)
+
+
+def tiny_model(recipe_file: Path, size: int) -> LanguageModel:
+    return build_language_model(load_recipe(str(recipe_file)), VocabularyFacts(size))
+
+
+def test_perplexity_does_not_depend_on_the_segment_length(corpus: Path, recipe_file: Path) -> None:
+    encoded = encode_corpus(corpus)
+    model = tiny_model(recipe_file, len(encoded.tokenization))
+    text, start = encoded.splits["valid"], encoded.tokenization.eos_id
+    results = [evaluate(model, text, start, length=length).perplexity for length in (1, 5, 64, 10_000)]
+    assert results == pytest.approx([results[0]] * 4, rel=1e-5)
+    assert model.training
+
+
+def test_evaluation_equals_one_pass_over_the_whole_text(corpus: Path, recipe_file: Path) -> None:
+    encoded = encode_corpus(corpus)
+    model = tiny_model(recipe_file, len(encoded.tokenization)).eval()
+    tokens = torch.from_numpy(np.asarray(encoded.splits["test"].tokens).astype(np.int64))
+    inputs = torch.cat((torch.tensor([encoded.tokenization.eos_id]), tokens[:-1]))
+    log_probs, _ = model.log_prob(inputs.unsqueeze(0), model.initial_state(1))
+    expected = -log_probs[0].gather(-1, tokens.unsqueeze(-1)).mean()
+    result = evaluate(model, encoded.splits["test"], encoded.tokenization.eos_id, length=13)
+    assert result.loss == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+def test_unknown_share_is_that_of_the_text(corpus: Path, tmp_path: Path, recipe_file: Path) -> None:
+    encoded = encode_corpus(corpus)
+    (tmp_path / "test.txt").write_text("w1 never-seen w2\nnever-seen\n")
+    other = encode_corpus(tmp_path, vocabulary=encoded.tokenization)
+    model = tiny_model(recipe_file, len(encoded.tokenization))
+    result = evaluate(model, other.splits["test"], encoded.tokenization.eos_id)
+    assert result.tokens == 6
+    assert result.unknown_share == pytest.approx(2 / 6)

@@ -1,0 +1,282 @@
+"""The loop through its public face: runs that end, break off, go on, and fail."""
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from torchdefine import load_run, train
+from torchdefine.errors import MachineError, UserError
+from torchdefine.training import Interrupted, RunFolder
+from torchdefine.training.progress import QuietReporter
+from torchdefine.training.schedules import Schedule
+
+GOLDEN_LOSSES = Path(__file__).parent / "golden_losses.json"
+
+
+def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
+    tensors = load_file(folder / which / "checkpoint.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(("model.", "optimizer."))}
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    a, b = weights(one), weights(other)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    first, second = (json.loads((folder / "result.json").read_text()) for folder in (one, other))
+    for key in ("valid_perplexity", "test_perplexity", "steps", "tokens", "best_step"):
+        assert first[key] == second[key], key
+    losses = [[(r["step"], r["loss"]) for r in RunFolder(f).records("train")] for f in (one, other)]
+    assert losses[0] == losses[1]
+
+
+class StopAt(QuietReporter):
+    """Sends this process a signal when a log line of a step comes."""
+
+    def __init__(self, step: int, number: int) -> None:
+        self.step, self.number = step, number
+
+    def trained(self, record: dict) -> None:
+        if record["step"] >= self.step:
+            self.step = 10**9
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.fixture(scope="module")
+def unbroken(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("runs") / "unbroken"
+    train(recipe_file, out=out)
+    return out
+
+
+def test_a_run_leaves_all_its_files_and_learns(unbroken: Path) -> None:
+    names = sorted(p.name for p in unbroken.iterdir())
+    assert names == ["best", "config.yaml", "last", "log.jsonl", "result.json", "vocab.txt"]
+    result = json.loads((unbroken / "result.json").read_text())
+    for key in ("recipe", "overrides", "seed", "commit", "hardware", "versions", "parameters", "curve", "data"):
+        assert key in result, key
+    assert result["steps"] == 60
+    assert result["test_perplexity"] < 0.95 * result["test_unigram_perplexity"]
+    assert [p["step"] for p in result["curve"]] == [25, 50, 60]
+    assert len(result["data"]["splits"]["train"]["text_sha256"]) == 64
+    assert result["tokens"] == 60 * 40 - sum(40 - n for n in short_segments(unbroken, 60))
+
+
+def short_segments(folder: Path, steps: int) -> list[int]:
+    tokens = json.loads((folder / "result.json").read_text())["data"]["splits"]["train"]["tokens"] // 4
+    segments, rest = tokens // 10, tokens % 10
+    return [rest * 4] * (steps // (segments + 1)) if rest else []
+
+
+def test_golden_losses(unbroken: Path) -> None:
+    """A change that is not meant to change numbers leaves these as they are."""
+    losses = {str(r["step"]): r["loss"] for r in RunFolder(unbroken).records("train")}
+    expected = json.loads(GOLDEN_LOSSES.read_text())
+    assert losses.keys() == expected.keys()
+    for step, loss in expected.items():
+        assert losses[step] == pytest.approx(loss, rel=2e-4), step
+
+
+def test_same_seed_same_numbers_other_seed_others(unbroken: Path, recipe_file: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    train(recipe_file, out=tmp_path / "same")
+    assert_same_run(unbroken, tmp_path / "same")
+    train(recipe_file, out=tmp_path / "other", train={"seed": 2})
+    assert (
+        weights(tmp_path / "other")["model.output.cluster_weight"]
+        .ne(weights(unbroken)["model.output.cluster_weight"])
+        .any()
+    )
+
+
+@pytest.mark.parametrize(("step", "number"), [(14, signal.SIGINT), (35, signal.SIGTERM)])
+def test_a_polite_stop_saves_and_resumes_to_the_same_numbers(
+    unbroken: Path, recipe_file: Path, tmp_path: Path, step: int, number: int
+) -> None:
+    torch.set_num_threads(1)
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted, match=f"Stopped at step {step}; the same command with --resume"):
+        train(recipe_file, out=out, reporter=StopAt(step, number))
+    assert not (out / "result.json").exists()
+    train(recipe_file, out=out, resume=True)
+    assert_same_run(unbroken, out)
+
+
+def kill_at_random_then_resume(recipe_file: Path, out: Path, seconds: float) -> int:
+    """Kill -9 a training process some time after its first checkpoint; returns the step it had reached."""
+    code = "import sys, torch, torchdefine; torch.set_num_threads(1); torchdefine.train(sys.argv[1], out=sys.argv[2])"
+    process = subprocess.Popen([sys.executable, "-c", code, str(recipe_file), str(out)], stderr=subprocess.DEVNULL)
+    folder = RunFolder(out)
+    while not folder.last.exists() and process.poll() is None:
+        time.sleep(0.002)
+    time.sleep(seconds)
+    process.kill()
+    process.wait()
+    records = folder.records("train")
+    train(recipe_file, out=out, resume=True)
+    return records[-1]["step"] if records else 0
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3])
+def test_kill_9_and_resume_gives_the_same_bits(
+    unbroken: Path, recipe_file: Path, tmp_path: Path, seconds: float
+) -> None:
+    torch.set_num_threads(1)
+    kill_at_random_then_resume(recipe_file, tmp_path / "run", seconds)
+    assert_same_run(unbroken, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_kill_9_at_twenty_random_points(unbroken: Path, recipe_file: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    clock = random.Random(0)
+    reached = set()
+    for attempt in range(20):
+        out = tmp_path / f"run-{attempt}"
+        reached.add(kill_at_random_then_resume(recipe_file, out, clock.uniform(0, 0.6)))
+        assert_same_run(unbroken, out)
+    assert len(reached) > 3  # the points were spread over the run
+
+
+def test_accumulation_gives_the_same_gradients(recipe_file: Path, tmp_path: Path) -> None:
+    plain = {"dropout": 0.0, "row_dropout": 0.0}
+    still = {"input_dropout": 0.0, "hidden_dropout": 0.0, "output_dropout": 0.0}
+    sgd = {"optimizer": "sgd", "lr": 0.5}
+    for parts in (1, 4):
+        settings = {"accumulate": parts, "steps": 30}
+        train(recipe_file, out=tmp_path / str(parts), embedding=plain, context=still, optim=sgd, train=settings)
+    one, four = weights(tmp_path / "1"), weights(tmp_path / "4")
+    for name in one:
+        torch.testing.assert_close(one[name], four[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("kind", ["constant", "drops", "cosine", "plateau"])
+def test_optimisers_and_schedules_resume(recipe_file: Path, tmp_path: Path, optimizer: str, kind: str) -> None:
+    torch.set_num_threads(1)
+    settings = {
+        "optim": {"optimizer": optimizer, "lr": 0.01, "momentum": 0.9 if optimizer == "sgd" else 0.0},
+        "schedule": {"kind": kind, "drops": [12], "warmup": 3, "factor": 2},
+        "train": {"steps": 24, "log_every": 4, "eval_every": 6},
+    }
+    train(recipe_file, out=tmp_path / "whole", **settings)
+    with pytest.raises(Interrupted):
+        train(recipe_file, out=tmp_path / "broken", reporter=StopAt(12, signal.SIGTERM), **settings)
+    train(recipe_file, out=tmp_path / "broken", resume=True, **settings)
+    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Schedule.ratio
+
+    def spoilt(self: Schedule, step: int, plateau_drops: int = 0) -> float:
+        return math.inf if step >= 22 else original(self, step, plateau_drops)
+
+    monkeypatch.setattr(Schedule, "ratio", spoilt)
+    with pytest.raises(MachineError) as caught:
+        train(recipe_file, out=tmp_path, optim={"optimizer": "sgd", "lr": 0.5})
+    message = str(caught.value)
+    assert "stopped being finite at step 24 (segment 23 of" in message  # step 23 spoils the weights, step 24 shows it
+    assert "The checkpoint in" in message
+    assert "try a smaller --optim.lr" in message
+    kept = weights(tmp_path)
+    assert all(tensor.isfinite().all() for tensor in kept.values())
+    assert json.loads(safe_open(RunFolder(tmp_path).last, "pt").metadata()["facts"])["position"]["step"] == 20
+
+
+def test_existing_runs_are_never_overwritten(unbroken: Path, recipe_file: Path) -> None:
+    before = (unbroken / "result.json").read_bytes()
+    with pytest.raises(UserError, match="holds a run already: go on with --resume"):
+        train(recipe_file, out=unbroken)
+    with pytest.raises(UserError, match=r"started with another optim\.lr"):
+        train(recipe_file, out=unbroken, resume=True, optim={"lr": 1.0})
+    finished = train(recipe_file, out=unbroken, resume=True)
+    assert finished.result["steps"] == 60
+    assert (unbroken / "result.json").read_bytes() == before
+
+
+def test_loaded_run_evaluates_to_its_result(unbroken: Path) -> None:
+    run = load_run(unbroken)
+    assert run.evaluate("test").perplexity == pytest.approx(run.result["test_perplexity"], rel=1e-6)
+    assert run.evaluate("valid", length=3).perplexity == pytest.approx(run.result["valid_perplexity"], rel=1e-5)
+    text = run.generate("w1 w2", 10, seed=1)
+    assert "<unk>" not in text
+    assert text == run.generate("w1 w2", 10, seed=1)
+
+
+def test_another_vocabulary_or_a_cut_checkpoint_is_refused(unbroken: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(unbroken, copy)
+    words = (copy / "vocab.txt").read_text().splitlines()
+    words[1], words[2] = words[2], words[1]
+    (copy / "vocab.txt").write_text("\n".join(words) + "\n")
+    with pytest.raises(UserError, match="was trained with another vocabulary"):
+        load_run(copy)
+    shutil.copy(unbroken / "vocab.txt", copy / "vocab.txt")
+    best = copy / "best" / "checkpoint.safetensors"
+    best.write_bytes(best.read_bytes()[:-1000])
+    with pytest.raises(UserError, match="damaged or cut short"):
+        load_run(copy)
+    assert load_run(copy, checkpoint="last").model is not None
+    with pytest.raises(UserError, match="holds no run"):
+        load_run(tmp_path)
+
+
+def test_runs_of_released_versions_still_load() -> None:
+    folder = Path(__file__).parent.parent / "released" / "run-v1"
+    run = load_run(folder)
+    ids = torch.arange(len(run.tokenization)).unsqueeze(0)
+    log_probs, _ = run.model.log_prob(ids, run.model.initial_state(1))
+    expected = json.loads((folder / "log_probs.json").read_text())
+    torch.testing.assert_close(log_probs[0, -1], torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_training_step_never_waits_for_the_gpu(
+    recipe_file: Path, tmp_path: Path, precision: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchdefine.training.loop import Trainer
+
+    original = Trainer._train_step
+
+    def watched(self: Trainer) -> None:
+        watching = self.position.step > 2
+        torch.cuda.set_sync_debug_mode("error" if watching else "default")
+        try:
+            original(self)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Trainer, "_train_step", watched)
+    run = train(
+        recipe_file, out=tmp_path / "run", train={"precision": precision}, optim={"optimizer": optimizer, "lr": 0.01}
+    )
+    assert run.result["precision"] == precision
+    assert run.result["hardware"]["device"] == "cuda"
+
+
+@pytest.mark.gpu
+def test_resume_on_the_gpu_in_half_precision(recipe_file: Path, tmp_path: Path) -> None:
+    half = {"precision": "fp16"}
+    train(recipe_file, out=tmp_path / "whole", train=half)
+    with pytest.raises(Interrupted):
+        train(recipe_file, out=tmp_path / "broken", train=half, reporter=StopAt(28, signal.SIGTERM))
+    run = train(recipe_file, out=tmp_path / "broken", train=half, resume=True)
+    whole = json.loads((tmp_path / "whole" / "result.json").read_text())
+    assert run.result["valid_perplexity"] == pytest.approx(whole["valid_perplexity"], rel=1e-3)

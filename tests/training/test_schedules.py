@@ -1,0 +1,40 @@
+import math
+
+import pytest
+
+from torchdefine.recipe import ScheduleSettings
+from torchdefine.training.schedules import Schedule
+
+
+def ratios(total: int = 100, unit: float = 1.0, **settings) -> list[float]:
+    schedule = Schedule(ScheduleSettings(**settings), total, unit)
+    return [schedule.ratio(step) for step in range(total)]
+
+
+def test_constant_with_warmup() -> None:
+    rates = ratios(warmup=10)
+    assert rates[:10] == pytest.approx([0.1 * i for i in range(1, 11)])
+    assert set(rates[10:]) == {1.0}
+
+
+def test_drops_count_in_their_unit() -> None:
+    rates = ratios(kind="drops", drops=(1, 3), factor=10, unit=25.0)
+    assert rates[24] == 1
+    assert rates[25] == pytest.approx(0.1)
+    assert rates[74] == pytest.approx(0.1)
+    assert rates[75] == pytest.approx(0.01)
+
+
+def test_cosine_and_linear_reach_their_final_rate() -> None:
+    cosine = ratios(kind="cosine", final_ratio=0.1)
+    assert cosine[0] == 1
+    assert cosine[50] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 0.5)) / 2)
+    linear = ratios(kind="linear", decay_from=0.5, final_ratio=0.0)
+    assert set(linear[:51]) == {1.0}
+    assert linear[75] == pytest.approx(0.5)
+    assert linear[99] == pytest.approx(0.02)
+
+
+def test_plateau_goes_by_stalled_validations() -> None:
+    schedule = Schedule(ScheduleSettings(kind="plateau", factor=4), 100)
+    assert [schedule.ratio(5, drops) for drops in (0, 1, 2)] == [1, 0.25, 0.0625]
