@@ -1,27 +1,40 @@
 """The command line as a user meets it: exit codes, one sentence, no traceback."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from torchdefine import train
+from torchdefine import __version__, train
+from torchdefine.cli import main
 
 
-def torchdefine(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "torchdefine", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def torchdefine(capfd: pytest.CaptureFixture) -> Command:
+    """The command, run inside this process."""
+
+    def command(*arguments: str | Path) -> Done:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main([str(argument) for argument in arguments])
+        return Done(int(left.value.code or 0), *capfd.readouterr())
+
+    return command
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +44,7 @@ def finished(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out
 
 
-def test_train_eval_generate_compare(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+def test_train_eval_generate_compare(torchdefine: Command, recipe_file: Path, finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "second"
     done = torchdefine("train", recipe_file, "--out", out, "--optim.lr", "1e-2", "--train.seed=7", "--json")
     assert done.returncode == 0, done.stderr
@@ -64,7 +77,7 @@ def test_train_eval_generate_compare(recipe_file: Path, finished: Path, tmp_path
     assert compared["warnings"] == []
 
 
-def test_params_prints_what_was_asked_for() -> None:
+def test_params_prints_what_was_asked_for(torchdefine: Command) -> None:
     report = json.loads(torchdefine("params", "table1a/r3", "--json").stdout)
     assert report["total"] == pytest.approx(33.02294)
     assert report["published_total"] == 33.02
@@ -74,7 +87,7 @@ def test_params_prints_what_was_asked_for() -> None:
     assert deeper["define"] > report["define"]
 
 
-def test_recipes_and_help_teach() -> None:
+def test_recipes_and_help_teach(torchdefine: Command) -> None:
     names = [row["name"] for row in json.loads(torchdefine("recipes", "--json").stdout)]
     assert "table1a/r3" in names
     listing = torchdefine("recipes").stdout
@@ -82,7 +95,13 @@ def test_recipes_and_help_teach() -> None:
     page = torchdefine("train", "--help").stdout
     assert "--optim.lr" in page
     assert "Learning rate." in page
-    assert torchdefine("--version").stdout.startswith("torchdefine ")
+
+
+def test_the_command_starts_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torchdefine", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"torchdefine {__version__}\n"
 
 
 def folder_with(tmp_path: Path, **texts: bytes) -> Path:
@@ -104,7 +123,9 @@ def folder_with(tmp_path: Path, **texts: bytes) -> Path:
         ({"train": b"a b c d e\n" * 9, "valid": b""}, "valid.txt is empty"),
     ],
 )
-def test_bad_texts(recipe_file: Path, tmp_path: Path, texts: dict[str, bytes], words: str) -> None:
+def test_bad_texts(
+    torchdefine: Command, recipe_file: Path, tmp_path: Path, texts: dict[str, bytes], words: str
+) -> None:
     out = tmp_path / "run"
     arguments = ["--embedding.map", "standard", "--output.kind", "full"]
     done = torchdefine("train", recipe_file, "--data", folder_with(tmp_path, **texts), "--out", out, *arguments)
@@ -112,7 +133,7 @@ def test_bad_texts(recipe_file: Path, tmp_path: Path, texts: dict[str, bytes], w
     assert not (out / "last").exists()
 
 
-def test_bad_commands(recipe_file: Path, finished: Path, tmp_path: Path) -> None:
+def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, tmp_path: Path) -> None:
     cases = {
         "The setting --optim.lrr is unknown: did you mean 'optim.lr'": ["train", recipe_file, "--optim.lrr", "1"],
         "optim.lr is -1.0, but must be above 0": ["train", recipe_file, "--optim.lr", "-1"],
@@ -131,7 +152,7 @@ def test_bad_commands(recipe_file: Path, finished: Path, tmp_path: Path) -> None
         assert_refused(torchdefine(*arguments), words.replace("has no train", "has no trainn text"))
 
 
-def test_an_unfinished_or_damaged_run(finished: Path, tmp_path: Path) -> None:
+def test_an_unfinished_or_damaged_run(torchdefine: Command, finished: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
     (copy / "result.json").unlink()
@@ -141,7 +162,7 @@ def test_an_unfinished_or_damaged_run(finished: Path, tmp_path: Path) -> None:
     assert_refused(torchdefine("eval", copy), "damaged or cut short")
 
 
-def assert_refused(done: subprocess.CompletedProcess, words: str, code: int = 2) -> None:
+def assert_refused(done: Done, words: str, code: int = 2) -> None:
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert words in done.stderr, done.stderr
@@ -149,7 +170,7 @@ def assert_refused(done: subprocess.CompletedProcess, words: str, code: int = 2)
     assert last.startswith("torchdefine: ")
 
 
-def test_a_full_disk_is_the_machines_fault(recipe_file: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_the_machines_fault(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
     """/dev/full accepts no byte: a run folder whose log is there cannot be written."""
     out = tmp_path / "run"
     out.mkdir()

@@ -206,7 +206,7 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     with work_bar("reading the text") as progress:
         run = train(
             options.recipe,
-            data=options.data,
+            data=overrides.pop("data", {}) | ({"corpus": options.data} if options.data else {}),
             out=options.out,
             resume=options.resume,
             device=options.device,

@@ -19,12 +19,12 @@ from torchdefine.errors import UserError
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.settings import to_plain
-from torchdefine.training import Evaluation, RunFolder, Trainer, evaluate, unigram_perplexity
+from torchdefine.training import Evaluation, RunFolder, Trainer, evaluate
 from torchdefine.training.checkpoint import load_weights, read_checkpoint
 from torchdefine.training.distributed import Processes, joined_processes
 from torchdefine.training.environment import describe_environment
-from torchdefine.training.loop import Position, Reporter
-from torchdefine.training.progress import QuietReporter
+from torchdefine.training.progress import QuietReporter, Reporter
+from torchdefine.training.result import describe_result, training_counts
 
 ProgressCallback = Callable[[int, int], None]
 
@@ -88,7 +88,7 @@ class Run:
 def train(
     recipe: str | Path | Recipe,
     *,
-    data: str | Path | None = None,
+    data: str | Path | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     device: str | None = None,
@@ -98,10 +98,12 @@ def train(
 ) -> Run:
     """Train a recipe and return the finished run: ``train("table1a/r3", data="my_corpus/", optim={"lr": 10})``.
 
-    ``out`` is the run's folder, a new one under ``runs/`` by default. ``resume`` goes on with the run in ``out``.
-    ``reporter`` is told of every log line and validation, ``progress`` of the encoding of the text.
+    ``data`` is a folder or a named corpus, or settings of that section. ``out`` is the run's folder, a new one under
+    ``runs/`` by default. ``resume`` goes on with the run in ``out``. ``reporter`` is told of every log line and
+    validation, ``progress`` of the encoding of the text.
     """
-    recipe = _resolve(recipe, data, overrides)
+    changes = _changes(data, overrides)
+    recipe = _resolve(recipe, changes)
     with joined_processes() as processes:
         corpus = _encoded(recipe, processes, progress)
         folder = _prepared_folder(recipe, corpus, out, resume, processes)
@@ -125,7 +127,7 @@ def train(
         processes.wait()
         load_weights(model, read_checkpoint(folder.best, only="model"), folder.best)
         if processes.is_first:
-            result = _result(recipe, overrides, model, corpus, folder, position)
+            result = describe_result(recipe, changes, model, corpus, folder, position)
             folder.write_result(
                 {**result, **environment, "processes": processes.count, "precision": trainer.precision.name}
             )
@@ -140,10 +142,10 @@ def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None =
     folder = RunFolder(path)
     recipe = folder.recipe()
     tokenization = load_tokenization(folder.path)
-    folder.use_vocabulary(tokenization)
+    folder.fingerprint(tokenization)
     file = folder.best if checkpoint == "best" else folder.last
     weights = read_checkpoint(file, only="model")
-    folder.check_vocabulary(weights.facts, file)
+    folder.check_fingerprints(weights.facts, file)
     model = build_language_model(recipe, _loaded_facts(tokenization))
     load_weights(model, weights, file)
     return Run(folder, recipe, tokenization, model.to(Processes().device(device)).eval())
@@ -158,22 +160,23 @@ def _loaded_facts(tokenization: Tokenization) -> VocabularyFacts:
 def _trained_facts(corpus: Corpus) -> VocabularyFacts:
     """Words are in frequency order; subwords are not, so their bands go by how often they occur in training."""
     subwords = corpus.tokenization.kind == "subwords"
-    return VocabularyFacts(len(corpus.tokenization), _training_counts(corpus) if subwords else None)
+    return VocabularyFacts(len(corpus.tokenization), training_counts(corpus) if subwords else None)
 
 
-def _training_counts(corpus: Corpus) -> np.ndarray:
-    return np.bincount(np.asarray(corpus.splits["train"].tokens), minlength=len(corpus.tokenization))
-
-
-def _resolve(recipe: str | Path | Recipe, data: str | Path | None, overrides: Mapping[str, Any]) -> Recipe:
-    changes: dict[str, Any] = {name: dict(values) for name, values in overrides.items()}
+def _changes(data: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a caller changes of a recipe, by section."""
+    changes = {name: dict(values) for name, values in overrides.items()}
     if data is not None:
-        changes.setdefault("data", {})["corpus"] = str(data)
-    if isinstance(recipe, Recipe):
-        if changes:
-            raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
-        return recipe
-    return load_recipe(str(recipe), changes)
+        changes["data"] = dict(data) if isinstance(data, Mapping) else {"corpus": str(data)}
+    return changes
+
+
+def _resolve(recipe: str | Path | Recipe, changes: Mapping[str, Any]) -> Recipe:
+    if not isinstance(recipe, Recipe):
+        return load_recipe(str(recipe), changes)
+    if changes:
+        raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
+    return recipe
 
 
 def _encoded(recipe: Recipe, processes: Processes, progress: ProgressCallback | None) -> Corpus:
@@ -200,7 +203,7 @@ def _prepared_folder(
     if out is None and processes.count > 1:
         raise UserError("With several processes, name the run's folder: pass --out.")
     folder = RunFolder(out if out is not None else _new_path(recipe.name))
-    folder.use_vocabulary(corpus.tokenization)
+    folder.fingerprint(corpus.tokenization, corpus.splits["train"])
     if resume:
         before = folder.recipe()
         changed = _first_difference(to_plain(before), to_plain(recipe))
@@ -257,59 +260,3 @@ def _trainer(
         valid = corpus.splits["valid"]
         validate = partial(evaluate, model, valid, start, batch_size=recipe.eval.batch_size, length=recipe.eval.length)
     return Trainer(model, streams, recipe, folder, validate, processes, reporter)
-
-
-def _result(
-    recipe: Recipe,
-    overrides: Mapping[str, Any],
-    model: LanguageModel,
-    corpus: Corpus,
-    folder: RunFolder,
-    position: Position,
-) -> dict[str, Any]:
-    """What a finished run has to show, from the weights that were best on the validation text."""
-    evaluations = {
-        split: evaluate(
-            model,
-            corpus.splits[split],
-            corpus.tokenization.eos_id,
-            batch_size=recipe.eval.batch_size,
-            length=recipe.eval.length,
-        )
-        for split in ("valid", "test")
-        if split in corpus.splits
-    }
-    counts = _training_counts(corpus)
-    unigram = {split: unigram_perplexity(counts, np.asarray(corpus.splits[split].tokens)) for split in evaluations}
-    return {
-        "recipe": recipe.name,
-        "overrides": {name: dict(values) for name, values in overrides.items()},
-        "settings": to_plain(recipe),
-        "seed": recipe.train.seed,
-        "parameters": model.parameters_by_part(),
-        "data": {
-            "corpus": corpus.name,
-            "vocabulary_size": len(corpus.tokenization),
-            "vocabulary_sha256": corpus.tokenization.sha256,
-            "splits": {
-                name: {
-                    "tokens": len(text),
-                    "text_sha256": text.header.text_sha256,
-                    "tokens_sha256": text.header.tokens_sha256,
-                }
-                for name, text in corpus.splits.items()
-            },
-        },
-        "steps": position.step,
-        "tokens": position.tokens,
-        "seconds": round(position.total_seconds, 2),
-        "tokens_per_second": round(position.tokens / max(position.train_seconds, 1e-9), 1),
-        "best_step": position.best_step,
-        **{f"{split}_perplexity": evaluation.perplexity for split, evaluation in evaluations.items()},
-        **{f"{split}_unigram_perplexity": value for split, value in unigram.items()},
-        "evaluation": {split: evaluation.to_dict() for split, evaluation in evaluations.items()},
-        "curve": [{k: v for k, v in record.items() if k != "kind"} for record in folder.records("valid")],
-        "train_curve": [
-            {k: record[k] for k in ("step", "tokens", "seconds", "loss", "lr")} for record in folder.records("train")
-        ],
-    }

@@ -280,3 +280,32 @@ def test_resume_on_the_gpu_in_half_precision(recipe_file: Path, tmp_path: Path) 
     run = train(recipe_file, out=tmp_path / "broken", train=half, resume=True)
     whole = json.loads((tmp_path / "whole" / "result.json").read_text())
     assert run.result["valid_perplexity"] == pytest.approx(whole["valid_perplexity"], rel=1e-3)
+
+
+def test_a_text_that_has_changed_is_not_resumed_on(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    shutil.copytree(corpus, text)
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(recipe_file, data=text, out=out, reporter=StopAt(14, signal.SIGTERM))
+    lines = (text / "train.txt").read_text().splitlines()
+    (text / "train.txt").write_text("\n".join([*lines[1:], lines[0]]) + "\n")  # the same words in another order
+    with pytest.raises(UserError, match="The training text has changed since"):
+        train(recipe_file, data=text, out=out, resume=True)
+
+
+def test_subwords_end_to_end(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
+    """Ids that are not in frequency order: bands go by counts, and the ranks come back with the weights."""
+    from torchdefine.data import train_bpe
+
+    tokenizer = train_bpe([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
+    out = tmp_path / "run"
+    run = train(recipe_file, out=out, data={"tokenizer": str(tokenizer)}, train={"steps": 30})
+    assert (out / "tokenizer.json").exists()
+    loaded = load_run(out)
+    assert loaded.model.embedding.map.ranks is not None
+    assert torch.equal(loaded.model.embedding.map.ranks, run.model.embedding.map.ranks)
+    assert not torch.equal(loaded.model.embedding.map.ranks, torch.arange(len(loaded.tokenization)))
+    assert loaded.evaluate("test").perplexity == pytest.approx(run.result["test_perplexity"], rel=1e-6)
+    assert run.result["evaluation"]["test"]["bits_per_byte"] > 0
+    assert isinstance(loaded.generate("w1", 5, seed=0), str)

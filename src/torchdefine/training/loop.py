@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,24 +29,14 @@ from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluate import Evaluation, perplexity
 from torchdefine.training.optimizers import make_optimizer
 from torchdefine.training.precision import Precision
+from torchdefine.training.progress import Reporter
 from torchdefine.training.run_folder import RunFolder
 from torchdefine.training.schedules import Schedule
+from torchdefine.training.stopping import stop_requests
 
 
 class Interrupted(MachineError):
     """Training was asked to stop; the checkpoint lets it go on."""
-
-
-class Reporter(Protocol):
-    """Whoever shows a run to a person."""
-
-    def started(self, done_steps: int, total_steps: int) -> None: ...
-
-    def trained(self, record: dict[str, Any]) -> None: ...
-
-    def validated(self, record: dict[str, Any]) -> None: ...
-
-    def finished(self) -> None: ...
 
 
 @dataclass
@@ -106,7 +93,7 @@ class Trainer:
         """Take up the run where its last checkpoint left it."""
         path = self.folder.last
         checkpoint = read_checkpoint(path)
-        self.folder.check_vocabulary(checkpoint.facts, path)
+        self.folder.check_fingerprints(checkpoint.facts, path)
         load_weights(self.model, checkpoint, path)
         restore_optimizer(self.optimizer, checkpoint.under("optimizer"), checkpoint.facts["optimizer"])
         if checkpoint.facts["loss_scale"]:
@@ -118,29 +105,37 @@ class Trainer:
     def run(self) -> Position:
         """Train to the end, or raise ``Interrupted`` after writing a checkpoint."""
         self.model.train()
-        started = time.monotonic() - self.position.total_seconds
         self.reporter.started(self.position.step, self.total_steps)
-        with _stop_requests() as stop_asked, self.precision.matmul_mode():
-            self._clock = time.monotonic()
-            while self.position.step < self.total_steps:
-                self._train_step()
-                self.position.total_seconds = time.monotonic() - started
-                step = self.position.step
-                logging = step % self.settings.log_every == 0 or step == self.total_steps
-                if logging:
-                    self._log()
-                if self._validation_due():
-                    self._validate()
-                elif step % self.settings.checkpoint_every == 0:
-                    self._write_last()
-                # Several processes must agree to stop, and may only ask each other at the same steps.
-                if (stop_asked() and self.processes.count == 1) or (
-                    self.processes.count > 1 and logging and self.processes.any(stop_asked(), self.device)
-                ):
-                    self._write_last()
-                    raise Interrupted(f"Stopped at step {step}; the same command with --resume goes on from there.")
-        self.reporter.finished()
+        try:
+            with stop_requests() as stop_asked, self.precision.matmul_mode():
+                self._steps(stop_asked)
+        finally:
+            self.reporter.finished()
         return self.position
+
+    def _steps(self, stop_asked: Callable[[], bool]) -> None:
+        self._clock = time.monotonic()
+        started = self._clock - self.position.total_seconds
+        while self.position.step < self.total_steps:
+            self._train_step()
+            self.position.total_seconds = time.monotonic() - started
+            step = self.position.step
+            logging = step % self.settings.log_every == 0 or step == self.total_steps
+            if logging:
+                self._log()
+            if self._validation_due():
+                self._validate()
+            elif step % self.settings.checkpoint_every == 0:
+                self._write_last()
+            if self._all_agree_to_stop(stop_asked(), logging):
+                self._write_last()
+                raise Interrupted(f"Stopped at step {step}; the same command with --resume goes on from there.")
+
+    def _all_agree_to_stop(self, asked: bool, may_ask_others: bool) -> bool:
+        """Several processes must stop at the same step, so they ask each other, and only when they log."""
+        if self.processes.count == 1:
+            return asked
+        return may_ask_others and self.processes.any(asked, self.device)
 
     def _train_step(self) -> None:
         segment = self.position.step % self.segments
@@ -280,7 +275,7 @@ class Trainer:
     def _write_best(self) -> None:
         if self.processes.is_first:
             tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-            write_checkpoint(self.folder.best, tensors, {"position": asdict(self.position), **self.folder.vocabulary})
+            write_checkpoint(self.folder.best, tensors, {"position": asdict(self.position), **self.folder.fingerprints})
 
     def _write_last(self) -> None:
         self._check_finite()
@@ -295,7 +290,7 @@ class Trainer:
             "optimizer": plain,
             "loss_scale": self.precision.scaler.state_dict(),
             "processes": self.processes.count,
-            **self.folder.vocabulary,
+            **self.folder.fingerprints,
         }
         if self.processes.is_first:
             write_checkpoint(self.folder.last, tensors, facts)
@@ -323,25 +318,3 @@ class Trainer:
             torch.cuda.set_rng_state(own["random.cuda"].cpu(), self.device)
         self._losses.copy_(own["losses"][0])
         self._steps_since_log = int(own["losses"][1])
-
-
-@contextmanager
-def _stop_requests() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C or SIGTERM into a polite request; a second one acts at once, as usual."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number: int, _: Any) -> None:
-        asked.set()
-        signal.signal(number, before[signal.Signals(number)])
-
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield asked.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

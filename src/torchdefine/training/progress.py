@@ -6,7 +6,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
+
+from torchdefine.errors import UserError
+
+
+class Reporter(Protocol):
+    """Whoever shows a run to a person."""
+
+    def started(self, done_steps: int, total_steps: int) -> None: ...
+
+    def trained(self, record: dict[str, Any]) -> None: ...
+
+    def validated(self, record: dict[str, Any]) -> None: ...
+
+    def finished(self) -> None: ...
 
 
 class QuietReporter:
@@ -84,9 +98,7 @@ class BarReporter:
 class TensorBoardReporter:
     """Passes everything on to another reporter, and writes TensorBoard scalars beside it."""
 
-    def __init__(self, inner: Any, folder: str) -> None:
-        from torchdefine.errors import UserError
-
+    def __init__(self, inner: Reporter, folder: str) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchdefine.data import Tokenization
+from torchdefine.data import TokenFile, Tokenization
 from torchdefine.errors import UserError
 from torchdefine.files import read_json, write_json, write_text
 from torchdefine.recipe import Recipe, load_recipe
@@ -24,8 +24,8 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.last = self.path / "last" / "checkpoint.safetensors"
         self.best = self.path / "best" / "checkpoint.safetensors"
-        self.vocabulary: dict[str, Any] = {}
-        """The hash that every checkpoint carries, so that it is never used with another vocabulary."""
+        self.fingerprints: dict[str, Any] = {}
+        """Hashes that every checkpoint carries, so that it is never used with another vocabulary or text."""
 
     def exists(self) -> bool:
         return self.config.exists()
@@ -43,14 +43,24 @@ class RunFolder:
             raise UserError(f"{self.path} holds no run: config.yaml is missing.")
         return load_recipe(str(self.config))
 
-    def use_vocabulary(self, tokenization: Tokenization) -> None:
-        self.vocabulary = {"vocabulary_sha256": tokenization.sha256, "vocabulary_size": len(tokenization)}
+    def fingerprint(self, tokenization: Tokenization, training_text: TokenFile | None = None) -> None:
+        """Say what vocabulary, and in training what text, goes with this run."""
+        self.fingerprints = {"vocabulary_sha256": tokenization.sha256, "vocabulary_size": len(tokenization)}
+        if training_text is not None:
+            self.fingerprints["train_tokens_sha256"] = training_text.header.tokens_sha256
 
-    def check_vocabulary(self, facts: dict[str, Any], path: Path) -> None:
-        if facts.get("vocabulary_sha256") != self.vocabulary["vocabulary_sha256"]:
+    def check_fingerprints(self, facts: dict[str, Any], path: Path) -> None:
+        """Refuse a checkpoint that was written with another vocabulary, or to go on training on another text."""
+        if facts.get("vocabulary_sha256") != self.fingerprints["vocabulary_sha256"]:
             raise UserError(
                 f"{path} was trained with another vocabulary ({facts.get('vocabulary_size')} tokens) than the one "
-                f"given ({self.vocabulary['vocabulary_size']} tokens): use the text and vocabulary of the run itself."
+                f"given ({self.fingerprints['vocabulary_size']} tokens): use the run's own text and vocabulary."
+            )
+        text = self.fingerprints.get("train_tokens_sha256")
+        if text is not None and facts.get("train_tokens_sha256") != text:
+            raise UserError(
+                f"The training text has changed since {path} was written: restore it, or start a new run with "
+                "another --out."
             )
 
     def log(self, kind: str, record: dict[str, Any]) -> None:

@@ -1,0 +1,77 @@
+"""What a finished run has to show, with everything that a reader needs to trust it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from torchdefine.data import Corpus
+from torchdefine.models import LanguageModel
+from torchdefine.recipe import Recipe
+from torchdefine.settings import to_plain
+from torchdefine.training.evaluate import evaluate, unigram_perplexity
+from torchdefine.training.loop import Position
+from torchdefine.training.run_folder import RunFolder
+
+
+def training_counts(corpus: Corpus) -> np.ndarray:
+    """How often each token occurs in the training text."""
+    return np.bincount(np.asarray(corpus.splits["train"].tokens), minlength=len(corpus.tokenization))
+
+
+def describe_result(
+    recipe: Recipe,
+    changes: Mapping[str, Any],
+    model: LanguageModel,
+    corpus: Corpus,
+    folder: RunFolder,
+    position: Position,
+) -> dict[str, Any]:
+    """What a finished run has to show, from the weights that were best on the validation text."""
+    evaluations = {
+        split: evaluate(
+            model,
+            corpus.splits[split],
+            corpus.tokenization.eos_id,
+            batch_size=recipe.eval.batch_size,
+            length=recipe.eval.length,
+        )
+        for split in ("valid", "test")
+        if split in corpus.splits
+    }
+    counts = training_counts(corpus)
+    unigram = {split: unigram_perplexity(counts, np.asarray(corpus.splits[split].tokens)) for split in evaluations}
+    return {
+        "recipe": recipe.name,
+        "overrides": {section: dict(values) for section, values in changes.items() if values},
+        "settings": to_plain(recipe),
+        "seed": recipe.train.seed,
+        "parameters": model.parameters_by_part(),
+        "data": {
+            "corpus": corpus.name,
+            "vocabulary_size": len(corpus.tokenization),
+            "vocabulary_sha256": corpus.tokenization.sha256,
+            "splits": {
+                name: {
+                    "tokens": len(text),
+                    "text_sha256": text.header.text_sha256,
+                    "tokens_sha256": text.header.tokens_sha256,
+                }
+                for name, text in corpus.splits.items()
+            },
+        },
+        "steps": position.step,
+        "tokens": position.tokens,
+        "seconds": round(position.total_seconds, 2),
+        "tokens_per_second": round(position.tokens / max(position.train_seconds, 1e-9), 1),
+        "best_step": position.best_step,
+        **{f"{split}_perplexity": evaluation.perplexity for split, evaluation in evaluations.items()},
+        **{f"{split}_unigram_perplexity": value for split, value in unigram.items()},
+        "evaluation": {split: evaluation.to_dict() for split, evaluation in evaluations.items()},
+        "curve": [{k: v for k, v in record.items() if k != "kind"} for record in folder.records("valid")],
+        "train_curve": [
+            {k: record[k] for k in ("step", "tokens", "seconds", "loss", "lr")} for record in folder.records("train")
+        ],
+    }
