@@ -6,7 +6,7 @@ PIP := $(VENV)/bin/pip install --disable-pip-version-check -q -c constraints.txt
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench figures clean
+.PHONY: help setup demo test test-all lint format bench figures results clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,9 @@ bench: $(VENV)/dev  ## ours beside the alternatives in one run: a small CPU vers
 
 figures: $(VENV)/dev  ## draw the pictures of the docs anew
 	$(VENV)/bin/python docs/draw_figures.py
+
+results: $(VENV)/user  ## write the tables of results/ anew from its JSON files
+	$(VENV)/bin/python results/make_tables.py
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,70 @@
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from torchdefine import train
+from torchdefine.analysis.comparison import Comparison, compare_runs, write_report
+from torchdefine.analysis.plan_picture import draw_plan
+from torchdefine.embedding import PlanRules, make_plan
+
+
+@pytest.fixture(scope="module")
+def runs(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("compared")
+    for seed in (1, 2):
+        train(recipe_file, out=folder / f"seed-{seed}", train={"seed": seed, "steps": 20})
+    return [folder / "seed-1", folder / "seed-2"]
+
+
+def test_equal_runs_compare_without_warnings_and_the_best_is_marked(runs: list[Path]) -> None:
+    comparison = compare_runs(runs)
+    assert comparison.warnings == []
+    header, rows = comparison.table()
+    assert len(rows) == 2
+    test = header.index("test")
+    marked = [row for row in rows if row[test].endswith("*")]
+    best = min(comparison.results, key=lambda r: r["test_perplexity"])
+    assert [float(row[test].rstrip("*")) for row in marked] == [round(best["test_perplexity"], 2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: r.update(tokens=1), "different numbers of tokens"),
+        (lambda r: r["data"].update(vocabulary_sha256="x"), "different vocabularies"),
+        (lambda r: r["data"]["splits"]["train"].update(text_sha256="x"), "different texts"),
+        (lambda r: r["evaluation"]["test"].update(protocol="x"), "different protocols"),
+    ],
+)
+def test_unequal_runs_are_called_so(runs: list[Path], change, words: str) -> None:
+    comparison = compare_runs(runs)
+    other = copy.deepcopy(comparison.results[1])
+    change(other)
+    warnings = Comparison(comparison.names, [comparison.results[0], other]).warnings
+    assert len(warnings) == 1
+    assert words in warnings[0]
+
+
+def test_the_report_is_one_file_with_table_and_curve(runs: list[Path], tmp_path: Path) -> None:
+    comparison = compare_runs(runs)
+    write_report(comparison, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    for result in comparison.results:
+        assert f"{result['test_perplexity']:,.2f}" in page
+    assert "<svg" in page
+    assert "<script" not in page
+    assert "src=" not in page
+    json.dumps(comparison.to_dict())
+
+
+@pytest.mark.parametrize("skip", ["mix", "concat", "none"])
+def test_a_plan_can_be_drawn(skip: str) -> None:
+    plan = make_plan(32, 128, 64, 4, rules=PlanRules(skip=skip))  # type: ignore[arg-type]
+    figure = draw_plan(plan)
+    boxes = figure.axes[0].patches
+    groups = sum(layer.groups for layer in plan)
+    assert len(boxes) > groups
+    labels = {text.get_text().split("\n")[0] for text in figure.axes[0].texts}
+    assert {"map", "expand 1", "reduce 4"} <= labels
