@@ -81,6 +81,7 @@ class ContextSettings:
     input_dropout: float = setting(0.0, "Dropout on what enters the first layer.")
     hidden_dropout: float = setting(0.0, "Dropout between the layers.")
     output_dropout: float = setting(0.0, "Dropout on what leaves the last layer.")
+    recurrent_dropout: float = setting(0.0, "Dropout on the recurrent weights of every layer.")
     options: dict[str, Any] = setting({}, "Settings of a registered context model.")
 
 

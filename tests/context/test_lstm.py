@@ -56,6 +56,46 @@ def test_output_dropout_zeroes_whole_features() -> None:
     assert zero.any()
 
 
+def test_recurrent_dropout_is_a_mask_on_the_recurrent_weights_with_gradients() -> None:
+    """Against a plain loop over positions in float64 that uses the same mask."""
+    lstm = LSTM(5, 6, dropout=LSTMDropout(recurrent=0.5)).double()
+    layer = lstm.layers[0]
+    x = torch.randn(2, 4, 5, dtype=torch.float64)
+    torch.manual_seed(3)
+    y, state = lstm(x, lstm.initial_state(2))
+    torch.manual_seed(3)
+    weight_hh = nn.functional.dropout(layer.weight_hh_l0, 0.5)
+    assert (weight_hh == 0).any()
+    h = c = torch.zeros(2, 6, dtype=torch.float64)
+    expected = []
+    for t in range(4):
+        gates = x[:, t] @ layer.weight_ih_l0.T + layer.bias_ih_l0 + h @ weight_hh.T + layer.bias_hh_l0
+        i, f, g, o = gates.chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        expected.append(h)
+    torch.testing.assert_close(y, torch.stack(expected, 1))
+    torch.testing.assert_close(state[0][1][0], c)
+    parameters = list(layer.parameters())
+    for ours, theirs in zip(
+        torch.autograd.grad(y.square().sum(), parameters),
+        torch.autograd.grad(torch.stack(expected, 1).square().sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_recurrent_dropout_leaves_weights_and_evaluation_alone() -> None:
+    torch.manual_seed(0)
+    dropped = LSTM(5, 6, layers=2, dropout=LSTMDropout(recurrent=0.5))
+    plain = LSTM(5, 6, layers=2)
+    plain.load_state_dict(dropped.state_dict())
+    x = torch.randn(2, 4, 5)
+    assert not torch.equal(dropped(x, dropped.initial_state(2))[0], plain(x, plain.initial_state(2))[0])
+    dropped.eval()
+    torch.testing.assert_close(dropped(x, dropped.initial_state(2))[0], plain(x, plain.initial_state(2))[0])
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(UserError, match="layers is 0"):
         LSTM(4, 4, layers=0)

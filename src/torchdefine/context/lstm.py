@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.errors import UserError
@@ -22,11 +24,33 @@ class LSTMDropout:
     hidden: float = 0.0
     """Between the layers."""
     output: float = 0.0
+    recurrent: float = 0.0
+    """Of the weights from one position's hidden state to the next, in every layer; also one mask a segment."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
             if not 0 <= getattr(self, f.name) < 1:
                 raise UserError(f"The {f.name} dropout is {getattr(self, f.name)}, but must be at least 0 and below 1.")
+
+
+class LSTMLayer(nn.LSTM):
+    """One layer, (T, B, input) → (T, B, output), whose recurrent weights can be dropped in training.
+
+    The mask is drawn in the forward pass and the weights themselves stay whole, so there is nothing to restore in
+    evaluation or in a checkpoint.
+    """
+
+    def __init__(self, input_dim: int, output_dim: int, recurrent_dropout: float = 0.0) -> None:
+        super().__init__(input_dim, output_dim)
+        self.recurrent_dropout = recurrent_dropout
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
+        if not self.training or self.recurrent_dropout == 0:
+            return super().forward(x, state)
+        weights: list[Any] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+        weights[1] = F.dropout(weights[1], self.recurrent_dropout)  # (4 · output, output)
+        y, h, c = torch._VF.lstm(x, state, weights, True, 1, 0.0, True, False, False)
+        return y, (h, c)
 
 
 class LSTM(nn.Module):
@@ -51,7 +75,7 @@ class LSTM(nn.Module):
         self.input_dim, self.output_dim = input_dim, output_dim or hidden_dim
         self.dropout = dropout or LSTMDropout()
         widths = [input_dim, *[hidden_dim] * (layers - 1), self.output_dim]
-        self.layers = nn.ModuleList(nn.LSTM(a, b) for a, b in itertools.pairwise(widths))
+        self.layers = nn.ModuleList(LSTMLayer(a, b, self.dropout.recurrent) for a, b in itertools.pairwise(widths))
         self._widths = widths[1:]
 
     def initial_state(self, batch_size: int) -> LSTMState:
