@@ -77,6 +77,14 @@ def test_train_eval_generate_compare(torchdefine: Command, recipe_file: Path, fi
     assert compared["warnings"] == []
 
 
+def test_tensorboard_logs_lie_in_the_run(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = torchdefine("train", recipe_file, "--out", out, "--tensorboard", "--train.steps", "20")
+    assert done.returncode == 0, done.stderr
+    assert list((out / "tensorboard").glob("events.*"))
+    assert_refused(torchdefine("train", recipe_file, "--tensorboard"), "name it with --out")
+
+
 def test_params_prints_what_was_asked_for(torchdefine: Command) -> None:
     report = json.loads(torchdefine("params", "table1a/r3", "--json").stdout)
     assert report["total"] == pytest.approx(33.02294)
@@ -176,4 +184,4 @@ def test_a_full_disk_is_the_machines_fault(torchdefine: Command, recipe_file: Pa
     out.mkdir()
     (out / "log.jsonl").symlink_to("/dev/full")
     done = torchdefine("train", recipe_file, "--out", out)
-    assert_refused(done, "No space left", code=1)
+    assert_refused(done, "The disk is full", code=1)

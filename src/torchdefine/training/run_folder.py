@@ -8,7 +8,7 @@ from typing import Any
 
 from torchdefine.data import TokenFile, Tokenization
 from torchdefine.errors import UserError
-from torchdefine.files import read_json, write_json, write_text
+from torchdefine.files import read_json, write_failure, write_json, write_text
 from torchdefine.recipe import Recipe, load_recipe
 
 RESULT_VERSION = 1
@@ -64,8 +64,11 @@ class RunFolder:
             )
 
     def log(self, kind: str, record: dict[str, Any]) -> None:
-        with self.journal.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, **record}) + "\n")
+        try:
+            with self.journal.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"kind": kind, **record}) + "\n")
+        except OSError as error:
+            raise write_failure(self.journal, error) from error
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The lines of the log; one that was cut short by a crash is left out."""
