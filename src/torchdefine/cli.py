@@ -25,7 +25,14 @@ DESCRIPTION = """Deep factorised token embeddings: train language models with an
   torchdefine eval runs/first
   torchdefine generate runs/first --prompt "The game"
   torchdefine compare runs/first runs/second
+  torchdefine report runs/first runs/second          one HTML file with curves, maps, samples
 """
+
+PICTURES = """  curves      validation perplexity of every run
+  parameters  who owns the parameters, a stacked bar a run
+  maps        correlation maps of the finished vectors: standard, projected, DeFINE
+  layers      correlation maps of one run with a DeFINE unit, layer by layer and group by group
+  groups      mean cosines between the groups of every layer of such a run"""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -107,10 +114,21 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
-    sub = command("compare", _compare, "Put runs side by side: parameters, perplexities, speed, and a picture.")
+    sub = command("compare", _compare, "Put finished runs side by side: parameters, perplexities, speed.")
     sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
-    sub.add_argument("--report", help="write table and curves into this HTML file")
     sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = command("report", _report, "Write one HTML file about runs, finished or not; it opens from disk.")
+    sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
+    sub.add_argument("--out", help="the HTML file (default: report.html in the first run's folder)")
+    sub.add_argument("--words", help="words whose nearest neighbours to show, with commas between")
+    sub.add_argument("--prompt", default="The", help="the text that the runs continue (default: The)")
+
+    sub = command("plot", _plot, "Draw one picture of runs for a paper: PNG, SVG or PDF.", PICTURES)
+    sub.add_argument("kind", choices=["curves", "parameters", "maps", "layers", "groups"], help="which picture")
+    sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
+    sub.add_argument("--out", required=True, help="the file to write, ending in .png, .svg or .pdf")
+    sub.add_argument("--by", default="tokens", choices=["tokens", "step", "seconds"], help="the curves' axis")
 
     sub = command(
         "demo", _demo, "Train four small language models on the shipped text and compare them: about 4 minutes."
@@ -263,17 +281,32 @@ def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 
 def _compare(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.analysis.comparison import compare_runs, print_comparison, write_report
+    from torchdefine.analysis.comparison import compare_runs, print_comparison
 
     comparison = compare_runs(options.folders)
-    if options.report:
-        write_report(comparison, Path(options.report))
     if options.json:
         _print_json(comparison.to_dict())
     else:
         print_comparison(comparison)
-        if options.report:
-            print(f"The report is in {options.report}.")
+
+
+def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.analysis.report import WORDS, ReportOptions, write_report
+    from torchdefine.training.progress import work_bar
+
+    path = Path(options.out) if options.out else Path(options.folders[0]) / "report.html"
+    words = options.words.split(",") if options.words else WORDS
+    with work_bar("looking at the runs") as progress:
+        write_report(options.folders, path, ReportOptions(words, options.prompt), progress)
+    print(f"The report is in {path}.")
+
+
+def _plot(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.analysis.plots import draw
+
+    path = Path(options.out)
+    draw(options.kind, options.folders, path, options.by)
+    print(f"The picture is in {path}.")
 
 
 def _demo(options: argparse.Namespace, _: dict[str, Any]) -> None:

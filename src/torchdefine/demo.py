@@ -6,9 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from torchdefine.analysis.comparison import compare_runs, print_comparison, write_report
+from torchdefine.analysis.comparison import compare_runs, print_comparison
+from torchdefine.analysis.report import write_report
 from torchdefine.recipe import load_recipe
-from torchdefine.run import load_run, train
+from torchdefine.run import train
 from torchdefine.training import RunFolder
 from torchdefine.training.progress import default_reporter, work_bar
 
@@ -33,12 +34,9 @@ def run_demo(out: Path) -> None:
                 reporter=default_reporter(),
                 progress=progress,
             )
-    comparison = compare_runs(folders)
-    report = out / "report.html"
-    write_report(comparison, report)
     print()
-    print_comparison(comparison)
-    best = min(zip(folders, comparison.results, strict=True), key=lambda pair: pair[1]["valid_perplexity"])[0]
-    sample = load_run(best, device="cpu").generate("The", 25, seed=3)
-    print(f"\n{best.name} goes on: The {sample.strip()}…")
-    print(f"\nThe report, with the curves, is in {os.path.relpath(report)}; the runs are beside it.")
+    print_comparison(compare_runs(folders))
+    report = out / "report.html"
+    with work_bar("looking at the runs") as progress:
+        write_report(folders, report, progress=progress)
+    print(f"\nThe report, with curves, correlation maps and samples, is in {os.path.relpath(report)}.")

@@ -1,0 +1,170 @@
+"""Pictures of runs and embeddings: curves, parameter bars, correlation maps. Colour-blind-safe, axes labelled."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torchdefine.analysis.correlation import CorrelationMap
+from torchdefine.analysis.run_summary import RunSummary
+from torchdefine.errors import UserError
+from torchdefine.files import atomic_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#999999")
+"""Okabe and Ito's colours; every line also has a dash pattern of its own."""
+LINES = ("-", "--", "-.", ":")
+PART_COLOURS = {"input_output": COLOURS[0], "define": COLOURS[1], "context": COLOURS[2]}
+PART_NAMES = {"input_output": "input and output tables", "define": "unit", "context": "context model"}
+MAP_COLOURS = "cividis"
+INK = "#1b1c1d"
+"""Text and axes; a page replaces it by its own text colour, so that pictures follow a dark theme."""
+
+Axis = Literal["tokens", "step", "seconds"]
+AXIS_NAMES: dict[Axis, str] = {
+    "tokens": "training tokens",
+    "step": "training steps",
+    "seconds": "training time (seconds)",
+}
+
+
+@contextmanager
+def drawing() -> Iterator[type[Figure]]:
+    """matplotlib's Figure with our settings; the error names the extra where the package is missing."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("Drawing needs the package matplotlib: pip install 'torchdefine[plot]'.") from None
+    ink = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    more: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "torchdefine",
+        "savefig.transparent": True,
+        "font.size": 10,
+    }
+    with rc_context(more | dict.fromkeys(ink, INK)):
+        yield Figure
+
+
+def curve_figure(runs: Sequence[RunSummary], by: Axis = "tokens") -> Figure:
+    """Validation perplexity of every run; training perplexity where a run was never validated."""
+    with drawing() as figure_class:
+        from matplotlib.ticker import EngFormatter, NullFormatter, ScalarFormatter
+
+        figure = figure_class(figsize=(7.2, 4.0), layout="constrained")
+        axes = figure.add_subplot()
+        for index, run in enumerate(runs):
+            records, label = (run.valid, run.name) if run.valid else (run.train, f"{run.name} (training)")
+            style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
+            if records:
+                points = [(r[by], r["perplexity"]) for r in records]
+                axes.plot(*zip(*points, strict=True), label=label, marker="o", markersize=3.5, **style)
+        counted = next((u for run in runs if (u := run.fact("valid_unigram_perplexity"))), None)
+        if counted:
+            axes.axhline(counted, color="#888888", linewidth=1, linestyle=":", label="unigram")
+        axes.set(xlabel=AXIS_NAMES[by], ylabel="perplexity (log scale)", yscale="log")
+        axes.xaxis.set_major_formatter(EngFormatter())
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        low, high = axes.get_ylim()
+        axes.yaxis.set_minor_formatter(ScalarFormatter() if high < 8 * low else NullFormatter())
+        axes.grid(alpha=0.25, which="both")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False)
+        return figure
+
+
+def parameter_figure(runs: Sequence[RunSummary]) -> Figure:
+    """Who owns the parameters, a stacked bar a run."""
+    counted = [(run.name, run.parameters) for run in runs if run.parameters]
+    with drawing() as figure_class:
+        figure = figure_class(figsize=(7.2, 1.2 + 0.42 * len(counted)), layout="constrained")
+        axes = figure.add_subplot()
+        left = [0.0] * len(counted)
+        names = [name for name, _ in counted]
+        for part, colour in PART_COLOURS.items():
+            widths = [parameters[part] / 1e6 for _, parameters in counted]
+            axes.barh(names, widths, left=left, color=colour, label=PART_NAMES[part], height=0.62)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        for row, total in enumerate(left):
+            axes.text(total, row, f" {total:.2f}", va="center", ha="left")
+        axes.set(xlabel="millions of parameters", xlim=(0, 1.12 * max(left, default=1.0)))
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.45, 1.0))
+        return figure
+
+
+def maps_figure(rows: Sequence[tuple[str, Sequence[CorrelationMap]]]) -> Figure:
+    """Rows of correlation maps with a title each, as in the paper's appendix; numbers under every map."""
+    columns = max(len(maps) for _, maps in rows)
+    with drawing() as figure_class:
+        figure = figure_class(figsize=(2.5 * columns + 0.6, 3.0 * len(rows)), layout="constrained")
+        strips = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
+        shown = None
+        for strip, (title, maps) in zip(strips, rows, strict=True):
+            strip.suptitle(title, fontweight="bold", fontsize=10)
+            for axes, correlation in zip(strip.subplots(1, len(maps), squeeze=False)[0], maps, strict=True):
+                shown = _draw_map(axes, correlation)
+        if shown is not None:
+            figure.colorbar(shown, ax=strips[-1].axes, fraction=0.03, label="|cosine|")
+        return figure
+
+
+def groups_figure(layers: Sequence[CorrelationMap]) -> Figure:
+    """Mean absolute cosine between the groups of every layer that has some: the orthogonality figure."""
+    grouped = [layer for layer in layers if layer.groups > 1]
+    if not grouped:
+        raise UserError("No layer has more than one group, so there is nothing to compare: use a unit with groups.")
+    with drawing() as figure_class:
+        figure = figure_class(figsize=(3.2 * len(grouped) + 0.8, 3.4), layout="constrained")
+        for axes, layer in zip(figure.subplots(1, len(grouped), squeeze=False)[0], grouped, strict=True):
+            means = layer.between_groups().numpy()
+            image = axes.imshow(means, vmin=0, vmax=1, cmap=MAP_COLOURS)
+            for (row, column), value in [((i, j), means[i, j]) for i in range(len(means)) for j in range(len(means))]:
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white", fontsize=8)
+            ticks = range(layer.groups)
+            axes.set(title=layer.name, xlabel="group", ylabel="group", xticks=ticks, yticks=ticks)
+            axes.set_xticklabels([str(t + 1) for t in ticks])
+            axes.set_yticklabels([str(t + 1) for t in ticks])
+        figure.colorbar(image, ax=figure.axes, fraction=0.04, label="mean |cosine|")
+        return figure
+
+
+def _draw_map(axes: Axes, correlation: CorrelationMap) -> Any:
+    image = axes.imshow(correlation.values.float().numpy(), vmin=0, vmax=1, cmap=MAP_COLOURS, interpolation="nearest")
+    axes.set_title(correlation.name, fontsize=9)
+    width = len(correlation.cosines)
+    numbers = f"mean {correlation.mean_off_diagonal:.3f}, rank {correlation.effective_rank:.0f} of {width}"
+    axes.set_xlabel(numbers, fontsize=8)
+    axes.set(xticks=[], yticks=[])
+    return image
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG, SVG or PDF, by the file's ending, on a white ground."""
+    kind = path.suffix.lower().lstrip(".")
+    if kind not in ("png", "svg", "pdf"):
+        raise UserError(f"The picture {path} must end in .png, .svg or .pdf.")
+    with drawing(), atomic_file(path) as file:
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+        figure.savefig(file, format=kind, dpi=160, facecolor="white", transparent=False, metadata=metadata)
+
+
+def inline_svg(figure: Figure, description: str) -> str:
+    """The figure as SVG for an HTML page, drawn in the page's own text colour."""
+    text = io.StringIO()
+    with drawing():
+        figure.savefig(text, format="svg", dpi=110, metadata={"Date": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = re.sub(r' id="[A-Za-z]+_?\d+(_\d+)?"', "", svg)  # numbered alike in every figure, and nothing refers to them
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)

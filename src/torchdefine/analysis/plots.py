@@ -1,0 +1,49 @@
+"""Single pictures of runs, for a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchdefine.analysis.correlation import CorrelationMap, embedding_maps
+from torchdefine.analysis.pictures import (
+    Axis,
+    curve_figure,
+    groups_figure,
+    maps_figure,
+    parameter_figure,
+    save_figure,
+)
+from torchdefine.analysis.report import layer_rows, layout_rows
+from torchdefine.analysis.run_summary import RunSummary, summarise
+from torchdefine.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(kind: str, folders: Sequence[str | Path], path: Path, by: Axis = "tokens") -> None:
+    """Draw one kind of picture of the runs into a file."""
+    save_figure(_figure(kind, summarise(folders), by), path)
+
+
+def _figure(kind: str, runs: list[RunSummary], by: Axis) -> Figure:
+    if kind == "curves":
+        return curve_figure(runs, by)
+    if kind == "parameters":
+        return parameter_figure(runs)
+    if kind == "maps":
+        finished = {run.name: CorrelationMap(run.name, _maps(run)["finished"].cosines) for run in runs}
+        return maps_figure(layout_rows(runs, finished))
+    if len(runs) != 1:
+        raise UserError(f"The picture {kind!r} is of one run, but {len(runs)} were given: draw one after another.")
+    stages = _maps(runs[0])
+    return maps_figure(layer_rows(stages)) if kind == "layers" else groups_figure(list(stages.values()))
+
+
+def _maps(summary: RunSummary) -> dict[str, CorrelationMap]:
+    run = summary.open()
+    if run is None:
+        raise UserError(f"The run in {summary.folder.path} has written no weights that can be read.")
+    return embedding_maps(run.model.embedding)
