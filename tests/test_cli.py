@@ -63,15 +63,9 @@ def test_train_eval_generate_compare(torchdefine: Command, recipe_file: Path, fi
     assert one.startswith("w1 w2 ")
     assert one == torchdefine("generate", out, "--prompt", "w1 w2", "--length", "8", "--seed", "1").stdout
 
-    report = tmp_path / "report.html"
-    done = torchdefine("compare", finished, out, "--report", report)
+    done = torchdefine("compare", finished, out)
     assert done.returncode == 0, done.stderr
     assert "second" in done.stdout
-    page = report.read_text()
-    assert "<svg" in page
-    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
-        "http://creativecommons.org", ""
-    )
     compared = json.loads(torchdefine("compare", finished, out, "--json").stdout)
     assert [run["run"] for run in compared["runs"]] == ["run", "second"]
     assert compared["warnings"] == []

@@ -129,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
     sub.add_argument("--out", required=True, help="the file to write, ending in .png, .svg or .pdf")
     sub.add_argument("--by", default="tokens", choices=["tokens", "step", "seconds"], help="the curves' axis")
+    sub.add_argument("--centred", action="store_true", help="maps of Pearson's correlations instead of the paper's")
 
     sub = command(
         "demo", _demo, "Train four small language models on the shipped text and compare them: about 4 minutes."
@@ -305,7 +306,7 @@ def _plot(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.analysis.plots import draw
 
     path = Path(options.out)
-    draw(options.kind, options.folders, path, options.by)
+    draw(options.kind, options.folders, path, by=options.by, centred=options.centred)
     print(f"The picture is in {path}.")
 
 

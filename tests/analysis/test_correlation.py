@@ -65,6 +65,17 @@ def test_maps_of_every_stage_in_one_streamed_pass(monkeypatch: pytest.MonkeyPatc
     assert table.TOKENS_AT_ONCE == 16_384
 
 
+def test_centred_maps_are_pearsons_correlations() -> None:
+    embedding = TokenEmbedding(StandardMap(60, 5))
+    with torch.no_grad():
+        embedding.map.table.weight += torch.arange(5)  # a mean that the plain map takes for correlation
+    centred = embedding_maps(embedding, centred=True)["finished"].cosines
+    expected = torch.corrcoef(embedding.map.table.weight.detach().double().T)
+    torch.testing.assert_close(centred, expected, rtol=1e-6, atol=1e-6)
+    plain = embedding_maps(embedding)["finished"]
+    assert plain.mean_off_diagonal > 2 * CorrelationMap("centred", centred).mean_off_diagonal
+
+
 def test_groups_are_blocks_of_the_layers_map() -> None:
     cosines = torch.eye(6, dtype=torch.float64)
     cosines[0, 1] = cosines[1, 0] = 0.5  # within group 1

@@ -102,30 +102,49 @@ def correlation_map(table: Tensor, name: str = "table") -> CorrelationMap:
     return CorrelationMap(name, cosines_of(exact.T @ exact))
 
 
+@dataclass
+class _Sums:
+    """What one pass keeps of a stage: EᵀE and the sum of the rows."""
+
+    gram: Tensor
+    rows: Tensor
+
+    def cosines(self, centred_by: int | None) -> Tensor:
+        gram = self.gram
+        if centred_by is not None:
+            gram = gram - torch.outer(self.rows, self.rows) / centred_by
+        return cosines_of(gram)
+
+
 @torch.no_grad()
-def embedding_maps(embedding: TokenEmbedding, progress: Progress | None = None) -> dict[str, CorrelationMap]:
+def embedding_maps(
+    embedding: TokenEmbedding, *, centred: bool = False, progress: Progress | None = None
+) -> dict[str, CorrelationMap]:
     """Maps of everything between the ids and the finished vector, in one pass over the vocabulary.
 
     "map" is what the table gives, "layer 1" … what each layer of a DeFINE unit gives, and "finished" the result.
-    Only one Gram matrix for each is kept in memory, never a table.
+    Only one Gram matrix for each is kept in memory, never a table. ``centred`` takes each dimension's mean away first,
+    which makes the cosines Pearson's correlations; the paper does not.
     """
     device = next(embedding.parameters()).device
     training = embedding.training
     embedding.eval()
-    grams: dict[str, Tensor] = {}
+    sums: dict[str, _Sums] = {}
     try:
         for start in range(0, embedding.num_embeddings, TOKENS_AT_ONCE):
             stop = min(start + TOKENS_AT_ONCE, embedding.num_embeddings)
             for name, vectors in _stages(embedding, torch.arange(start, stop, device=device)).items():
                 exact = vectors.double()
-                product = (exact.T @ exact).cpu()  # (d, d)
-                grams[name] = grams[name] + product if name in grams else product
+                gram, rows = (exact.T @ exact).cpu(), exact.sum(0).cpu()  # (d, d), (d,)
+                kept = sums.get(name)
+                sums[name] = _Sums(kept.gram + gram, kept.rows + rows) if kept else _Sums(gram, rows)
             if progress:
                 progress(stop, embedding.num_embeddings)
     finally:
         embedding.train(training)
     groups = _groups(embedding)
-    return {name: CorrelationMap(name, cosines_of(gram), groups.get(name, 1)) for name, gram in grams.items()}
+    count = embedding.num_embeddings if centred else None
+    return {name: CorrelationMap(name, kept.cosines(count), groups.get(name, 1)) for name, kept in sums.items()}
 
 
 def _stages(embedding: TokenEmbedding, ids: Tensor) -> dict[str, Tensor]:

@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(kind: str, folders: Sequence[str | Path], path: Path, by: Axis = "tokens") -> None:
-    """Draw one kind of picture of the runs into a file."""
-    save_figure(_figure(kind, summarise(folders), by), path)
+def draw(kind: str, folders: Sequence[str | Path], path: Path, *, by: Axis = "tokens", centred: bool = False) -> None:
+    """Draw one kind of picture of the runs into a file; ``by`` is for curves and ``centred`` for maps."""
+    save_figure(_figure(kind, summarise(folders), by, centred), path)
 
 
-def _figure(kind: str, runs: list[RunSummary], by: Axis) -> Figure:
+def _figure(kind: str, runs: list[RunSummary], by: Axis, centred: bool) -> Figure:
     if kind == "curves":
         return curve_figure(runs, by)
     if kind == "parameters":
         return parameter_figure(runs)
     if kind == "maps":
-        finished = {run.name: CorrelationMap(run.name, _maps(run)["finished"].cosines) for run in runs}
+        finished = {run.name: CorrelationMap(run.name, _maps(run, centred)["finished"].cosines) for run in runs}
         return maps_figure(layout_rows(runs, finished))
     if len(runs) != 1:
         raise UserError(f"The picture {kind!r} is of one run, but {len(runs)} were given: draw one after another.")
-    stages = _maps(runs[0])
+    stages = _maps(runs[0], centred)
     return maps_figure(layer_rows(stages)) if kind == "layers" else groups_figure(list(stages.values()))
 
 
-def _maps(summary: RunSummary) -> dict[str, CorrelationMap]:
+def _maps(summary: RunSummary, centred: bool) -> dict[str, CorrelationMap]:
     run = summary.open()
     if run is None:
         raise UserError(f"The run in {summary.folder.path} has written no weights that can be read.")
-    return embedding_maps(run.model.embedding)
+    return embedding_maps(run.model.embedding, centred=centred)

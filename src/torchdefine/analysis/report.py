@@ -93,7 +93,7 @@ def _curve_section(runs: list[RunSummary]) -> str:
         buttons.append(
             f'<input type="radio" name="axis" id="by-{axis}"{checked}><label for="by-{axis}">by {name}</label>'
         )
-        picture = inline_svg(curve_figure(runs, axis), f"Perplexity by {name}")  # type: ignore[arg-type]
+        picture = inline_svg(curve_figure(runs, axis), f"Perplexity by {name}")
         panels.append(f'<div class="panel by-{axis}">{_figure(picture)}</div>')
     points = sum(len(run.valid) for run in runs)
     few = "<p>A single validation so far: a point, not yet a curve.</p>" if points == 1 else ""
