@@ -76,6 +76,14 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
+    _add_recipe_commands(command)
+    _add_run_commands(command)
+    _add_looking_commands(command)
+    return parser
+
+
+def _add_recipe_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """What starts from a recipe."""
     sub = command("recipes", _recipes, "List what there is to train, with parameters and published numbers.")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
@@ -93,6 +101,14 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--tensorboard", action="store_true", help="write TensorBoard logs into the run's folder too")
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
 
+    sub = command(
+        "demo", _demo, "Train four small language models on the shipped text and compare them: about 4 minutes."
+    )
+    sub.add_argument("--out", default="runs/demo", help="where the runs and the report go (default: runs/demo)")
+
+
+def _add_run_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """What uses a run."""
     sub = command("eval", _eval, "Measure a run's perplexity on a text.")
     sub.add_argument("folder", metavar="RUN", help="a run's folder")
     sub.add_argument("--split", default="test", help="train, valid or test (default: test)")
@@ -114,6 +130,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
+
+def _add_looking_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """What shows runs to people."""
     sub = command("compare", _compare, "Put finished runs side by side: parameters, perplexities, speed.")
     sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
     sub.add_argument("--json", action="store_true", help="print JSON")
@@ -130,12 +149,6 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", required=True, help="the file to write, ending in .png, .svg or .pdf")
     sub.add_argument("--by", default="tokens", choices=["tokens", "step", "seconds"], help="the curves' axis")
     sub.add_argument("--centred", action="store_true", help="maps of Pearson's correlations instead of the paper's")
-
-    sub = command(
-        "demo", _demo, "Train four small language models on the shipped text and compare them: about 4 minutes."
-    )
-    sub.add_argument("--out", default="runs/demo", help="where the runs and the report go (default: runs/demo)")
-    return parser
 
 
 def _settings_help() -> str:

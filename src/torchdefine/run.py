@@ -23,6 +23,7 @@ from torchdefine.training import Evaluation, RunFolder, Trainer, evaluate
 from torchdefine.training.checkpoint import load_weights, read_checkpoint
 from torchdefine.training.distributed import Processes, joined_processes
 from torchdefine.training.environment import describe_environment
+from torchdefine.training.precision import flush_denormals
 from torchdefine.training.progress import QuietReporter, Reporter
 from torchdefine.training.result import describe_result, training_counts
 
@@ -102,6 +103,7 @@ def train(
     ``runs/`` by default. ``resume`` goes on with the run in ``out``. ``reporter`` is told of every log line and
     validation, ``progress`` of the encoding of the text.
     """
+    flush_denormals()
     changes = _changes(data, overrides)
     recipe = _resolve(recipe, changes)
     with joined_processes() as processes:
@@ -139,6 +141,7 @@ def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None =
     """Open a run folder: ``load_run("runs/x").model``; ``checkpoint`` is "best" or "last"."""
     if checkpoint not in ("best", "last"):
         raise UserError(f"The checkpoint {checkpoint!r} is unknown: use best or last.")
+    flush_denormals()
     folder = RunFolder(path)
     recipe = folder.recipe()
     tokenization = load_tokenization(folder.path)
