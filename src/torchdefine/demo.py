@@ -29,7 +29,7 @@ def run_demo(out: Path) -> None:
             train(
                 recipe,
                 out=folder.path,
-                resume=folder.last.exists(),
+                resume=folder.exists(),
                 device="cpu",
                 reporter=default_reporter(),
                 progress=progress,

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.training.test_loop import StopAt
 
+from tests.training.test_loop import StopAt
 from torchdefine import load_run, train
 from torchdefine.analysis.neighbours import nearest_neighbours
 from torchdefine.analysis.plots import draw

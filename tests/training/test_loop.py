@@ -138,6 +138,18 @@ def test_kill_9_and_resume_gives_the_same_bits(
     assert_same_run(unbroken, tmp_path / "run")
 
 
+def test_a_run_that_broke_off_before_its_first_checkpoint_begins_again(
+    unbroken: Path, recipe_file: Path, tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(recipe_file, out=out, reporter=StopAt(7, signal.SIGTERM))
+    shutil.rmtree(out / "last")
+    train(recipe_file, out=out, resume=True)
+    assert_same_run(unbroken, out)
+
+
 @pytest.mark.slow
 def test_kill_9_at_twenty_random_points(unbroken: Path, recipe_file: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)

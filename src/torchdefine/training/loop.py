@@ -90,8 +90,12 @@ class Trainer:
         self._seconds_since_log = 0.0
 
     def resume(self) -> None:
-        """Take up the run where its last checkpoint left it."""
+        """Take up the run where its last checkpoint left it, or at its beginning if it has written none."""
         path = self.folder.last
+        if not path.exists():
+            if self.processes.is_first:
+                self.folder.forget_after(-1)
+            return
         checkpoint = read_checkpoint(path)
         self.folder.check_fingerprints(checkpoint.facts, path)
         load_weights(self.model, checkpoint, path)
@@ -100,7 +104,8 @@ class Trainer:
             self.precision.scaler.load_state_dict(checkpoint.facts["loss_scale"])
         self.position = Position(**checkpoint.facts["position"])
         self._restore_process(checkpoint)
-        self.folder.forget_after(self.position.step)
+        if self.processes.is_first:
+            self.folder.forget_after(self.position.step)
 
     def run(self) -> Position:
         """Train to the end, or raise ``Interrupted`` after writing a checkpoint."""

@@ -1,0 +1,62 @@
+"""From the seven runs of recipes/maps to results/maps/*.json and the pictures of docs/maps.md.
+
+for n in standard projective-64 … define-256; do torchdefine train maps/$n --out RUNS/$n; done
+python results/look_at_maps.py RUNS
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from torchdefine.analysis.correlation import CorrelationMap, embedding_maps
+from torchdefine.analysis.plots import draw
+from torchdefine.build import VocabularyFacts, build_language_model
+from torchdefine.files import read_json, write_json
+from torchdefine.run import Run, load_run
+
+HERE = Path(__file__).parent
+FIGURES = HERE.parent / "docs" / "figures"
+NAMES = ["standard", *(f"{kind}-{n}" for kind in ("projective", "define") for n in (64, 128, 256))]
+
+
+def untrained(run: Run) -> Run:
+    """The same model as it was before its first step."""
+    torch.manual_seed(run.recipe.train.seed)
+    model = build_language_model(run.recipe, VocabularyFacts(len(run.tokenization)))
+    return Run(run.folder, run.recipe, run.tokenization, model)
+
+
+def main(runs: Path) -> None:
+    reference: dict[str, CorrelationMap] = {}
+    for name in NAMES:
+        run = load_run(runs / name)
+        found = {}
+        for state, model in (("trained", run.model), ("untrained", untrained(run).model)):
+            for centred in (False, True):
+                kind = f"{state}{', centred' if centred else ''}"
+                maps = embedding_maps(model.embedding, centred=centred)
+                reference.setdefault(kind, maps["finished"])  # the standard table comes first
+                found[kind] = {stage: correlation.numbers() for stage, correlation in maps.items()}
+                found[kind]["finished"]["distance_to_standard"] = maps["finished"].distance(reference[kind])
+                for stage, correlation in maps.items():
+                    if correlation.groups > 1:
+                        between = correlation.between_groups()
+                        away = ~torch.eye(correlation.groups, dtype=torch.bool)
+                        found[kind][stage]["mean_between_groups"] = float(between[away].mean())
+                        found[kind][stage]["mean_within_groups"] = float(between.diagonal().mean())
+        result = read_json(runs / name / "result.json")
+        write_json(HERE / "maps" / f"{name}.json", {**result, "correlation": found})
+        print(name, {k: round(v["finished"]["mean_off_diagonal"], 4) for k, v in found.items()})
+    folders = [runs / name for name in NAMES]
+    draw("maps", folders, FIGURES / "maps.png")
+    draw("maps", folders, FIGURES / "maps-centred.png", centred=True)
+    draw("layers", [runs / "define-128"], FIGURES / "maps-layers.png")
+    draw("groups", [runs / "define-128"], FIGURES / "maps-groups.png")
+    draw("curves", folders, FIGURES / "maps-curves.svg")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
