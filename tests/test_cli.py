@@ -1,5 +1,6 @@
 """The command line as a user meets it: exit codes, one sentence, no traceback."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torchdefine import __version__, train
+from torchdefine import __version__, files, train
 from torchdefine.cli import main
 
 
@@ -49,7 +50,7 @@ def test_train_eval_generate_compare(torchdefine: Command, recipe_file: Path, fi
     done = torchdefine("train", recipe_file, "--out", out, "--optim.lr", "1e-2", "--train.seed=7", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["overrides"] == {"optim": {"lr": "1e-2"}, "train": {"seed": 7}}
+    assert result["overrides"] == {"optim": {"lr": "1e-2"}, "train": {"seed": "7"}}
     assert result["settings"]["optim"]["lr"] == 0.01
     assert "validation perplexity" in done.stderr
 
@@ -149,6 +150,18 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "needs a value": ["train", recipe_file, "--optim.lr"],
         "temperature is -2": ["generate", finished, "--temperature", "-2"],
         "say which": ["train", recipe_file, "--resume"],
+        "The length of an evaluation is -5": ["eval", finished, "--length", "-5"],
+        "The batch_size of an evaluation is 0": ["eval", finished, "--batch-size", "0"],
+        "The device 'tpu' is unknown": ["eval", finished, "--device", "tpu"],
+        "neither a folder nor a corpus called @x": ["train", recipe_file, "--data.corpus", "@x"],
+        "neither a folder nor a corpus called 010": ["train", recipe_file, "--data.corpus", "010"],
+        "The corpus is empty text": ["train", recipe_file, "--data", ""],
+        "The run's folder is empty text": ["train", recipe_file, "--out", ""],
+        "embedding.map_dim is '[1'": ["train", recipe_file, "--embedding.map_dim", "[1"],
+        "train.seed is": ["train", recipe_file, "--train.seed", "1e30"],
+        "optim.lr is 'inf'": ["train", recipe_file, "--optim.lr", "inf"],
+        "temperature is nan": ["generate", finished, "--temperature", "nan"],
+        "context.output_dim is -1": ["train", recipe_file, "--context.output_dim", "-1"],
     }
     for words, arguments in cases.items():
         assert_refused(torchdefine(*arguments), words.replace("has no train", "has no trainn text"))
@@ -172,10 +185,21 @@ def assert_refused(done: Done, words: str, code: int = 2) -> None:
     assert last.startswith("torchdefine: ")
 
 
-def test_a_full_disk_is_the_machines_fault(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
-    """/dev/full accepts no byte: a run folder whose log is there cannot be written."""
+def test_a_full_disk_is_the_machines_fault(
+    torchdefine: Command, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second checkpoint does not fit: the first one stays whole, and the run can go on from it."""
     out = tmp_path / "run"
-    out.mkdir()
-    (out / "log.jsonl").symlink_to("/dev/full")
-    done = torchdefine("train", recipe_file, "--out", out)
-    assert_refused(done, "The disk is full", code=1)
+    original, written = files.save_file, []
+
+    def full_after_the_first(*arguments, **options) -> None:
+        if written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(original(*arguments, **options))
+
+    monkeypatch.setattr(files, "save_file", full_after_the_first)
+    assert_refused(torchdefine("train", recipe_file, "--out", out), "The disk is full", code=1)
+    monkeypatch.setattr(files, "save_file", original)
+    done = torchdefine("train", recipe_file, "--out", out, "--resume", "--json")
+    assert json.loads(done.stdout)["steps"] == 60
+    assert not list(out.rglob("*.tmp"))

@@ -92,9 +92,10 @@ def _build_map(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> MapL
         return ProjectiveMap(vocabulary.size, settings.map_dim, width, scale=scale)
     cutoffs = shrink_cutoffs(settings.cutoffs, vocabulary.size)
     if not cutoffs:
+        few, many = max(vocabulary.size // 8, 1), max(vocabulary.size // 2, 2)
         raise UserError(
             f"All of embedding.cutoffs {settings.cutoffs} lie outside the vocabulary of {vocabulary.size}: "
-            f"use --embedding.cutoffs {vocabulary.size // 8},{vocabulary.size // 2}, say, or a standard map."
+            f"use a standard map, or --embedding.cutoffs {few},{many}, say."
         )
     return AdaptiveMap(
         vocabulary.size,
@@ -157,7 +158,7 @@ def _build_adaptive_softmax(settings: OutputSettings, hidden_dim: int, embedding
 
 def _register(registry: dict[str, B], name: str, builder: B, what: str) -> None:
     if name in registry:
-        raise UserError(f"An {what} named {name!r} is registered already: use another name.")
+        raise UserError(f"The {what} {name!r} is registered already: use another name.")
     registry[name] = builder
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
-
-import yaml
 
 from torchdefine import __version__
 from torchdefine.errors import MachineError, UserError
@@ -37,6 +37,9 @@ PICTURES = """  curves      validation perplexity of every run
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit: 0 done, 1 failed, 2 misused."""
+    for name in ("stdout", "stderr"):  # closed by the caller, so nobody wants to hear us
+        if getattr(sys, name) is None:
+            setattr(sys, name, io.StringIO())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         options, rest = _parser().parse_known_args(arguments)
@@ -44,12 +47,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         options.run(options, overrides)
     except UserError as error:
         _fail(error, 2)
-    except (MachineError, OSError) as error:
+    except MachineError as error:
         _fail(error, 1)
+    except BrokenPipeError:  # whoever read our output has gone away
+        os._exit(1)
+    except OSError as error:
+        _fail(f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}.", 1)
     except KeyboardInterrupt:
         _fail("Interrupted.", 1)
-    except BrokenPipeError:
-        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if "allocate" not in str(error) and not isinstance(error, MemoryError):
+            raise
+        _fail("There is not enough memory for this: use a smaller model or batch.", 1)
     sys.exit(0)
 
 
@@ -127,6 +136,7 @@ def _add_run_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("--top-k", type=int, help="draw among the k most probable tokens only")
     sub.add_argument("--top-p", type=float, help="draw among the most probable tokens that make up this share")
     sub.add_argument("--seed", type=int, help="for the same text every time")
+    sub.add_argument("--checkpoint", default="best", choices=["best", "last"], help="which weights (default: best)")
     sub.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
@@ -175,8 +185,7 @@ def _overrides(rest: list[str], command: str) -> dict[str, dict[str, Any]]:
             if not value:
                 raise UserError(f"The setting --{dotted} needs a value: --{dotted} VALUE.")
         section, name = dotted.split(".", 1)
-        parsed = None if value.lower() in ("none", "null") else yaml.safe_load(value)
-        found.setdefault(section, {})[name] = value if isinstance(parsed, str) else parsed
+        found.setdefault(section, {})[name] = value
     assert all(section in SECTIONS for section in found)
     return found
 
@@ -238,7 +247,7 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     with work_bar("reading the text") as progress:
         run = train(
             options.recipe,
-            data=overrides.pop("data", {}) | ({"corpus": options.data} if options.data else {}),
+            data=overrides.pop("data", {}) | ({} if options.data is None else {"corpus": options.data}),
             out=options.out,
             resume=options.resume,
             device=options.device,
@@ -246,6 +255,8 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
             progress=progress,
             **overrides,
         )
+    if os.environ.get("RANK", "0") != "0":  # under torchrun one process speaks for all
+        return
     result = run.result
     if options.json:
         _print_json(result)
@@ -284,14 +295,15 @@ def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.decoding import SamplingOptions
     from torchdefine.run import load_run
 
-    run = load_run(options.folder, device=options.device)
+    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
     unknown = run.tokenization.unk_id
     sampling = SamplingOptions(options.temperature, options.top_k, options.top_p, () if unknown is None else (unknown,))
     text = run.generate(options.prompt, options.length, sampling, seed=options.seed)
     if options.json:
         _print_json({"prompt": options.prompt, "continuation": text})
     else:
-        print(f"{options.prompt} {text}".strip())
+        between = " " if run.tokenization.kind == "words" else ""
+        print(f"{options.prompt}{between}{text}".strip())
 
 
 def _compare(options: argparse.Namespace, _: dict[str, Any]) -> None:

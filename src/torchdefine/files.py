@@ -34,6 +34,8 @@ def replacing(path: Path) -> Iterator[Path]:
     An existing file is never harmed, and two processes that write the same path do not meet. A write that fails is
     a MachineError.
     """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is a folder or a device, not a file to be written: choose another name.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

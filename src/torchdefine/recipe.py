@@ -66,6 +66,9 @@ class EmbeddingSettings:
 
     def __post_init__(self) -> None:
         _require(
+            self.init_std is None or self.init_std > 0, f"embedding.init_std is {self.init_std}, but must be above 0."
+        )
+        _require(
             0 <= self.row_dropout < 1, f"embedding.row_dropout is {self.row_dropout}, but must be from 0 to below 1."
         )
         known = ("none", "projection", "mlp", *VARIANTS)
@@ -83,6 +86,11 @@ class ContextSettings:
     output_dropout: float = setting(0.0, "Dropout on what leaves the last layer.")
     recurrent_dropout: float = setting(0.0, "Dropout on the recurrent weights of every layer.")
     options: dict[str, Any] = setting({}, "Settings of a registered context model.")
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden_dim", "output_dim"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"context.{name} is {value}, but must be at least 1.")
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,11 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         _require(self.factor > 1, f"schedule.factor is {self.factor}, but must be above 1.")
-        _require(self.warmup >= 0, f"schedule.warmup is {self.warmup}, but must not be negative.")
+        for name in ("warmup", "patience", "final_ratio"):
+            value = getattr(self, name)
+            _require(value >= 0, f"schedule.{name} is {value}, but must not be negative.")
+        ordered = list(self.drops) == sorted(set(self.drops)) and all(drop > 0 for drop in self.drops)
+        _require(ordered, f"schedule.drops {self.drops} are not positive and increasing.")
         _require(0 <= self.decay_from < 1, f"schedule.decay_from is {self.decay_from}, but must be in [0, 1).")
 
 
@@ -149,6 +161,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         for name in ("batch_size", "length", "accumulate", "log_every", "checkpoint_every"):
             _require(getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}, but must be at least 1.")
+        _require(0 <= self.seed < 2**62, f"train.seed is {self.seed}, but must be from 0 to below 2^62.")
         _require(self.eval_every >= 0, f"train.eval_every is {self.eval_every}, but must not be negative.")
         _require(
             (self.epochs is None) != (self.steps is None), "Give train.epochs or train.steps, one of them and not both."
@@ -221,9 +234,9 @@ def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 def _choose_measure(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """An override by steps replaces a recipe's epochs, and the other way round."""
-    given = overrides.get("train", {})
+    given = overrides.get("train") or {}
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
-        if one in given and other not in given:
+        if given.get(one) is not None and given.get(other) is None:
             values = merge(values, {"train": {other: None}})
     return values
 
@@ -233,7 +246,12 @@ def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         raise UserError(f"The recipe {name} is its own base: {' → '.join([*above, name])}.")
     values = _parse(*_recipe_text(name))
     base = values.pop("base", None)
-    return merge(_read_recipe(base, (*above, name)), values) if base else values
+    if base is None:
+        return values
+    _require(isinstance(base, str), f"The base of the recipe {name} is {base!r}, but must be a name or a file.")
+    if base.endswith((".yaml", ".yml")) and not Path(base).is_absolute():
+        base = str(Path(name).parent / base)  # files refer to their neighbours
+    return _choose_measure(merge(_read_recipe(base, (*above, name)), values), values)
 
 
 def _recipe_text(name: str) -> tuple[str, str]:
@@ -241,7 +259,10 @@ def _recipe_text(name: str) -> tuple[str, str]:
         path = Path(name)
         if not path.is_file():
             raise UserError(f"The recipe file {name} does not exist.")
-        return name, path.read_text(encoding="utf-8")
+        try:
+            return name, path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"The recipe file {name} is not UTF-8 text: save it as such.") from None
     shipped = resources.files("torchdefine") / "recipes" / f"{name}.yaml"
     if not shipped.is_file():
         close = did_you_mean(name, recipe_names())

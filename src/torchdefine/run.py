@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,8 @@ class Run:
             self.model,
             corpus.splits[split],
             self.tokenization.eos_id,
-            batch_size=batch_size or self.recipe.eval.batch_size,
-            length=length or self.recipe.eval.length,
+            batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
+            length=self.recipe.eval.length if length is None else length,
             progress=progress,
         )
 
@@ -106,12 +107,12 @@ def train(
     flush_denormals()
     changes = _changes(data, overrides)
     recipe = _resolve(recipe, changes)
-    with joined_processes() as processes:
-        corpus = _encoded(recipe, processes, progress)
-        folder = _prepared_folder(recipe, corpus, out, resume, processes)
+    with joined_processes() as processes, _chosen_folder(recipe, out, resume, processes) as folder:
         if folder.result.exists():
             return load_run(folder.path, device=device)
         target = processes.device(device)
+        corpus = _encoded(recipe, processes, progress)
+        folder.fingerprint(corpus.tokenization, corpus.splits["train"])
         torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
         model = build_language_model(recipe, _trained_facts(corpus)).to(target)
         torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
@@ -120,6 +121,9 @@ def train(
         trainer = _trainer(model, corpus, recipe, folder, processes, reporter or QuietReporter())
         if resume:
             trainer.resume()
+        elif processes.is_first:  # only now, when nothing speaks against the run any more
+            folder.create(recipe, corpus.tokenization)
+        processes.wait()
         environment = describe_environment(target)
         if processes.is_first:
             folder.log(
@@ -147,6 +151,10 @@ def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None =
     tokenization = load_tokenization(folder.path)
     folder.fingerprint(tokenization)
     file = folder.best if checkpoint == "best" else folder.last
+    if checkpoint == "best" and not file.exists() and folder.last.exists():
+        raise UserError(
+            f"The run in {path} has not been validated yet, so it has no best weights: use --checkpoint last."
+        )
     weights = read_checkpoint(file, only="model")
     folder.check_fingerprints(weights.facts, file)
     model = build_language_model(recipe, _loaded_facts(tokenization))
@@ -168,6 +176,9 @@ def _trained_facts(corpus: Corpus) -> VocabularyFacts:
 
 def _changes(data: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What a caller changes of a recipe, by section."""
+    for name, values in overrides.items():
+        if not isinstance(values, Mapping):
+            raise UserError(f"{name} holds several settings, so it cannot be {values!r}: use {name}={{NAME: VALUE}}.")
     changes = {name: dict(values) for name, values in overrides.items()}
     if data is not None:
         changes["data"] = dict(data) if isinstance(data, Mapping) else {"corpus": str(data)}
@@ -176,9 +187,12 @@ def _changes(data: str | Path | Mapping[str, Any] | None, overrides: Mapping[str
 
 def _resolve(recipe: str | Path | Recipe, changes: Mapping[str, Any]) -> Recipe:
     if not isinstance(recipe, Recipe):
-        return load_recipe(str(recipe), changes)
-    if changes:
+        recipe = load_recipe(str(recipe), changes)
+    elif changes:
         raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
+    corpus = Path(recipe.data.corpus).expanduser()
+    if recipe.data.corpus and corpus.is_dir():  # a run must find its text from anywhere
+        recipe = replace(recipe, data=replace(recipe.data, corpus=str(corpus.resolve())))
     return recipe
 
 
@@ -189,36 +203,39 @@ def _encoded(recipe: Recipe, processes: Processes, progress: ProgressCallback | 
             settings = recipe.data
             corpus = encode_corpus(
                 resolve_corpus(settings.corpus, progress=progress),
-                min_count=settings.min_count,
-                max_size=settings.max_size,
+                min_count=1 if settings.tokenizer else settings.min_count,
+                max_size=None if settings.tokenizer else settings.max_size,
                 tokenizer=settings.tokenizer,
                 progress=progress if processes.is_first else None,
             )
+            if processes.is_first:
+                for text in corpus.splits.values():
+                    text.verify()
         processes.wait()
     return corpus
 
 
-def _prepared_folder(
-    recipe: Recipe, corpus: Corpus, out: str | Path | None, resume: bool, processes: Processes
-) -> RunFolder:
+@contextmanager
+def _chosen_folder(recipe: Recipe, out: str | Path | None, resume: bool, processes: Processes) -> Iterator[RunFolder]:
+    """The run's folder, checked but not yet written to, and kept from other processes that would train in it."""
     if resume and out is None:
         raise UserError("To resume a run, say which: pass its folder as --out.")
     if out is None and processes.count > 1:
         raise UserError("With several processes, name the run's folder: pass --out.")
+    if out is not None and not str(out):
+        raise UserError("The run's folder is empty text: pass a name as --out.")
     folder = RunFolder(out if out is not None else _new_path(recipe.name))
-    folder.fingerprint(corpus.tokenization, corpus.splits["train"])
     if resume:
-        before = folder.recipe()
-        changed = _first_difference(to_plain(before), to_plain(recipe))
+        changed = _first_difference(to_plain(folder.recipe()), to_plain(recipe))
         if changed:
             raise UserError(
                 f"The run in {folder.path} was started with another {changed}: resume it with the same settings, or "
                 "start a new one with another --out."
             )
-    elif processes.is_first:
-        folder.create(recipe, corpus.tokenization)
-    processes.wait()
-    return folder
+    else:
+        folder.check_free()
+    with folder.locked() if processes.is_first else nullcontext():
+        yield folder
 
 
 def _first_difference(one: Any, other: Any, place: str = "") -> str:

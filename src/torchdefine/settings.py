@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -43,10 +44,10 @@ def read_settings(kind: type[S], values: Mapping[str, Any], where: str = "") -> 
 
 
 def convert(kind: Any, value: Any, place: str) -> Any:
-    """Turn a YAML value into what a field declares; YAML reads 3e-4 as text, so numbers may come as text."""
+    """Turn a value into what a field declares; it may be text, as on a command line or as YAML reads 3e-4."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        if value is None:
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
             return None
         (inner,) = [k for k in get_args(kind) if k is not type(None)]
         return convert(inner, value, place)
@@ -56,31 +57,47 @@ def convert(kind: Any, value: Any, place: str) -> Any:
         return value
     if origin is tuple:
         if isinstance(value, str):
-            value = yaml.safe_load(f"[{value.strip('[]()')}]")
+            value = [item.strip() for item in value.strip("[]() ").split(",") if item.strip()]
         items = value if isinstance(value, list | tuple) else [value]
         return tuple(convert(get_args(kind)[0], item, place) for item in items)
-    if kind in (dict, Any) or origin is dict:
-        return value
+    if origin is dict:
+        return _convert_mapping(kind, value, place)
     return _convert_plain(kind, value, place)
+
+
+def _convert_mapping(kind: Any, value: Any, place: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError:
+            value = None
+    if not isinstance(value, Mapping):
+        raise UserError(f"{place} must be a mapping of names to values, such as {{width: 12}}.")
+    inner = get_args(kind)[1]
+    plain = inner in (int, float, str, bool)
+    return {str(name): convert(inner, item, f"{place}.{name}") if plain else item for name, item in value.items()}
 
 
 def _convert_plain(kind: type, value: Any, place: str) -> Any:
     if kind is bool:
+        known = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
         if isinstance(value, bool):
             return value
+        if isinstance(value, str) and value.lower() in known:
+            return known[value.lower()]
     elif kind is str:
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             return str(value)
     elif isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
             number = float(value)
-            if kind is float:
+            if kind is float and math.isfinite(number):
                 return number
-            if number == int(number):
+            if kind is int and number == int(number):
                 return int(number)
         except (ValueError, OverflowError):
             pass
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+    wanted = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}[kind]
     raise UserError(f"{place} is {value!r}, but must be {wanted}.")
 
 

@@ -179,6 +179,9 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     settings.write_text(json.dumps({**config, "version": 99}))
     with pytest.raises(UserError, match="version 99"):
         DeFINE.load(tmp_path)
+    settings.write_text(json.dumps({name: value for name, value in config.items() if name != "depth"}))
+    with pytest.raises(UserError, match="is damaged"):
+        DeFINE.load(tmp_path)
     settings.write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):
         DeFINE.load(tmp_path)

@@ -118,6 +118,10 @@ def test_bad_ids_are_refused(kind: str) -> None:
         layer(torch.tensor([-1]))
     with pytest.raises(TypeError, match="whole numbers"):
         layer(torch.tensor([1.0]))
+    with pytest.raises(TypeError, match="a tensor of whole numbers, not list"):
+        layer([1, 2])
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
+        assert torch.equal(layer(torch.tensor([0, 1, 49], dtype=dtype)), layer(torch.tensor([0, 1, 49])))
     assert layer(torch.empty(0, 4, dtype=torch.long)).shape[:2] == (0, 4)
 
 

@@ -21,6 +21,7 @@ from torchdefine.errors import MachineError, UserError
 from torchdefine.training import Interrupted, RunFolder
 from torchdefine.training.progress import QuietReporter
 from torchdefine.training.schedules import Schedule
+from torchdefine.training.stopping import stop_requests
 
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses.json"
 
@@ -204,7 +205,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
     message = str(caught.value)
     assert "stopped being finite at step 24 (segment 23 of" in message  # step 23 spoils the weights, step 24 shows it
     assert "The checkpoint in" in message
-    assert "try a smaller --optim.lr" in message
+    assert "in a new run, try a smaller --optim.lr" in message
     kept = weights(tmp_path)
     assert all(tensor.isfinite().all() for tensor in kept.values())
     assert json.loads(safe_open(RunFolder(tmp_path).last, "pt").metadata()["facts"])["position"]["step"] == 20
@@ -219,6 +220,56 @@ def test_existing_runs_are_never_overwritten(unbroken: Path, recipe_file: Path) 
     finished = train(recipe_file, out=unbroken, resume=True)
     assert finished.result["steps"] == 60
     assert (unbroken / "result.json").read_bytes() == before
+
+
+def test_a_refused_run_leaves_nothing_behind(recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for changes in (
+        {"train": {"batch_size": 100_000}},
+        {"context": {"kind": "nothing"}},
+        {"embedding": {"cutoffs": [900, 1000]}},
+        {"context": {"input_dropout": 1.5}},
+    ):
+        with pytest.raises(UserError):
+            train(recipe_file, out=out, **changes)
+        assert not out.exists()
+    out.mkdir()
+    (out / "vocab.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds vocab\.txt already"):
+        train(recipe_file, out=out)
+    assert (out / "vocab.txt").read_text() == "mine"
+
+
+def test_two_processes_do_not_train_in_one_folder(recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with RunFolder(out).locked(), pytest.raises(UserError, match="Another process is training in"):
+        train(recipe_file, out=out)
+    assert train(recipe_file, out=out, train={"steps": 5}).result["steps"] == 5
+
+
+def test_a_second_signal_in_the_handler_of_the_first_does_no_harm() -> None:
+    def ask_twice() -> None:
+        with stop_requests() as asked:
+            os.kill(os.getpid(), signal.SIGINT)
+            while not asked():
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        ask_twice()
+
+
+def test_a_damaged_log_does_not_stop_a_run(unbroken: Path, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(recipe_file, out=out, reporter=StopAt(14, signal.SIGTERM))
+    with (out / "log.jsonl").open("ab") as file:
+        file.write(b'\xff\xfe\n[1]\n5\n{"kind": "train"}\n{"kind": "train", "step": "x"}\n{"kind"')
+    train(recipe_file, out=out, resume=True)
+    assert [r["step"] for r in RunFolder(out).records("train")] == [
+        r["step"] for r in RunFolder(unbroken).records("train")
+    ]
 
 
 def test_loaded_run_evaluates_to_its_result(unbroken: Path) -> None:

@@ -72,6 +72,8 @@ def corpus_names() -> list[str]:
 
 def resolve_corpus(name_or_path: str | Path, cache: str | Path | None = None, progress: Progress | None = None) -> Path:
     """The folder with the texts of a corpus: an existing folder as it is, else the corpus of that name."""
+    if not str(name_or_path):
+        raise UserError(f"The corpus is empty text: pass a folder or one of {', '.join(corpus_names())}.")
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,8 @@ class SamplingOptions:
     """Token ids that are never drawn, such as <unk>."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise UserError(f"The temperature is {self.temperature}, but must not be negative: use 0.8, say.")
+        if self.temperature != 0 and not 1e-3 <= self.temperature < math.inf:
+            raise UserError(f"The temperature is {self.temperature}, but must be 0 or at least 0.001: use 0.8, say.")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}, but must be at least 1.")
         if self.top_p is not None and not 0 < self.top_p <= 1:

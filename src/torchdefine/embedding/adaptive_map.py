@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchdefine.embedding.map import check_ids, check_resize, check_table, resized_table
+from torchdefine.embedding.map import as_ids, check_resize, check_table, resized_table
 from torchdefine.errors import UserError
 
 
@@ -71,7 +71,7 @@ class AdaptiveMap(nn.Module):
         The narrow bands together cost a third of one n × n product a token, less than sorting tokens into bands,
         which would also make the host wait for the device.
         """
-        check_ids(ids, self.num_embeddings)
+        ids = as_ids(ids, self.num_embeddings)
         ranks = ids if self.ranks is None else self.ranks[ids]
         pieces = []
         for band, start in self.bands_with_starts():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self, cast
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -113,11 +114,15 @@ class DeFINE(TokenEmbedding):
     def load(cls, folder: str | Path) -> Self:
         """Read what ``save`` wrote; the weights are checked against the settings."""
         folder = Path(folder)
-        embedding = cls.from_config(read_json(folder / CONFIG_FILE))
+        config = read_json(folder / CONFIG_FILE)
+        try:
+            embedding = cls.from_config(config)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{folder / CONFIG_FILE} is damaged ({error}): save the embedding again.") from error
         weights = folder / WEIGHTS_FILE
         try:
             state = load_file(weights)
-            embedding.to(state["unit.last.weight"].dtype)
+            embedding.to(next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32))
             embedding.load_state_dict(state)
         except FileNotFoundError:
             raise UserError(f"{folder} has no {WEIGHTS_FILE}: save the embedding there again.") from None

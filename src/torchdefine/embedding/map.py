@@ -30,6 +30,16 @@ class MapLayer(Protocol):
     def to_config(self) -> dict[str, Any]: ...
 
 
+def as_ids(ids: Tensor, num_embeddings: int) -> Tensor:
+    """Ids of any whole-number type as torch looks them up, checked; small types would be taken for masks."""
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"Ids are a tensor of whole numbers, not {type(ids).__name__}: use torch.tensor(…).")
+    if not (ids.is_floating_point() or ids.is_complex() or ids.dtype in (torch.bool, torch.int32, torch.int64)):
+        ids = ids.long()
+    check_ids(ids, num_embeddings)
+    return ids
+
+
 def check_ids(ids: Tensor, num_embeddings: int) -> None:
     """Refuse ids of the wrong type, and on the CPU those out of range; a GPU is never made to wait for a check."""
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -40,8 +50,8 @@ def check_ids(ids: Tensor, num_embeddings: int) -> None:
     if lowest < 0 or highest >= num_embeddings:
         wrong = lowest if lowest < 0 else highest
         raise UserError(
-            f"The id {wrong} is outside the vocabulary: ids run from 0 to {num_embeddings - 1}; "
-            f"fix the data, or resize the embedding to at least {highest + 1}."
+            f"The id {wrong} is outside the vocabulary: ids run from 0 to {num_embeddings - 1}; fix the data"
+            + (f", or resize the embedding to at least {highest + 1}." if lowest >= 0 else ".")
         )
 
 
@@ -103,7 +113,7 @@ class StandardMap(nn.Module):
         fill_table(self.table, std)
 
     def forward(self, ids: Tensor) -> Tensor:
-        check_ids(ids, self.num_embeddings)
+        ids = as_ids(ids, self.num_embeddings)
         vectors = self.table(ids)  # (…, n)
         return vectors * self.scale if self.scale != 1.0 else vectors
 
@@ -149,7 +159,7 @@ class ProjectiveMap(nn.Module):
         nn.init.normal_(self.projection.weight, std=self.map_dim**-0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
-        check_ids(ids, self.num_embeddings)
+        ids = as_ids(ids, self.num_embeddings)
         vectors = self.projection(self.table(ids))  # (…, output_dim)
         return vectors * self.scale if self.scale != 1.0 else vectors
 

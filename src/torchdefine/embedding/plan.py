@@ -191,7 +191,8 @@ def _check_sizes(
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be a whole number, not {value!r}.")
         if value < 1:
-            raise UserError(f"{name} is {value}, but must be at least 1: use {3 if name == 'depth' else 128}, say.")
+            example = {"depth": 3, "max_groups": 4}.get(name, 128)
+            raise UserError(f"{name} is {value}, but must be at least 1: use {example}, say.")
     fixed = _fixed_width(expand_dim, rules)
     if expand_dim < map_dim and fixed is None:
         raise UserError(

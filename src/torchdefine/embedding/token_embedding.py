@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.embedding.map import MapLayer
+from torchdefine.embedding.map import MapLayer, as_ids
 from torchdefine.embedding.table import cached_embedding, finished_table
 from torchdefine.errors import UserError
 
@@ -42,6 +42,7 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """(…) whole numbers → (…, embedding_dim)."""
+        ids = as_ids(ids, self.num_embeddings)
         vectors = self.map(ids)  # (…, n)
         if self.training and self.row_dropout:
             vectors = vectors * self._kept_rows(vectors)[ids].unsqueeze(-1)

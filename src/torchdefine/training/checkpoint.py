@@ -66,11 +66,11 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, path: Path) -> None:
 
 
 def flat_tensors(state: Any) -> Iterator[Tensor]:
-    """The tensors of nested lists and tuples, in order."""
+    """The tensors of nested lists, tuples and dicts, in order; None holds none."""
     if isinstance(state, Tensor):
         yield state
-    else:
-        for item in state:
+    elif state is not None:
+        for item in state.values() if isinstance(state, Mapping) else state:
             yield from flat_tensors(item)
 
 

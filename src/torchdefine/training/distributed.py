@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from torchdefine.errors import UserError
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -26,9 +28,12 @@ class Processes:
         return self.rank == 0
 
     def device(self, wish: str | None) -> torch.device:
-        if wish and wish != "cuda":
-            return torch.device(wish)
-        if torch.cuda.is_available():
+        """This process's device: what is wished for, or a GPU if there is one."""
+        if wish not in (None, "cpu", "cuda"):
+            raise UserError(f"The device {wish!r} is unknown: use cpu or cuda.")
+        if wish == "cuda" and not torch.cuda.is_available():
+            raise UserError("The device cuda was asked for, but torch finds no GPU here: use --device cpu.")
+        if wish != "cpu" and torch.cuda.is_available():
             return torch.device("cuda", self.local_rank)
         return torch.device("cpu")
 
@@ -66,7 +71,8 @@ class Processes:
 @contextmanager
 def joined_processes() -> Iterator[Processes]:
     """Join the processes that torchrun started, if it did; leave them at the end."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
+    started_by_torchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
+    count = int(os.environ["WORLD_SIZE"]) if started_by_torchrun else 1
     if count == 1:
         yield Processes()
         return

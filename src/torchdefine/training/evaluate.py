@@ -46,6 +46,9 @@ def evaluate(
 
     With ``batch_size`` streams, each but the first starts without the context that came before it; 1 is exact.
     """
+    for name, value in (("batch_size", batch_size), ("length", length)):
+        if value < 1:
+            raise UserError(f"The {name} of an evaluation is {value}, but must be at least 1.")
     device = next(model.parameters()).device
     batch_size = min(batch_size, len(text))
     streams = evaluation_streams(np.asarray(text.tokens), batch_size, start_token, device)

@@ -224,6 +224,7 @@ class Trainer:
         self._check_finite()
         self._count_seconds()
         if self.validate is None:
+            self.position.best_step = self.position.step
             self._write_best()
         else:
             evaluation = self.validate()
@@ -269,8 +270,8 @@ class Trainer:
         )
         raise MachineError(
             f"{what} (segment {segment} of the epoch's {self.segments}, from token {segment * self.settings.length} of "
-            f"every stream). {kept}; try a smaller --optim.lr, a --schedule.warmup, a smaller --optim.clip, or "
-            "--train.precision fp32."
+            f"every stream). {kept}; in a new run, try a smaller --optim.lr, a --schedule.warmup, a smaller "
+            "--optim.clip, or --train.precision fp32."
         )
 
     def _fresh_state(self) -> list[Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TextIO
 
 from torchdefine.errors import UserError
@@ -39,7 +40,7 @@ class LineReporter:
     """One line at most every ``seconds_between`` seconds, and one for every validation: for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None, seconds_between: float = 5.0) -> None:
-        self.stream = stream or sys.stderr
+        self.stream = stream or sys.stderr or io.StringIO()
         self.seconds_between = seconds_between
 
     def started(self, done_steps: int, total_steps: int) -> None:
@@ -65,7 +66,8 @@ class LineReporter:
     def finished(self) -> None: ...
 
     def _say(self, line: str) -> None:
-        print(line, file=self.stream, flush=True)
+        with suppress(OSError, ValueError):  # a reader who has gone away must not end a run
+            print(line, file=self.stream, flush=True)
 
 
 class BarReporter:
@@ -103,9 +105,10 @@ class TensorBoardReporter:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError("TensorBoard logs need the package tensorboard: pip install 'torchdefine[log]'.") from None
-        self.inner, self.writer = inner, SummaryWriter(folder)
+        self.inner, self.folder, self.writer_class = inner, folder, SummaryWriter
 
     def started(self, done_steps: int, total_steps: int) -> None:
+        self.writer = self.writer_class(self.folder)
         self.inner.started(done_steps, total_steps)
 
     def trained(self, record: dict[str, Any]) -> None:

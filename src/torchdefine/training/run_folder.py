@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torchdefine.data import TokenFile, Tokenization
 from torchdefine.errors import UserError
-from torchdefine.files import read_json, write_failure, write_json, write_text
+from torchdefine.files import cache_folder, read_json, write_failure, write_json, write_text
 from torchdefine.recipe import Recipe, load_recipe
 
 RESULT_VERSION = 1
@@ -30,10 +33,44 @@ class RunFolder:
     def exists(self) -> bool:
         return self.config.exists()
 
-    def create(self, recipe: Recipe, tokenization: Tokenization) -> None:
-        """Start a new run here; a folder that holds one already is left alone."""
+    def check_free(self) -> None:
+        """Refuse a place that holds a run, or files that a run would write over."""
         if self.exists():
             raise UserError(f"{self.path} holds a run already: go on with --resume, or choose another --out.")
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file, but a run is a folder: choose another --out.")
+        ours = ("vocab.txt", "tokenizer.json", "log.jsonl", "result.json", "last", "best")
+        found = [name for name in ours if (self.path / name).exists()]
+        if found:
+            raise UserError(f"{self.path} holds {', '.join(found)} already: choose another --out.")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training here; the lock goes with the process, however it ends."""
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            yield
+            return
+        locks = cache_folder() / "locks"
+        try:
+            locks.mkdir(parents=True, exist_ok=True)
+            name = hashlib.sha256(str(self.path.resolve()).encode(errors="surrogateescape")).hexdigest()
+            file = (locks / name).open("w")
+        except OSError as error:
+            raise write_failure(locks, error) from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(
+                    f"Another process is training in {self.path}: wait for it, or choose another --out."
+                ) from None
+            yield
+
+    def create(self, recipe: Recipe, tokenization: Tokenization) -> None:
+        """Start a new run here; a place that is not free is left alone."""
+        self.check_free()
         self.path.mkdir(parents=True, exist_ok=True)
         tokenization.save(self.path)
         write_text(self.config, recipe.to_yaml())
@@ -71,25 +108,34 @@ class RunFolder:
             raise write_failure(self.journal, error) from error
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """The lines of the log; one that was cut short by a crash is left out."""
+        """The lines of the log; one that is damaged or was cut short by a crash is left out."""
         found = []
         if self.journal.exists():
-            for line in self.journal.read_text(encoding="utf-8").splitlines():
+            for line in self.journal.read_text(encoding="utf-8", errors="replace").split("\n"):
                 try:
                     record = json.loads(line)
                 except json.JSONDecodeError:
                     continue
-                if kind is None or record.get("kind") == kind:
+                whole = isinstance(record, dict) and isinstance(record.get("step"), int)
+                if whole and (kind is None or record.get("kind") == kind):
                     found.append(record)
         return found
 
     def forget_after(self, step: int) -> None:
         """Drop what was logged after the checkpoint that a run goes on from; it will be logged again."""
-        kept = [r for r in self.records() if r.get("step", 0) <= step]
+        kept = [r for r in self.records() if r["step"] <= step]
         write_text(self.journal, "".join(json.dumps(r) + "\n" for r in kept))
 
     def write_result(self, result: dict[str, Any]) -> None:
         write_json(self.result, {"format_version": RESULT_VERSION, **result})
 
     def read_result(self) -> dict[str, Any]:
-        return read_json(self.result)
+        result = read_json(self.result)
+        version = result.get("format_version")
+        if version != RESULT_VERSION:
+            raise UserError(f"{self.result} has format version {version}; this torchdefine reads {RESULT_VERSION}.")
+        needed = ("recipe", "settings", "parameters", "data", "steps", "tokens", "seconds", "evaluation", "curve")
+        missing = [name for name in needed if name not in result]
+        if missing:
+            raise UserError(f"{self.result} is damaged: it lacks {', '.join(missing)}.")
+        return result

@@ -12,20 +12,20 @@ from typing import Any
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C or SIGTERM into a polite request; a second one acts at once, as usual."""
-    asked = threading.Event()
+    asked = [False]  # no lock: a second signal may interrupt the handler of the first
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield lambda: False
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def ask(number: int, _: Any) -> None:
-        asked.set()
         signal.signal(number, before[signal.Signals(number)])
+        asked[0] = True
 
     for number in before:
         signal.signal(number, ask)
     try:
-        yield asked.is_set
+        yield lambda: asked[0]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
