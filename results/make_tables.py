@@ -60,13 +60,15 @@ def correlation_section(folder: Path) -> str:
         "mean abs. cosine",
         "above 0.25",
         "effective rank",
-        "to standard",
+        "distance to standard",
     )
     lines = ["", "### Correlation of dimensions", "", "| " + " | ".join(header) + " |"]
     lines.append("|---|---|---|" + "---:|" * (len(header) - 3))
     for result in looked_at:
         for state, stages in result["correlation"].items():
             for stage, numbers in stages.items():
+                if state.startswith("untrained") and stage != "finished":
+                    continue
                 distance = numbers.get("distance_to_standard")
                 cells = [
                     f"`{result['recipe']}`",

@@ -106,15 +106,16 @@ def maps_figure(rows: Sequence[tuple[str, Sequence[CorrelationMap]]]) -> Figure:
     """Rows of correlation maps with a title each, as in the paper's appendix; numbers under every map."""
     columns = max(len(maps) for _, maps in rows)
     with drawing() as figure_class:
-        figure = figure_class(figsize=(2.5 * columns + 0.6, 3.0 * len(rows)), layout="constrained")
-        strips = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
-        shown = None
+        width = 2.5 * columns
+        figure = figure_class(figsize=(width + 0.8, 3.0 * len(rows)), layout="constrained")
+        left, right = figure.subfigures(1, 2, width_ratios=[width, 0.8], squeeze=False)[0]
+        strips = left.subfigures(len(rows), 1, squeeze=False)[:, 0]
         for strip, (title, maps) in zip(strips, rows, strict=True):
             strip.suptitle(title, fontweight="bold", fontsize=10)
             for axes, correlation in zip(strip.subplots(1, len(maps), squeeze=False)[0], maps, strict=True):
-                shown = _draw_map(axes, correlation)
-        if shown is not None:
-            figure.colorbar(shown, ax=strips[-1].axes, fraction=0.03, label="|cosine|")
+                image = _draw_map(axes, correlation)
+        scale = right.add_axes((0.1, 0.5 - 0.9 / len(rows) / 2, 0.25, 0.9 / len(rows)))
+        figure.colorbar(image, cax=scale, label="|cosine|")
         return figure
 
 
