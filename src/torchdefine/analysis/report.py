@@ -247,7 +247,7 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _figure(svg: str) -> str:
-    return f"<figure>{svg}</figure>"
+    return f'<figure tabindex="0">{svg}</figure>'
 
 
 def _wide(table: str) -> str:
