@@ -77,7 +77,8 @@ class BarReporter:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        # Narrow enough for a terminal of 80 columns.
+        columns = (BarColumn(8), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
         self.bar = Progress(*columns, console=Console(stderr=True))
         self.task = self.bar.add_task("starting", total=total_steps, completed=done_steps)
         self.valid = ""
@@ -85,13 +86,13 @@ class BarReporter:
 
     def trained(self, record: dict[str, Any]) -> None:
         description = (
-            f"loss {record['loss']:.3f}  perplexity {record['perplexity']:,.1f}{self.valid}  "
-            f"{record['tokens_per_second']:,.0f} tokens/s"
+            f"loss {record['loss']:.2f} ppl {record['perplexity']:,.1f}{self.valid} "
+            f"{record['tokens_per_second'] / 1e3:,.1f}k tok/s"
         )
         self.bar.update(self.task, completed=record["step"], description=description)
 
     def validated(self, record: dict[str, Any]) -> None:
-        self.valid = f"  (valid {record['perplexity']:,.2f})"
+        self.valid = f" (valid {record['perplexity']:,.1f})"
 
     def finished(self) -> None:
         self.bar.stop()
