@@ -54,11 +54,12 @@ def main(runs: Path) -> None:
     folders = [runs / name for name in NAMES]
     draw("maps", folders, FIGURES / "maps.png")
     draw("maps", folders, FIGURES / "maps-centred.png", centred=True)
-    draw("layers", [runs / "define-128"], FIGURES / "maps-layers.png")
-    draw("groups", [runs / "define-128"], FIGURES / "maps-groups.png")
+    for n in (64, 128, 256):
+        draw("layers", [runs / f"define-{n}"], FIGURES / f"maps-layers-{n}.png")
+        draw("groups", [runs / f"define-{n}"], FIGURES / f"maps-groups-{n}.png")
     draw("curves", folders, FIGURES / "maps-curves.svg")
-    for name in ("maps", "maps-centred", "maps-layers", "maps-groups"):
-        shrink(FIGURES / f"{name}.png")
+    for picture in FIGURES.glob("maps*.png"):
+        shrink(picture)
 
 
 def shrink(path: Path) -> None:

@@ -145,6 +145,7 @@ def _draw_map(axes: Axes, correlation: CorrelationMap) -> Any:
     width = len(correlation.cosines)
     numbers = f"mean {correlation.mean_off_diagonal:.3f}, rank {correlation.effective_rank:.0f} of {width}"
     axes.set_xlabel(numbers, fontsize=8)
+    axes.set_ylabel("dimension", fontsize=8)
     axes.set(xticks=[], yticks=[])
     return image
 
