@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from torchdefine.analysis.pictures import save_figure
 from torchdefine.analysis.plan_picture import draw_plan
 from torchdefine.embedding import make_plan
 
@@ -9,9 +10,8 @@ FIGURES = Path(__file__).parent / "figures"
 
 
 def main() -> None:
-    FIGURES.mkdir(exist_ok=True)
     figure = draw_plan(make_plan(map_dim=128, expand_dim=1024, embedding_dim=384, depth=4))
-    figure.savefig(FIGURES / "unit.svg", metadata={"Date": None})
+    save_figure(figure, FIGURES / "unit.svg")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From a recipe to modules, and the names under which anyone may add modules of their own."""
+"""From a recipe to its text and its modules, and the names under which anyone may add modules of their own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from torchdefine.context import LSTM, LSTMDropout
+from torchdefine.data import Corpus, encode_corpus, resolve_corpus
 from torchdefine.embedding import (
     AdaptiveMap,
     DeFINE,
@@ -23,9 +24,10 @@ from torchdefine.embedding import (
     shrink_cutoffs,
 )
 from torchdefine.errors import UserError
+from torchdefine.files import Progress
 from torchdefine.models import LanguageModel
 from torchdefine.output import AdaptiveSoftmax, FullSoftmax, OutputLayer
-from torchdefine.recipe import ContextSettings, EmbeddingSettings, OutputSettings, Recipe
+from torchdefine.recipe import ContextSettings, DataSettings, EmbeddingSettings, OutputSettings, Recipe
 from torchdefine.spelling import did_you_mean
 
 
@@ -64,6 +66,18 @@ def register_context(name: str, builder: ContextBuilder) -> None:
 def register_output(name: str, builder: OutputBuilder) -> None:
     """Make ``output.kind: name`` build what ``builder(settings, hidden_dim, embedding)`` gives."""
     _register(_OUTPUTS, name, builder, "output layer")
+
+
+def open_corpus(settings: DataSettings, progress: Progress | None = None) -> Corpus:
+    """The recipe's text, encoded; the rules for words do not concern a tokenizer file."""
+    words = settings.tokenizer is None
+    return encode_corpus(
+        resolve_corpus(settings.corpus, progress=progress),
+        min_count=settings.min_count if words else 1,
+        max_size=settings.max_size if words else None,
+        tokenizer=settings.tokenizer,
+        progress=progress,
+    )
 
 
 def build_language_model(recipe: Recipe, vocabulary: VocabularyFacts) -> LanguageModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdefine.build import VocabularyFacts, build_language_model
+from torchdefine.build import VocabularyFacts, build_language_model, open_corpus
 from torchdefine.data import Corpus, Tokenization, TokenStreams, encode_corpus, load_tokenization, resolve_corpus, shard
 from torchdefine.decoding import SamplingOptions, generate
 from torchdefine.errors import UserError
+from torchdefine.files import Progress
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.settings import to_plain
@@ -27,8 +28,6 @@ from torchdefine.training.environment import describe_environment
 from torchdefine.training.precision import flush_denormals
 from torchdefine.training.progress import QuietReporter, Reporter
 from torchdefine.training.result import describe_result, training_counts
-
-ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass
@@ -51,7 +50,7 @@ class Run:
         data: str | Path | None = None,
         batch_size: int | None = None,
         length: int | None = None,
-        progress: ProgressCallback | None = None,
+        progress: Progress | None = None,
     ) -> Evaluation:
         """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary."""
         source = resolve_corpus(str(data or self.recipe.data.corpus))
@@ -74,7 +73,6 @@ class Run:
         options: SamplingOptions | None = None,
         *,
         seed: int | None = None,
-        on_text: Callable[[str], None] | None = None,
     ) -> str:
         """Continue a text; words outside the vocabulary are read as <unk>, and <unk> is never drawn."""
         words = self.tokenization
@@ -82,8 +80,7 @@ class Run:
         if options is None:
             options = SamplingOptions(forbidden=() if words.unk_id is None else (words.unk_id,))
         generator = torch.Generator().manual_seed(seed) if seed is not None else None
-        on_token = None if on_text is None else lambda token: on_text(words.decode([token]))
-        continuation = generate(self.model, ids, length, options, generator=generator, on_token=on_token)
+        continuation = generate(self.model, ids, length, options, generator=generator)
         return words.decode(continuation)
 
 
@@ -95,7 +92,7 @@ def train(
     resume: bool = False,
     device: str | None = None,
     reporter: Reporter | None = None,
-    progress: ProgressCallback | None = None,
+    progress: Progress | None = None,
     **overrides: Mapping[str, Any],
 ) -> Run:
     """Train a recipe and return the finished run: ``train("table1a/r3", data="my_corpus/", optim={"lr": 10})``.
@@ -118,7 +115,9 @@ def train(
         torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
         if recipe.train.compile:
             model.embedding.compile()
-        trainer = _trainer(model, corpus, recipe, folder, processes, reporter or QuietReporter())
+        if reporter is None or not processes.is_first:  # one process speaks for all
+            reporter = QuietReporter()
+        trainer = _trainer(model, corpus, recipe, folder, processes, reporter)
         if resume:
             trainer.resume()
         elif processes.is_first:  # only now, when nothing speaks against the run any more
@@ -196,18 +195,11 @@ def _resolve(recipe: str | Path | Recipe, changes: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def _encoded(recipe: Recipe, processes: Processes, progress: ProgressCallback | None) -> Corpus:
+def _encoded(recipe: Recipe, processes: Processes, progress: Progress | None) -> Corpus:
     """The first process fetches and encodes the text; the others then find it in the cache."""
     for mine in (True, False):
         if processes.is_first == mine:
-            settings = recipe.data
-            corpus = encode_corpus(
-                resolve_corpus(settings.corpus, progress=progress),
-                min_count=1 if settings.tokenizer else settings.min_count,
-                max_size=None if settings.tokenizer else settings.max_size,
-                tokenizer=settings.tokenizer,
-                progress=progress if processes.is_first else None,
-            )
+            corpus = open_corpus(recipe.data, progress if processes.is_first else None)
             if processes.is_first:
                 for text in corpus.splits.values():
                     text.verify()

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from torchdefine.analysis.tables import print_table
-from torchdefine.build import VocabularyFacts, build_language_model
-from torchdefine.data import encode_corpus, resolve_corpus
+from torchdefine.build import VocabularyFacts, build_language_model, open_corpus
 from torchdefine.embedding import Plan
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.recipe import Recipe
 
 PARTS = ("define", "context", "input_output", "total")
+PART_NAMES = {"define": "unit", "context": "context model", "input_output": "input and output tables", "total": "total"}
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,7 @@ def parameter_report(recipe: Recipe) -> ParameterReport:
     """Build the model without its memory and count; the vocabulary is the recipe's, or read from its text."""
     size = recipe.data.vocabulary_size
     if size is None:
-        settings = recipe.data
-        source = resolve_corpus(settings.corpus)
-        corpus = encode_corpus(
-            source, min_count=settings.min_count, max_size=settings.max_size, tokenizer=settings.tokenizer
-        )
-        size = len(corpus.tokenization)
+        size = len(open_corpus(recipe.data).tokenization)
     with torch.device("meta"):
         model = build_language_model(recipe, VocabularyFacts(size))
     unit = model.embedding.unit
@@ -57,10 +52,9 @@ def parameter_report(recipe: Recipe) -> ParameterReport:
 
 
 def print_parameters(report: ParameterReport, *, with_plan: bool = False) -> None:
-    names = {"define": "unit", "context": "context model", "input_output": "input and output tables", "total": "total"}
     rows = [
         [
-            names[part],
+            PART_NAMES[part],
             f"{report.counts[part] / 1e6:.4f}",
             f"{report.published[part]:.2f}" if part in report.published else "–",
             f"{report.counts[part] / report.counts['total']:.1%}",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchdefine.analysis.correlation import CorrelationMap
+from torchdefine.analysis.parameters import PART_NAMES
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.errors import UserError
 from torchdefine.files import atomic_file
@@ -22,7 +23,6 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#9
 """Okabe and Ito's colours; every line also has a dash pattern of its own."""
 LINES = ("-", "--", "-.", ":")
 PART_COLOURS = {"input_output": COLOURS[0], "define": COLOURS[1], "context": COLOURS[2]}
-PART_NAMES = {"input_output": "input and output tables", "define": "unit", "context": "context model"}
 MAP_COLOURS = "cividis"
 INK = "#1b1c1d"
 """Text and axes; a page replaces it by its own text colour, so that pictures follow a dark theme."""

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchdefine.analysis.pictures import COLOURS, drawing
 from torchdefine.embedding.plan import Plan
-from torchdefine.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-INPUT_COLOUR, OUTPUT_COLOUR, REDUCE_COLOUR = "#E69F00", "#0072B2", "#009E73"  # distinct for every kind of colour vision
+OUTPUT_COLOUR, INPUT_COLOUR, REDUCE_COLOUR = COLOURS[:3]
 COLUMN_GAP, BOX_WIDTH, STRIP_WIDTH, GROUP_GAP = 3.4, 0.55, 0.28, 0.012
 
 
 def draw_plan(plan: Plan) -> Figure:
     """A matplotlib figure of the unit, read from left to right."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("Drawing needs the package matplotlib: pip install 'torchdefine[plot]'.") from None
-    figure = Figure(figsize=(2.2 + 2.3 * plan.depth, 4.6), layout="constrained")
-    axes = figure.add_subplot()
+    with drawing() as figure_class:
+        figure = figure_class(figsize=(2.2 + 2.3 * plan.depth, 4.6), layout="constrained")
+        _draw_layers(figure.add_subplot(), plan)
+    return figure
+
+
+def _draw_layers(axes: Axes, plan: Plan) -> None:
     unit = 1.0 / max(max(layer.input_width, layer.output_width) for layer in plan)
     _column(axes, 0.0, plan.map_dim * unit, 1, INPUT_COLOUR)
     axes.text(BOX_WIDTH / 2, -0.06, f"map\n{plan.map_dim:,}", ha="center", va="top")
@@ -42,7 +43,6 @@ def draw_plan(plan: Plan) -> Figure:
         _skip_line(axes, plan, unit)
     axes.set(xlim=(-0.4, plan.depth * COLUMN_GAP + 1.2), ylim=(-0.32, 1.16))
     axes.axis("off")
-    return figure
 
 
 def _column(axes: Axes, x: float, height: float, groups: int, colour: str) -> None:

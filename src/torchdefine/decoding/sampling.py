@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +41,6 @@ def generate(
     *,
     stop_token: int | None = None,
     generator: torch.Generator | None = None,
-    on_token: Callable[[int], None] | None = None,
 ) -> list[int]:
     """Continue ``prompt``, one id or more, by up to ``length`` tokens; the state is carried, nothing recomputed."""
     if not prompt:
@@ -60,8 +59,6 @@ def generate(
             hidden, state = model.hidden(ids, state)
             token = draw(model.output.log_prob(hidden[0, -1]), options, generator)
             continuation.append(token)
-            if on_token:
-                on_token(token)
             if token == stop_token:
                 break
             ids = torch.tensor([[token]], device=device)

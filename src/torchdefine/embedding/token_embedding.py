@@ -83,7 +83,7 @@ class TokenEmbedding(nn.Module):
 
 
 class DenseMLP(nn.Module):
-    """The natural baseline of a unit: one hidden layer, LayerNorm-free, GELU, reduced without bias."""
+    """The natural baseline of a unit: one hidden layer with GELU, then a reduction without bias."""
 
     def __init__(self, input_dim: int, hidden_dim: int, output_dim: int) -> None:
         super().__init__()
