@@ -1,4 +1,7 @@
-"""Every way of packing a table into a budget: one candidate a method, as large as the budget allows."""
+"""Every way of packing a table into a budget: one candidate a method, as large as the budget allows.
+
+For a budget of bytes the large parts are packed, as no table of floats comes near; for one of parameters none is.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,8 @@ from torchdefine.inference.tensor_train import train_shape
 
 KEPT_SHARES = (0.05, 0.15)
 ENTRIES = 16
+MOST_CODEBOOKS = 64
+"""Of compositional codes: learning more takes long, and their codebooks alone are large."""
 Build = Callable[[Progress | None], CompactTable]
 
 
@@ -75,7 +80,7 @@ def candidates(
 
 
 def _transforms(source: Source, budget: Budget) -> Iterator[Candidate]:
-    for storage in ("float32",) if budget.floats_only else ("mixed", "int4", "int8", "float16", "float32"):
+    for storage in ("float32",) if budget.floats_only else ("mixed", "int4", "int8"):
         name = "bits by importance" if storage == "mixed" else f"ranks by frequency, {storage}"
         make = partial(transform_table, source.table, budget.bytes, storage=storage, sensitivity=source.sensitivity)
         yield Candidate("transform", name, _build(source, make))
@@ -83,13 +88,13 @@ def _transforms(source: Source, budget: Budget) -> Iterator[Candidate]:
 
 def _low_rank(source: Source, budget: Budget) -> Iterator[Candidate]:
     rows, width = source.table.shape
-    storages = ("float32",) if budget.floats_only else ("float32", "int8", "int4")
+    storages = ("float32",) if budget.floats_only else ("int8", "int4")
     for storage in storages:
         rank = _largest(width, partial(_low_rank_bytes, rows, width, storage, 0), budget.bytes)
         if rank:
             make = partial(svd_table, source.table, rank, storage=storage)
             yield Candidate("weighted SVD", f"SVD {rank}, {storage}", _build(source, make))
-    for storage in ("float32",) if budget.floats_only else ("float32", "int4"):
+    for storage in ("float32",) if budget.floats_only else ("int4",):
         for kept in (int(share * rows) for share in KEPT_SHARES):
             rank = _largest(width, partial(_low_rank_bytes, rows, width, storage, kept), budget.bytes)
             if rank and 0 < kept < rows:
@@ -120,7 +125,7 @@ def _product_codes(source: Source, budget: Budget) -> Iterator[Candidate]:
 
 def _compositional_codes(source: Source, budget: Budget, learning: CodeLearning | None) -> Iterator[Candidate]:
     rows, width = source.table.shape
-    books = _largest(2 * width, lambda books: _bytes(CodedRows, rows, width, 1, books, ENTRIES), budget.bytes)
+    books = _largest(MOST_CODEBOOKS, lambda books: _bytes(CodedRows, rows, width, 1, books, ENTRIES), budget.bytes)
     if books and rows >= ENTRIES:
         make = partial(coded_table, source.table, books, ENTRIES, learning=learning)
         yield Candidate("compositional codes", f"codes {books} × {ENTRIES}", _build(source, make, reports=True))
@@ -137,7 +142,7 @@ def _tensor_train(source: Source, budget: Budget) -> Iterator[Candidate]:
 
 def _units(source: Source, budget: Budget, fitting: UnitFitting) -> Iterator[Candidate]:
     rows, width = source.table.shape
-    storages = ("float32",) if budget.floats_only else ("float32", "int8")
+    storages = ("float32",) if budget.floats_only else ("int8",)
     for unit in ("define", "mlp"):
         for storage in storages:
             n = 4 * _largest(width // 4, partial(_unit_bytes, rows, width, unit, storage), budget.bytes)

@@ -21,7 +21,7 @@ class Distillation:
     """How long and how fast."""
 
     steps: int = 200
-    lr: float = 1e-3
+    lr: float = 3e-3
     """Relative to the size of each part: a step moves a part by about this share of its own magnitude."""
     seed: int = 0
 
@@ -39,7 +39,7 @@ def distill(
     """
     options = options or Distillation()
     if options.steps < 1 or options.lr <= 0:
-        raise UserError(f"{options.steps} steps at a rate of {options.lr} teach nothing: use 200 and 1e-3, say.")
+        raise UserError(f"{options.steps} steps at a rate of {options.lr} teach nothing: use 200 and 3e-3, say.")
     order = _order(len(behaviour.batches), options)
     frozen_model = [parameter for parameter in behaviour.model.parameters() if parameter.requires_grad]
     cosines = []
