@@ -1,8 +1,8 @@
 """Compositional codes learnt through a Gumbel-softmax (Shu & Nakayama, ICLR 2018), then refined.
 
 An encoder gives each row a distribution over the entries of every codebook; a noisy sample of it, soft while it
-learns, picks what is summed. At the end the likeliest codes are taken and refined (code_refinement.py): learnt codes
-alone lose to k-means, refined ones do not.
+learns, picks what is summed. At the end the likeliest codes are taken and refined (code_refinement.py), which takes
+away a good part of the error that is left.
 """
 
 from __future__ import annotations
