@@ -177,6 +177,23 @@ def test_gives_the_same_on_a_gpu(table: CompactTable) -> None:
     torch.testing.assert_close(copy.deepcopy(table).cuda()(IDS.cuda()).cpu(), table(IDS), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: quantised_table(x, 4),
+        lambda x: svd_table(x, 6, counts=COUNTS),
+        lambda x: transform_table(x, 3_000, counts=COUNTS),
+        lambda x: product_quantised_table(x, 6, 8),
+        lambda x: coded_table(x, 4, 4, learning=CodeLearning(steps=20, rounds=2)),
+    ],
+)
+def test_is_built_where_the_table_is(build) -> None:
+    table = build(matrix().cuda())
+    assert {tensor.device.type for tensor in table.state_dict().values()} == {"cuda"}
+    torch.testing.assert_close(table(IDS.cuda()).cpu(), build(matrix())(IDS), rtol=0.5, atol=3.0)
+
+
 def test_padding_is_zero_and_learns_nothing() -> None:
     table = svd_table(matrix(), 6, padding_idx=-1).requires_grad_(True)
     assert table.padding_idx == V - 1
