@@ -1,9 +1,13 @@
-"""Writes results/minilm/README.md from the JSON files beside it, which results/minilm_front.py wrote."""
+"""Writes results/minilm/README.md and its pictures from the JSON files there, which results/minilm_front.py wrote."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+
+from torchdefine.adapt.fit import Measured, front_of
+from torchdefine.adapt.front_picture import points_figure
+from torchdefine.analysis.pictures import save_figure
 
 FOLDER = Path(__file__).parent / "minilm"
 HEADER = ("table", "bytes on disk", "M numbers", "cosine", "rank correlation", "table error", "seconds")
@@ -14,7 +18,9 @@ Written by `python results/minilm_tables.py` from the JSON files in this folder;
 "cosine" is the mean between the sentence vectors of the original model and of the one with the replaced table, "rank
 correlation" is Spearman's between all pairwise similarities of the two; both on sentences that nothing was fitted to or
 chosen by. "table error" is the share of the table's frequency-weighted variance that is lost. A + marks the front on
-the sentences that chose; seconds are for making the table.
+the sentences that chose; seconds are for making the table. The pictures show the held-out numbers.
+
+![All sizes together](front.svg)
 """
 
 
@@ -58,9 +64,29 @@ def section(path: Path) -> str:
     return "\n".join(lines)
 
 
+def measured(path: Path) -> list[Measured]:
+    """The candidates of one file, by what they measured on the sentences that nothing was chosen by."""
+    return [
+        Measured(
+            one["family"],
+            one["name"],
+            one["bytes_on_disk"],
+            one["values"],
+            one["cosine"],
+            one["table_error"],
+            one["seconds"],
+        )
+        for one in json.loads(path.read_text())["candidates"]
+    ]
+
+
 def main() -> None:
     paths = sorted(FOLDER.glob("*.json"), key=lambda path: -json.loads(path.read_text())["budget_bytes"])
     (FOLDER / "README.md").write_text("\n".join([INTRODUCTION, *(section(path) for path in paths)]))
+    pictures = {path.stem: measured(path) for path in paths}
+    pictures["front"] = [one for points in pictures.values() for one in points]
+    for name, points in pictures.items():
+        save_figure(points_figure(points, front_of(points), "mean cosine"), FOLDER / f"{name}.svg")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,15 @@ class Measured:
     seconds: float
 
 
+def front_of(measured: Iterable[Measured]) -> list[Measured]:
+    """Those that nothing of their size or smaller equals, smallest first."""
+    front: list[Measured] = []
+    for one in sorted(measured, key=lambda one: (one.bytes, -one.quality)):
+        if not front or one.quality > front[-1].quality:
+            front.append(one)
+    return front
+
+
 @dataclass(frozen=True)
 class Skipped:
     """A candidate that could not be made, and why."""
@@ -82,12 +91,7 @@ class Fitted:
     @property
     def front(self) -> list[Measured]:
         """Those that nothing smaller equals, smallest first."""
-        best, front = -float("inf"), []
-        for one in sorted(self.measured, key=lambda one: (one.bytes, -one.quality)):
-            if one.quality > best:
-                best = one.quality
-                front.append(one)
-        return front
+        return front_of(self.measured)
 
     @property
     def why(self) -> str:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from torchdefine.adapt.fit import Fitted, Measured
 
 MARKERS = "osD^vPX*<>"
+WIDE = 8
+SIZES = [share * 10**power for power in range(13) for share in (1, 2, 5)]
+LOSSES = [share * 10**-power for power in range(7) for share in (5, 2, 1)]
 
 
 def front_figure(fitted: Fitted) -> Figure:
@@ -25,7 +28,7 @@ def points_figure(
 ) -> Figure:
     best = max(1.0, max(one.quality for one in measured))
     with drawing() as figure_class:
-        from matplotlib.ticker import FuncFormatter
+        from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
         figure = figure_class(figsize=(7.2, 4.4), layout="constrained")
         axes = figure.add_subplot()
@@ -41,14 +44,22 @@ def points_figure(
         axes.plot(*zip(*line, strict=True), color="#888888", linewidth=1, zorder=0, label="front")
         if chosen:
             axes.scatter([chosen.bytes], [best - chosen.quality], s=130, facecolors="none", edgecolors="#444444")
-        axes.set(
-            xscale="log", yscale="log", xlabel="bytes (log scale)", ylabel=f"{quality_name} (log scale of the loss)"
-        )
+        sizes = [one.bytes for one in measured]
+        wide = max(sizes) > WIDE * min(sizes)  # a narrow range has no powers of ten to be labelled
+        axes.set(xscale="log" if wide else "linear", xlabel="bytes (log scale)" if wide else "bytes")
+        axes.set(yscale="log", ylabel=f"{quality_name} (log scale of what is missing)")
         axes.invert_yaxis()
+        if wide:
+            axes.xaxis.set_major_locator(
+                FixedLocator([size for size in SIZES if min(sizes) / 2 < size < 2 * max(sizes)])
+            )
+            axes.set_xlim(0.8 * min(sizes), 1.25 * max(sizes))
+        low, high = sorted(axes.get_ylim())
+        axes.yaxis.set_major_locator(FixedLocator([loss for loss in LOSSES if low <= loss <= high]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: readable_bytes(value)))
-        axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{best - value:.4g}"))
-        axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.25, which="both")
         axes.legend(frameon=False, fontsize=8)
         return figure
