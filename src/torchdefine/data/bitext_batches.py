@@ -60,11 +60,12 @@ class BitextBatches:
             for ends, starts in zip((pairs.source_ends, pairs.target_ends), self._starts, strict=True)
         ]  # each (n,), <eos> included
         longer = np.maximum(*self._lengths)
-        bounds = bucket_bounds(int(longer.max()))
-        bucket = np.searchsorted(bounds, longer)  # (n,)
-        self._members = [np.flatnonzero(bucket == index) for index in range(len(bounds))]
-        self._capacities = [max(1, tokens // bound) for bound in bounds]
-        self._epoch, self._order = -1, list[np.ndarray]()
+        self._bounds = bucket_bounds(int(longer.max()))
+        bucket = np.searchsorted(self._bounds, longer)  # (n,)
+        self._members = [np.flatnonzero(bucket == index) for index in range(len(self._bounds))]
+        self._capacities = [max(1, int(tokens // bound)) for bound in self._bounds]
+        self._epoch = -1
+        self._order: list[np.ndarray] = []
 
     @property
     def per_epoch(self) -> int:
@@ -83,6 +84,10 @@ class BitextBatches:
             self._epoch, self._order = epoch, self._shuffled(epoch)
         return self._order[place]
 
+    def tokens(self, number: int) -> int:
+        """How many targets batch ``number`` predicts, without making it."""
+        return int(self._lengths[1][self.indices(number)].sum())
+
     def _shuffled(self, epoch: int) -> list[np.ndarray]:
         random = None if self._seed is None else np.random.default_rng([self._seed, epoch])
         batches: list[np.ndarray] = []
@@ -95,8 +100,11 @@ class BitextBatches:
         return batches if random is None else [batches[index] for index in random.permutation(len(batches))]
 
     def _padded(self, indices: np.ndarray) -> PairBatch:
-        source = self._rows(0, indices, self._source.pad_id)  # (B, S)
-        targets = self._rows(1, indices, IGNORE)  # (B, T)
+        lengths = [int(side[indices].max()) for side in self._lengths]
+        if self.device.type == "cuda":  # few different shapes, so that a recorded step can be used again
+            lengths = [int(self._bounds[np.searchsorted(self._bounds, max(lengths))])] * 2
+        source = self._rows(0, indices, lengths[0], self._source.pad_id)  # (B, S)
+        targets = self._rows(1, indices, lengths[1], IGNORE)  # (B, T)
         inputs = np.concatenate((np.full((len(indices), 1), self._target.bos_id), targets[:, :-1]), axis=1)
         # Neither what follows <eos> nor <eos> itself is ever the place of a counted target, so any id will do there.
         inputs = np.where(inputs == IGNORE, self._target.pad_id, inputs)
@@ -108,10 +116,10 @@ class BitextBatches:
             int(self._lengths[1][indices].sum()),
         )
 
-    def _rows(self, side: int, indices: np.ndarray, fill: int) -> np.ndarray:
+    def _rows(self, side: int, indices: np.ndarray, length: int, fill: int) -> np.ndarray:
         tokens = (self._pairs.source, self._pairs.target)[side].tokens
         starts, lengths = self._starts[side][indices], self._lengths[side][indices]
-        places = np.arange(lengths.max())
+        places = np.arange(length)
         inside = places < lengths[:, None]  # (B, T)
         at = np.where(inside, starts[:, None] + places, 0)
         return np.where(inside, tokens[at].astype(np.int64), fill)

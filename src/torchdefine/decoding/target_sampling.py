@@ -26,7 +26,7 @@ def sample_targets(
     device = torch.device("cpu") if not isinstance(model, torch.nn.Module) else next(model.parameters()).device
     longest = [limits.limit(len(source)) for source in sources for _ in range(count)]
     rows = len(longest)
-    uniform = torch.ones(rows, max(longest), dtype=torch.float64)
+    uniform = torch.zeros(rows, max(longest), dtype=torch.float64)
     for place, seed in enumerate(seeds):
         random = np.random.default_rng(seed)
         for row in range(place * count, (place + 1) * count):
