@@ -3,6 +3,7 @@
 from torchdefine.data.batches import IGNORE, TokenStreams, evaluation_streams, shard
 from torchdefine.data.corpus import Corpus, encode_corpus
 from torchdefine.data.named import DOWNLOADABLE, SHIPPED, corpus_names, resolve_corpus
+from torchdefine.data.segments import Segment, SegmentPlan
 from torchdefine.data.text_files import TextBlock, find_splits, read_text
 from torchdefine.data.token_file import TokenFile, TokenHeader
 from torchdefine.data.tokenization import Tokenization, load_tokenization
@@ -16,6 +17,8 @@ __all__ = [
     "SHIPPED",
     "UNK",
     "Corpus",
+    "Segment",
+    "SegmentPlan",
     "SubwordTokenizer",
     "TextBlock",
     "TokenFile",
