@@ -25,7 +25,7 @@ from torchdefine.embedding import (
 )
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.models import LanguageModel
+from torchdefine.models import LanguageModel, LossOptions
 from torchdefine.output import AdaptiveSoftmax, FullSoftmax, OutputLayer
 from torchdefine.recipe import ContextSettings, DataSettings, EmbeddingSettings, OutputSettings, Recipe
 from torchdefine.spelling import did_you_mean
@@ -86,7 +86,13 @@ def build_language_model(recipe: Recipe, vocabulary: VocabularyFacts) -> Languag
     wished = embedding.map_dim if recipe.output.tied else 0
     context = _find(_CONTEXTS, recipe.context.kind, "context model")(recipe.context, embedding.embedding_dim, wished)
     output = build_output(recipe.output, context.output_dim, embedding)
-    return LanguageModel(embedding, context, output, recipe.output.label_smoothing)
+    options = LossOptions(
+        recipe.output.label_smoothing,
+        recipe.context.output_dropout,
+        recipe.context.activation_penalty,
+        recipe.context.temporal_penalty,
+    )
+    return LanguageModel(embedding, context, output, options)
 
 
 def build_embedding(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> TokenEmbedding:
@@ -155,9 +161,7 @@ def _with_unit(map_layer: MapLayer, settings: EmbeddingSettings) -> TokenEmbeddi
 
 
 def _build_lstm(settings: ContextSettings, input_dim: int, wished_output_dim: int) -> LSTM:
-    dropout = LSTMDropout(
-        settings.input_dropout, settings.hidden_dropout, settings.output_dropout, settings.recurrent_dropout
-    )
+    dropout = LSTMDropout(settings.input_dropout, settings.hidden_dropout, settings.recurrent_dropout)
     output_dim = settings.output_dim or wished_output_dim or settings.hidden_dim
     return LSTM(input_dim, settings.hidden_dim, output_dim, settings.layers, dropout)
 

@@ -54,9 +54,7 @@ def build_translator(recipe: Recipe, source: VocabularyFacts, target: Vocabulary
     )
     transformer = Transformer(shape)
     output = build_output(recipe.output, shape.width, target_embedding)
-    return Translator(
-        source_embedding, target_embedding, transformer, output, pad_id, recipe.output.label_smoothing
-    )
+    return Translator(source_embedding, target_embedding, transformer, output, pad_id, recipe.output.label_smoothing)
 
 
 def _source_embedding(

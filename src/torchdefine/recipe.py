@@ -86,6 +86,8 @@ class ContextSettings:
     hidden_dropout: float = setting(0.0, "Dropout between the layers.")
     output_dropout: float = setting(0.0, "Dropout on what leaves the last layer.")
     recurrent_dropout: float = setting(0.0, "Dropout on the recurrent weights of every layer.")
+    activation_penalty: float = setting(0.0, "Weight of the mean square of the vectors that the output layer sees.")
+    temporal_penalty: float = setting(0.0, "Weight of the mean square of their change from position to position.")
     options: dict[str, Any] = setting({}, "Settings of a registered context model.")
 
     def __post_init__(self) -> None:
@@ -96,10 +98,12 @@ class ContextSettings:
 
 @dataclass(frozen=True)
 class OutputSettings:
-    kind: str = setting("full", "full, adaptive, or the name of a registered output layer.")
+    kind: str = setting("full", "full, adaptive, mixture, or the name of a registered output layer.")
     tied: bool = setting(True, "Whether it shares the tables of the map.")
     bias: bool = setting(True, "Whether a full softmax has a bias for every word.")
     label_smoothing: float = setting(0.0, "Share of probability spread over all words in the training loss.")
+    components: int = setting(15, "Softmaxes that a mixture mixes.")
+    latent_dropout: float = setting(0.0, "Dropout on the vectors of a mixture's components.")
     options: dict[str, Any] = setting({}, "Settings of a registered output layer.")
 
 
@@ -112,12 +116,19 @@ class OptimSettings:
     beta2: float = setting(0.999, "Second moment of Adam.")
     weight_decay: float = setting(0.0, "Weight decay.")
     clip: float | None = setting(0.25, "Largest norm of the gradient; none for no clipping.")
+    averaging: Literal["none", "stalled", "always"] = setting(
+        "none", "From when on the weights of all steps are averaged, and the average validated and kept."
+    )
+    stall_patience: int = setting(
+        5, "Validation has stalled when it is worse than the best of all before but the last so many."
+    )
 
     def __post_init__(self) -> None:
         _require(self.lr > 0, f"optim.lr is {self.lr}, but must be above 0.")
         _require(self.clip is None or self.clip > 0, f"optim.clip is {self.clip}, but must be above 0, or none.")
         for name in ("momentum", "beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"optim.{name} is {getattr(self, name)}, but must be in [0, 1).")
+        _require(self.stall_patience >= 0, f"optim.stall_patience is {self.stall_patience}, but must not be negative.")
         _require(self.weight_decay >= 0, f"optim.weight_decay is {self.weight_decay}, but must not be negative.")
 
 
@@ -151,6 +162,9 @@ class ScheduleSettings:
 class TrainSettings:
     batch_size: int = setting(32, "Streams of text read side by side, over all processes.")
     length: int = setting(70, "Tokens of each stream in a step (truncated back-propagation).")
+    random_length: bool = setting(
+        False, "Vary the length around that number, other cuts in every epoch, and the rate with it."
+    )
     epochs: float | None = setting(None, "Passes over the training text.")
     steps: int | None = setting(None, "Steps, instead of epochs.")
     accumulate: int = setting(1, "Parts a batch is cut into, one after another, to save memory.")
@@ -158,6 +172,9 @@ class TrainSettings:
         "fp32", "Arithmetic of the matrix products on a GPU; a CPU computes in fp32."
     )
     compile: bool = setting(False, "Run the embedding through torch.compile.")
+    record: bool = setting(True, "On a GPU, record each kind of step as a CUDA graph and replay it.")
+    start_from: str | None = setting(None, "A run whose best weights this one starts from, as fine-tuning does.")
+    stop_when_stalled: bool = setting(False, "End the run when validation has stalled, by optim.stall_patience.")
     seed: int = setting(1, "Decides initial weights and dropout.")
     eval_every: int = setting(0, "Steps between validations; 0 for once an epoch.")
     log_every: int = setting(50, "Steps between lines of the log.")

@@ -22,6 +22,7 @@ from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.settings import to_plain
 from torchdefine.training import Evaluation, RunFolder, Trainer, evaluate
+from torchdefine.training.batches import TextBatches
 from torchdefine.training.checkpoint import load_weights, read_checkpoint
 from torchdefine.training.distributed import Processes, joined_processes
 from torchdefine.training.environment import describe_environment
@@ -113,6 +114,8 @@ def train(
         torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
         model = build_language_model(recipe, _trained_facts(corpus)).to(target)
         torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
+        if recipe.train.start_from is not None:
+            _take_weights(model, folder, Path(recipe.train.start_from))
         if recipe.train.compile:
             model.embedding.compile()
         if reporter is None or not processes.is_first:  # one process speaks for all
@@ -161,6 +164,16 @@ def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None =
     return Run(folder, recipe, tokenization, model.to(Processes().device(device)).eval())
 
 
+def _take_weights(model: LanguageModel, folder: RunFolder, start_from: Path) -> None:
+    """Begin where another run was best; its vocabulary must be this run's, its text need not."""
+    file = RunFolder(start_from).best
+    if not file.exists():
+        raise UserError(f"train.start_from {start_from} has no best weights: name a run's folder.")
+    weights = read_checkpoint(file, only="model")
+    folder.check_vocabulary(weights.facts, file)
+    load_weights(model, weights, file)
+
+
 def _loaded_facts(tokenization: Tokenization) -> VocabularyFacts:
     """For a model whose weights are about to be loaded: where bands go by rank, the ranks come with the weights."""
     size = len(tokenization)
@@ -192,6 +205,9 @@ def _resolve(recipe: str | Path | Recipe, changes: Mapping[str, Any]) -> Recipe:
     corpus = Path(recipe.data.corpus).expanduser()
     if recipe.data.corpus and corpus.is_dir():  # a run must find its text from anywhere
         recipe = replace(recipe, data=replace(recipe.data, corpus=str(corpus.resolve())))
+    if recipe.train.start_from is not None:
+        start_from = Path(recipe.train.start_from).expanduser().resolve()
+        recipe = replace(recipe, train=replace(recipe.train, start_from=str(start_from)))
     return recipe
 
 
@@ -271,4 +287,4 @@ def _trainer(
     if "valid" in corpus.splits:
         valid = corpus.splits["valid"]
         validate = partial(evaluate, model, valid, start, batch_size=recipe.eval.batch_size, length=recipe.eval.length)
-    return Trainer(model, streams, recipe, folder, validate, processes, reporter)
+    return Trainer(model, TextBatches(streams, recipe.train), recipe, folder, validate, processes, reporter)

@@ -7,17 +7,19 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from torchdefine.data import BitextRules, encode_bitext, resolve_bitext  # noqa: E402
-from torchdefine.data.bitext import Bitext, _kept, one_line  # noqa: E402
-from torchdefine.data.bitext_files import find_bitext, read_pairs  # noqa: E402
-from torchdefine.data.tokenizer_pair import TokenizerPair  # noqa: E402
-from torchdefine.errors import UserError  # noqa: E402
+from torchdefine.data import BitextRules, encode_bitext, resolve_bitext
+from torchdefine.data.bitext import Bitext, _kept, one_line
+from torchdefine.data.bitext_files import find_bitext, read_pairs
+from torchdefine.data.tokenizer_pair import TokenizerPair
+from torchdefine.errors import UserError
 
 ENGLISH = ["the cat sleeps", "a  dog barks\t loudly", "<eos> is text <pad>", "", "naïve 猫 😀", "x " * 60]
 GERMAN = ["die Katze schläft", "ein Hund bellt", "<eos> ist Text", "leer", "naiv 猫", "y"]
 
 
-def write(folder: Path, split: str = "train", english: list[str] | None = None, german: list[str] | None = None) -> None:
+def write(
+    folder: Path, split: str = "train", english: list[str] | None = None, german: list[str] | None = None
+) -> None:
     (folder / f"{split}.en").write_text("".join(f"{line}\n" for line in english or ENGLISH), encoding="utf-8")
     (folder / f"{split}.de").write_text("".join(f"{line}\n" for line in german or GERMAN), encoding="utf-8")
 

@@ -1,14 +1,12 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("tokenizers")
 
-from torchdefine.data import IGNORE, Bitext, BitextBatches, BitextRules, encode_bitext  # noqa: E402
-from torchdefine.data.bitext_batches import bucket_bounds  # noqa: E402
-from torchdefine.errors import UserError  # noqa: E402
+from torchdefine.data import IGNORE, Bitext, BitextBatches, BitextRules, encode_bitext
+from torchdefine.data.bitext_batches import bucket_bounds
+from torchdefine.errors import UserError
 
 
 @pytest.fixture(scope="module")

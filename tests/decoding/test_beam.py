@@ -70,7 +70,9 @@ def plain_beam(model: ToyModel, world: int, longest: int, options: BeamOptions) 
             allowed = [EOS] if length == longest else [EOS, *range(3, model.tokens)]
             every += [(total + log_probs[token], target, token) for token in allowed]
         every.sort(key=lambda item: -item[0])
-        ended += [(options.score(total, length), target) for total, target, token in every[: options.size] if token == EOS]
+        ended += [
+            (options.score(total, length), target) for total, target, token in every[: options.size] if token == EOS
+        ]
         alive = [(total, [*target, token]) for total, target, token in every if token != EOS][: options.size]
         if len(ended) >= options.size or not alive:
             break
@@ -154,7 +156,7 @@ def test_scores_are_the_teacher_forced_log_probabilities(norm: str) -> None:
         for hypothesis in found:
             target = torch.tensor([[*hypothesis.ids, EOS]])
             inputs = torch.tensor([[BOS, *hypothesis.ids]])
-            log_prob = -float(model(torch.tensor([source]), inputs, target, reduction="sum").detach())
+            log_prob = -float(model(torch.tensor([source]), inputs, target, reduction="sum")[0].objective.detach())
             assert hypothesis.log_prob == pytest.approx(log_prob, abs=1e-9)
             assert hypothesis.score == pytest.approx(log_prob / ((5 + target.shape[1]) / 6) ** 0.6, abs=1e-9)
             assert target.shape[1] <= options.limit(len(source))
@@ -171,7 +173,7 @@ def test_sampling_depends_on_a_sources_seed_alone() -> None:
     for source, drawn in zip(sources, together, strict=True):
         target = torch.tensor([[*drawn[0].ids, EOS]])
         inputs = torch.tensor([[BOS, *drawn[0].ids]])
-        log_prob = -float(model(torch.tensor([source]), inputs, target, reduction="sum").detach())
+        log_prob = -float(model(torch.tensor([source]), inputs, target, reduction="sum")[0].objective.detach())
         assert drawn[0].log_prob == pytest.approx(log_prob, abs=1e-9)
 
 

@@ -5,6 +5,7 @@ from torchdefine.data.bitext import Bitext, BitextRules, SentencePairs, encode_b
 from torchdefine.data.bitext_batches import BitextBatches, PairBatch
 from torchdefine.data.corpus import Corpus, encode_corpus
 from torchdefine.data.named import DOWNLOADABLE, SHIPPED, SHIPPED_BITEXTS, corpus_names, resolve_bitext, resolve_corpus
+from torchdefine.data.segments import Segment, SegmentPlan
 from torchdefine.data.text_files import TextBlock, find_splits, read_text
 from torchdefine.data.token_file import TokenFile, TokenHeader
 from torchdefine.data.tokenization import Tokenization, load_tokenization
@@ -24,6 +25,8 @@ __all__ = [
     "BitextRules",
     "Corpus",
     "PairBatch",
+    "Segment",
+    "SegmentPlan",
     "SentencePairs",
     "SubwordTokenizer",
     "TextBlock",

@@ -56,8 +56,7 @@ class BitextBatches:
         self._source, self._target = tokenization.source, tokenization.target
         self._starts = [np.concatenate(([0], ends[:-1])) for ends in (pairs.source_ends, pairs.target_ends)]
         self._lengths = [
-            ends - starts
-            for ends, starts in zip((pairs.source_ends, pairs.target_ends), self._starts, strict=True)
+            ends - starts for ends, starts in zip((pairs.source_ends, pairs.target_ends), self._starts, strict=True)
         ]  # each (n,), <eos> included
         longer = np.maximum(*self._lengths)
         self._bounds = bucket_bounds(int(longer.max()))

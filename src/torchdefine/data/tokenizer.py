@@ -161,9 +161,7 @@ def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progr
     return train_bpe_on(_lines_of([Path(file) for file in files], progress), vocabulary_size)
 
 
-def train_bpe_on(
-    blocks: Iterable[list[str]], vocabulary_size: int, *, sentences: bool = False
-) -> SubwordTokenizer:
+def train_bpe_on(blocks: Iterable[list[str]], vocabulary_size: int, *, sentences: bool = False) -> SubwordTokenizer:
     """The same from blocks of lines; with ``sentences`` a word is the same token at a line's start and within it."""
     check_bpe_size(vocabulary_size)
     tokenizers = _tokenizers()

@@ -43,6 +43,4 @@ def score_translations(translations: Sequence[str], references: Sequence[str]) -
     bleu, chrf = sacrebleu.metrics.BLEU(), sacrebleu.metrics.CHRF()
     bleu_score = bleu.corpus_score(list(translations), [list(references)]).score
     chrf_score = chrf.corpus_score(list(translations), [list(references)]).score
-    return TranslationScores(
-        bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature())
-    )
+    return TranslationScores(bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature()))

@@ -54,8 +54,7 @@ def sample_targets(
         for target, log_prob in zip(targets, sums.tolist(), strict=True)
     ]
     return [
-        sorted(hypotheses[at : at + count], key=lambda hypothesis: -hypothesis.log_prob)
-        for at in range(0, rows, count)
+        sorted(hypotheses[at : at + count], key=lambda hypothesis: -hypothesis.log_prob) for at in range(0, rows, count)
     ]
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torchdefine.context.transformer import DecoderState, Transformer
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
+from torchdefine.models.language_model import Losses
 from torchdefine.output import OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
 
@@ -64,13 +65,21 @@ class Translator(nn.Module):
         source: Tensor,
         inputs: Tensor,
         targets: Tensor,
+        state: None = None,
         reduction: Reduction = "mean",
         hint: tuple[int, ...] | None = None,
-    ) -> Tensor:
-        """The loss in nats of predicting ``targets`` (B, T), each the token after its input; -100 does not count."""
+    ) -> tuple[Losses, None]:
+        """The losses in nats of predicting ``targets`` (B, T), each the token after its input; -100 does not count.
+
+        Nothing is carried from batch to batch, so the ``state`` that the training loop passes on is None.
+        """
         hidden = self.hidden(source, inputs)
         smoothing = self.label_smoothing if self.training else 0.0
-        return self.output.loss(hidden, targets, reduction=reduction, label_smoothing=smoothing, hint=hint)
+        loss = self.output.loss(hidden, targets, reduction=reduction, label_smoothing=smoothing, hint=hint)
+        return Losses(loss, loss), None
+
+    def initial_state(self, batch_size: int) -> None:
+        return None
 
     def start(self, source: Tensor, hypotheses: int = 1) -> DecoderState:
         """Read the sources (B, S); the state to ``step`` from, with ``hypotheses`` targets for each."""

@@ -120,17 +120,18 @@ class AdaptiveSoftmax(OutputLayer):
         loss = linear_cross_entropy(rows, self._head(), columns, ignore_index=NOT_COUNTED, reduction=reduction)
 
         band_of = torch.where(counted, band_of, len(self.map.bands))  # tokens that do not count are sorted last
-        frequent, *sizes, ignored = self._band_sizes(band_of, hint)
-        in_tails = torch.argsort(band_of, stable=True)[frequent : len(ids) - ignored]
-        tail_rows, tail_ranks = rows.index_select(0, in_tails), ranks.index_select(0, in_tails)
+        sizes = torch.stack([(band_of == band).sum() for band in range(len(self.map.bands))])
+        rooms = self._rooms(sizes, hint)
+        ends, order = sizes.cumsum(0), torch.argsort(band_of, stable=True)
         # A band without tokens takes part as well, so that its own parameters get a gradient on every worker.
-        tails = [
-            linear_cross_entropy(F.linear(band_rows, projection), table, band_ranks - start, reduction=reduction)
-            for (table, projection, start), band_rows, band_ranks in zip(
-                self._tails(), tail_rows.split(sizes), tail_ranks.split(sizes), strict=True
-            )
-        ]
-        return loss.index_add(0, in_tails, torch.cat(tails)) if per_token else torch.stack((loss, *tails)).sum()
+        for band, ((table, projection, start), room) in enumerate(zip(self._tails(), rooms, strict=True), start=1):
+            places = torch.arange(room, device=ids.device)
+            taken = order[(ends[band - 1] + places).clamp(max=len(ids) - 1)]  # (room,), of which the band's size count
+            within = torch.where(places < sizes[band], ranks[taken] - start, NOT_COUNTED)
+            tail_rows = F.linear(rows.index_select(0, taken), projection)  # (room, n_i)
+            tail = linear_cross_entropy(tail_rows, table, within, ignore_index=NOT_COUNTED, reduction=reduction)
+            loss = loss.index_add(0, taken, tail) if per_token else loss + tail
+        return loss
 
     def _smoothed_losses(self, rows: Tensor, ids: Tensor, counted: Tensor, label_smoothing: float) -> Tensor:
         """Losses (T,) from whole rows of log-probabilities, of which only a chunk exists at a time."""
@@ -178,13 +179,12 @@ class AdaptiveSoftmax(OutputLayer):
         return best.reshape(hidden.shape[:-1])
 
     def host_hint(self, targets: np.ndarray, *, ignore_index: int = -100) -> tuple[int, ...]:
-        """How many targets lie in each band and, last, how many are ignored."""
+        """How many targets lie in each band but the first. Larger numbers do as well: they are room, not counts."""
         ids = targets[targets != ignore_index].astype(np.int64)
         check_ids(torch.from_numpy(ids), self.num_embeddings)
         ranks = self._host_ranks()
         band_of = np.searchsorted(self.map.cutoffs, ids if ranks is None else ranks[ids], side="right")
-        sizes = np.bincount(band_of, minlength=len(self.map.bands))
-        return (*sizes.tolist(), targets.size - ids.size)
+        return tuple(np.bincount(band_of, minlength=len(self.map.bands))[1:].tolist())
 
     def _host_ranks(self) -> np.ndarray | None:
         """The map's ranks in host memory, copied anew only when they have changed."""
@@ -196,13 +196,14 @@ class AdaptiveSoftmax(OutputLayer):
             kept = self._ranks_on_host = (ranks, ranks._version, ranks.cpu().numpy().copy())
         return kept[2]
 
-    def _band_sizes(self, band_of: Tensor, hint: Sequence[int] | None) -> list[int]:
-        bands = len(self.map.bands)
+    def _rooms(self, sizes: Tensor, hint: Sequence[int] | None) -> list[int]:
+        """For how many tokens each tail is computed: shapes that depend on nothing but the hint."""
         if hint is None:
-            return torch.bincount(band_of, minlength=bands + 1).tolist()
-        if len(hint) != bands + 1 or sum(hint) != len(band_of):
+            return sizes[1:].tolist()
+        on_host = sizes.device.type == "cpu"
+        if len(hint) != len(sizes) - 1 or (on_host and any(np.less(hint, sizes[1:].numpy()))):
             raise UserError(
-                f"The hint {tuple(hint)} does not fit {len(band_of)} targets in {bands} bands: "
+                f"The hint {tuple(hint)} leaves no room for targets in {len(sizes)} bands: "
                 f"pass host_hint of the same targets, or None."
             )
         return list(hint)

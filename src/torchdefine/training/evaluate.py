@@ -60,8 +60,8 @@ def evaluate(
         for start in range(0, streams.length, length):
             inputs, targets = streams.segment(start, length)
             hint = model.host_hint(streams.host_targets(start, length))
-            loss, state = model(inputs, targets, state, reduction="sum", hint=hint)
-            total += loss.double()
+            losses, state = model(inputs, targets, state, reduction="sum", hint=hint)
+            total += losses.cross_entropy.double()
             if progress:
                 progress(min(start + length, streams.length), streams.length)
     finally:

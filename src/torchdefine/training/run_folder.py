@@ -88,16 +88,19 @@ class RunFolder:
 
     def check_fingerprints(self, facts: dict[str, Any], path: Path) -> None:
         """Refuse a checkpoint that was written with another vocabulary, or to go on training on another text."""
-        if facts.get("vocabulary_sha256") != self.fingerprints["vocabulary_sha256"]:
-            raise UserError(
-                f"{path} was trained with another vocabulary ({facts.get('vocabulary_size')} tokens) than the one "
-                f"given ({self.fingerprints['vocabulary_size']} tokens): use the run's own text and vocabulary."
-            )
+        self.check_vocabulary(facts, path)
         text = self.fingerprints.get("train_tokens_sha256")
         if text is not None and facts.get("train_tokens_sha256") != text:
             raise UserError(
                 f"The training text has changed since {path} was written: restore it, or start a new run with "
                 "another --out."
+            )
+
+    def check_vocabulary(self, facts: dict[str, Any], path: Path) -> None:
+        if facts.get("vocabulary_sha256") != self.fingerprints["vocabulary_sha256"]:
+            raise UserError(
+                f"{path} was trained with another vocabulary ({facts.get('vocabulary_size')} tokens) than the one "
+                f"given ({self.fingerprints['vocabulary_size']} tokens): use the run's own text and vocabulary."
             )
 
     def log(self, kind: str, record: dict[str, Any]) -> None:
