@@ -77,9 +77,9 @@ def _source_embedding(
     if share == "unit":
         if target_embedding.unit is None:
             raise UserError("There is no unit to share: use embedding.unit define, or transformer.share nothing.")
-        own = build_embedding(settings, source)
-        own.unit = target_embedding.unit
-        return own
+        beside = TokenEmbedding.beside(build_embedding(settings, source).map, target_embedding)
+        beside.row_dropout = settings.row_dropout
+        return beside
     return build_embedding(settings, source)
 
 

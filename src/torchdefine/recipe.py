@@ -179,6 +179,7 @@ class TrainSettings:
     eval_every: int = setting(0, "Steps between validations; 0 for once an epoch.")
     log_every: int = setting(50, "Steps between lines of the log.")
     checkpoint_every: int = setting(500, "Steps between checkpoints; every validation writes one too.")
+    keep: int = setting(0, "How many of the latest validations' weights stay, for `average`.")
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "length", "accumulate", "log_every", "checkpoint_every"):
@@ -189,10 +190,7 @@ class TrainSettings:
             (self.epochs is None) != (self.steps is None), "Give train.epochs or train.steps, one of them and not both."
         )
         _require((self.epochs or self.steps or 0) > 0, "train.epochs and train.steps must be above 0.")
-        _require(
-            self.batch_size % self.accumulate == 0,
-            f"train.batch_size {self.batch_size} cannot be cut into {self.accumulate} equal parts.",
-        )
+        _require(self.keep >= 0, f"train.keep is {self.keep}, but must not be negative.")
 
 
 @dataclass(frozen=True)
@@ -227,6 +225,10 @@ class Recipe:
     beam: BeamSettings = field(default_factory=BeamSettings)
 
     def __post_init__(self) -> None:
+        _require(
+            self.task != "language" or self.train.batch_size % self.train.accumulate == 0,
+            f"train.batch_size {self.train.batch_size} cannot be cut into {self.train.accumulate} equal parts.",
+        )
         tied_to_bands = self.output.tied and self.output.kind in ("full", "adaptive")
         if tied_to_bands and self.embedding.kind == "tokens":
             _require(

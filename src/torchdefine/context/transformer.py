@@ -137,10 +137,10 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.within = SelfAttention(shape)
         self.forward_layer = FeedForward(shape)
-        self.residuals = nn.ModuleList(Residual(shape) for _ in range(2))
+        self.attend, self.feed = Residual(shape), Residual(shape)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        attend, feed = self.residuals
+        attend, feed = self.attend, self.feed
         inner = attend.before(x)
         x = attend.after(x, self.within(inner, mask=mask)[0])
         return feed.after(x, self.forward_layer(feed.before(x)))
@@ -154,13 +154,13 @@ class DecoderLayer(nn.Module):
         self.within = SelfAttention(shape)
         self.across = CrossAttention(shape)
         self.forward_layer = FeedForward(shape)
-        self.residuals = nn.ModuleList(Residual(shape) for _ in range(3))
+        self.attend, self.look, self.feed = Residual(shape), Residual(shape), Residual(shape)
 
     def forward(
         self, y: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor, past: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """A whole target without ``past``, or one place after it; gives the keys and values so far, too."""
-        attend, look, feed = self.residuals
+        attend, look, feed = self.attend, self.look, self.feed
         attended, present = self.within(attend.before(y), causal=past is None, past=past)
         y = attend.after(y, attended)
         y = look.after(y, self.across(look.before(y), memory, mask))

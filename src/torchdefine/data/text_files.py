@@ -67,6 +67,14 @@ def read_text(path: Path) -> Iterator[TextBlock]:
         raise UserError(f"{path} is empty: give a file with text in it.")
 
 
+def decode_text(raw: bytes, name: str) -> list[str]:
+    """The lines of a UTF-8 text that is in memory already, none for an empty one; ``name`` is for messages."""
+    if not raw:
+        return []
+    text = _decode(raw, name, 0, 0).removeprefix("\ufeff")
+    return text.removesuffix("\n").split("\n")
+
+
 def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, list[Path]]:
     """The files of each split ("train", "valid", "test") of a corpus folder, numbered parts in their order.
 
@@ -207,7 +215,7 @@ def _whole_lines(chunks: Iterable[bytes], path: Path) -> Iterator[bytes]:
         yield b"".join(pending)
 
 
-def _decode(raw: bytes, path: Path, lines_before: int, bytes_before: int) -> str:
+def _decode(raw: bytes, path: Path | str, lines_before: int, bytes_before: int) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -81,6 +81,11 @@ class TokenFile:
     def __len__(self) -> int:
         return self.header.tokens
 
+    @property
+    def tokens_sha256(self) -> str:
+        """Equal for equal ids in the same order."""
+        return self.header.tokens_sha256
+
     def verify(self) -> None:
         """Read all the data and compare its hash to the header's."""
         digest = hashlib.sha256()

@@ -56,8 +56,8 @@ class BeamOptions:
             raise UserError(f"The length penalty is {self.length_penalty}, but must not be negative: use 0.6, say.")
         if self.max_ratio < 0 or self.max_extra < 1:
             raise UserError(
-                f"Targets of {self.max_ratio} · source + {self.max_extra} tokens are too short: use a ratio of at least "
-                "0 and at least 1 token more."
+                f"Targets of {self.max_ratio} · source + {self.max_extra} tokens are too short: use a ratio of at "
+                "least 0 and at least 1 token more."
             )
 
     def limit(self, source_length: int) -> int:

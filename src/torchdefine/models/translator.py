@@ -33,21 +33,25 @@ class Translator(nn.Module):
         width = transformer.shape.width
         for side, embedding in (("source", source), ("target", target)):
             if embedding.embedding_dim != width:
-                raise UserError(
-                    f"The {side} embedding gives vectors {embedding.embedding_dim} wide, but the Transformer takes {width}."
-                )
+                given = embedding.embedding_dim
+                raise UserError(f"The {side} embedding gives vectors {given} wide, but the Transformer takes {width}.")
         if output.hidden_dim != width:
             raise UserError(f"The Transformer gives vectors {width} wide, but the output takes {output.hidden_dim}.")
         if output.num_embeddings != target.num_embeddings:
             raise UserError(
                 f"The output predicts {output.num_embeddings} tokens, but the target side has {target.num_embeddings}."
             )
-        self.source: TokenEmbedding = source
+        self.own_source: TokenEmbedding | None = None if source is target else source  # what is shared is saved once
         self.target: TokenEmbedding = target
         self.transformer = transformer
         self.output: OutputLayer = output
         self.pad_id = pad_id
         self.label_smoothing = label_smoothing
+
+    @property
+    def source(self) -> TokenEmbedding:
+        """The embedding of the source side: its own, or the target's."""
+        return self.target if self.own_source is None else self.own_source
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S) ids → the memory (B, S, m) and where it is no padding (B, S)."""
@@ -94,6 +98,12 @@ class Translator(nn.Module):
     def host_hint(self, targets: np.ndarray) -> tuple[int, ...] | None:
         """What the output layer wants to know of the targets before they are on the device, so that it need not ask."""
         return self.output.host_hint(targets)
+
+    def embeddings(self) -> dict[str, TokenEmbedding]:
+        """The embeddings by the side that they stand on; one that both share is named once."""
+        if self.own_source is None:
+            return {"both sides": self.target}
+        return {"source": self.source, "target": self.target}
 
     def parameters_by_part(self) -> dict[str, int]:
         """Who owns the parameters, in the paper's columns; what is shared or tied counts once."""
