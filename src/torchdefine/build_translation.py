@@ -51,6 +51,7 @@ def build_translator(recipe: Recipe, source: VocabularyFacts, target: Vocabulary
         settings.norm,
         settings.dropout,
         settings.attention_dropout,
+        settings.scaled,
     )
     transformer = Transformer(shape)
     output = build_output(recipe.output, shape.width, target_embedding)

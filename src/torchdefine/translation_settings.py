@@ -38,6 +38,7 @@ class TransformerSettings:
     norm: Literal["pre", "post"] = setting("pre", "Layer norms before or after every sub-layer.")
     dropout: float = setting(0.1, "Dropout on the inputs, after every sub-layer and within the feed-forward layers.")
     attention_dropout: float = setting(0.0, "Dropout on the attention weights.")
+    scaled: bool = setting(True, "Multiply embeddings by the root of their width; not where a norm did so already.")
     share: Literal["nothing", "unit", "embedding"] = setting(
         "nothing", "What the source and the target side have in common; a whole embedding needs a joint BPE."
     )

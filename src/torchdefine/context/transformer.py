@@ -28,6 +28,9 @@ class TransformerShape:
     """Before every sub-layer and once at the end of each stack, or after every sub-layer."""
     dropout: float = 0.1
     attention_dropout: float = 0.0
+    scaled: bool = True
+    """Multiply the incoming vectors by the square root of their width, which brings those of a plain table to the
+    size of the positions that are added; those behind a unit with a norm have that size already."""
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "hidden_dim", "encoder_layers", "decoder_layers"):
@@ -116,8 +119,9 @@ class Transformer(nn.Module):
             yield layer
 
     def _placed(self, x: Tensor, start: int = 0) -> Tensor:
-        """Vectors scaled by the square root of their width, with their positions added."""
-        placed = x * math.sqrt(self.shape.width) + sinusoids(start, x.shape[1], self.shape.width, x)
+        """Vectors, scaled where that is wished, with their positions added."""
+        scale = math.sqrt(self.shape.width) if self.shape.scaled else 1.0
+        placed = x * scale + sinusoids(start, x.shape[1], self.shape.width, x)
         return F.dropout(placed, self.shape.dropout, self.training)
 
 
