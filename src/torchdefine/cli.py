@@ -418,6 +418,7 @@ def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import load_run
 
     run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
+    run.check_generates()
     unknown = run.tokenization.unk_id
     sampling = SamplingOptions(options.temperature, options.top_k, options.top_p, () if unknown is None else (unknown,))
     text = run.generate(options.prompt, options.length, sampling, seed=options.seed)

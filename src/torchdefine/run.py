@@ -85,8 +85,7 @@ class Run:
         seed: int | None = None,
     ) -> str:
         """Continue a text; words outside the vocabulary are read as <unk>, and <unk> is never drawn."""
-        if self.recipe.task != "language":
-            raise UserError(f"The run in {self.folder.path} is a translator, which continues no text: use translate.")
+        self.check_generates()
         words = self.tokenization
         ids = [words.eos_id, *(words.encode(prompt)[:-1] if prompt else [])]
         if options is None:
@@ -117,6 +116,11 @@ class Run:
         return evaluate_translator(
             self.recipe, self.model, self.tokenization, split=split, data=data, progress=progress
         )
+
+    def check_generates(self) -> None:
+        """Refuse a translator, which continues no text."""
+        if self.recipe.task != "language":
+            raise UserError(f"The run in {self.folder.path} is a translator, which continues no text: use translate.")
 
     def _check_translates(self) -> None:
         if self.recipe.task != "translation":

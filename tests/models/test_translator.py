@@ -174,9 +174,9 @@ def test_recipes_choose_an_embedding_for_either_side() -> None:
             r"'transformer\.source_embedding\.untt' is unknown",
         ),
     ):
+        recipe = load_recipe("tatoeba/laptop-define", {"transformer": changes})
         with pytest.raises(UserError, match=message):
-            recipe = load_recipe("tatoeba/laptop-define", {"transformer": changes})
             build_translator(recipe, VocabularyFacts(400), VocabularyFacts(300), PAD)
+    recipe = load_recipe("tatoeba/laptop", {"transformer": {"share": "unit"}})
     with pytest.raises(UserError, match="There is no unit to share"):
-        recipe = load_recipe("tatoeba/laptop", {"transformer": {"share": "unit"}})
         build_translator(recipe, VocabularyFacts(300), VocabularyFacts(300), PAD)
