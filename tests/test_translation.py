@@ -171,3 +171,13 @@ def test_a_run_that_kept_nothing_has_no_average(run: Run, tmp_path: Path, transl
 
     with pytest.raises(UserError, match="has kept 0 checkpoints, but an average needs two"):
         average_run(bare.folder.path)
+
+
+@pytest.mark.gpu
+def test_a_gpu_trains_and_translates_in_half_precision(translation_recipe: Path, tmp_path: Path) -> None:
+    run = train(translation_recipe, out=tmp_path / "run", device="cuda", train={"precision": "bf16"})
+    assert run.result["test_bleu"] > 20
+    lines = ["one red house.", "", "six five four three two one."]
+    on_cpu = load_run(run.folder.path, device="cpu").translate(lines)
+    on_gpu = load_run(run.folder.path, device="cuda").translate(lines)
+    assert [found[0].text for found in on_gpu] == [found[0].text for found in on_cpu]

@@ -243,7 +243,7 @@ def _resolve(recipe: str | Path | Recipe, changes: Mapping[str, Any]) -> Recipe:
     elif changes:
         raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
     corpus = Path(recipe.data.corpus).expanduser()
-    if recipe.data.corpus and corpus.is_dir():  # a run must find its text from anywhere
+    if recipe.data.corpus and corpus.exists():  # a run must find its text from anywhere
         recipe = replace(recipe, data=replace(recipe.data, corpus=str(corpus.resolve())))
     if recipe.train.start_from is not None:
         start_from = Path(recipe.train.start_from).expanduser().resolve()

@@ -97,6 +97,8 @@ def beam_search(
     At every step the K best continuations of the K hypotheses are looked at: those among them that end are done, and
     the K best that do not end go on. A source is done when K hypotheses are; at the longest length all must end.
     """
+    if not sources:
+        return []
     options = options or BeamOptions()
     size, device = options.size, _device_of(model)
     found: list[list[Hypothesis]] = [[] for _ in sources]
@@ -107,8 +109,8 @@ def beam_search(
     history = torch.full((len(sources), size, 1), tokens.bos, device=device)  # (B, K, t)
     while searches:
         log_probs, state = model.step(history[:, :, -1].reshape(-1), state)  # (B · K, V)
-        log_probs = _allowed(log_probs.double().unflatten(0, sums.shape), searches, history.shape[2], tokens)
-        values, parents, ids = _best(sums.unsqueeze(-1) + log_probs, 2 * size)  # each (B, 2K)
+        log_probs = _allowed(log_probs.unflatten(0, sums.shape), searches, history.shape[2], tokens)  # (B, K, V)
+        values, parents, ids = _best(sums, log_probs, 2 * size)  # each (B, 2K)
         _note_ended(searches, history, (values, parents, ids), tokens.eos, options)
         # Of 2K continuations at most K end, one a hypothesis, so K others are always left.
         others = torch.where(ids == tokens.eos, -torch.inf, values)  # (B, 2K)
@@ -121,11 +123,12 @@ def beam_search(
         ]
         for index in set(range(len(searches))) - set(going):
             found[searches[index].place] = sorted(searches[index].ended, key=lambda h: -h.score)[:size]
+        some_ended = len(going) < len(searches)
         searches = [searches[index] for index in going]
         kept = torch.tensor(going, dtype=torch.long, device=device)  # (B',)
         sums, parents, ids = sums[kept], parents[kept], ids[kept]
         history = torch.cat((history[kept[:, None], parents], ids.unsqueeze(-1)), dim=2)  # (B', K, t + 1)
-        state = state.select((kept[:, None] * size + parents).reshape(-1), kept)
+        state = state.select((kept[:, None] * size + parents).reshape(-1), kept if some_ended else None)
     return found
 
 
@@ -152,12 +155,12 @@ def _allowed(log_probs: Tensor, searches: list[_Search], length: int, tokens: Ta
     return log_probs
 
 
-def _best(totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The ``count`` best of (B, K, V): their values, hypotheses and tokens, each (B, count)."""
-    vocabulary = totals.shape[2]
-    flat = totals.flatten(1)  # (B, K · V)
-    values, places = flat.topk(min(count, flat.shape[1]))
-    return values, places // vocabulary, places % vocabulary
+def _best(sums: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The ``count`` best of (B, K) · (B, K, V) continuations: values, hypotheses and tokens, each (B, count)."""
+    each = log_probs.topk(min(count, log_probs.shape[2]))  # (B, K, c): no others can be among the best of all
+    totals = (sums.unsqueeze(-1) + each.values.double()).flatten(1)  # (B, K · c)
+    values, places = totals.topk(min(count, totals.shape[1]))
+    return values, places // each.values.shape[2], each.indices.flatten(1).gather(1, places)
 
 
 def _note_ended(
