@@ -14,8 +14,17 @@ import numpy as np
 import torch
 
 from torchdefine.build import VocabularyFacts, build_language_model, open_corpus
-from torchdefine.data import Corpus, Tokenization, TokenStreams, encode_corpus, load_tokenization, resolve_corpus, shard
-from torchdefine.decoding import SamplingOptions, generate
+from torchdefine.data import (
+    Corpus,
+    TokenFile,
+    Tokenization,
+    TokenStreams,
+    encode_corpus,
+    load_tokenization,
+    resolve_corpus,
+    shard,
+)
+from torchdefine.decoding import NeuralCache, SamplingOptions, generate, tune_neural_cache
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.models import LanguageModel
@@ -51,21 +60,48 @@ class Run:
         data: str | Path | None = None,
         batch_size: int | None = None,
         length: int | None = None,
+        cache: NeuralCache | None = None,
         progress: Progress | None = None,
     ) -> Evaluation:
-        """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary."""
+        """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary.
+
+        ``cache`` adds a neural cache, which learns from the text while it reads it.
+        """
+        return evaluate(
+            self.model,
+            self._text(split, data),
+            self.tokenization.eos_id,
+            batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
+            length=self.recipe.eval.length if length is None else length,
+            predict=None if cache is None else cache.predict(self.model),
+            note="" if cache is None else f", {cache}",
+            progress=progress,
+        )
+
+    def tune_cache(
+        self,
+        *,
+        data: str | Path | None = None,
+        batch_size: int | None = None,
+        progress: Progress | None = None,
+    ) -> NeuralCache:
+        """The neural cache that does best on the validation text."""
+        best, _ = tune_neural_cache(
+            self.model,
+            self._text("valid", data),
+            self.tokenization.eos_id,
+            batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
+            length=self.recipe.eval.length,
+            progress=progress,
+        )
+        return best
+
+    def _text(self, split: str, data: str | Path | None) -> TokenFile:
         source = resolve_corpus(str(data or self.recipe.data.corpus))
         corpus = encode_corpus(source, vocabulary=self.tokenization)
         if split not in corpus.splits:
             raise UserError(f"{source} has no {split} text: it has {', '.join(corpus.splits)}.")
-        return evaluate(
-            self.model,
-            corpus.splits[split],
-            self.tokenization.eos_id,
-            batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
-            length=self.recipe.eval.length if length is None else length,
-            progress=progress,
-        )
+        return corpus.splits[split]
 
     def generate(
         self,

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.context.cudnn import cudnn_lstm
-from torchdefine.context.locked_dropout import locked_dropout
 from torchdefine.errors import UserError
+from torchdefine.ops import cudnn_lstm, locked_dropout
 
 LSTMState = list[tuple[Tensor, Tensor]]
 """Hidden and cell state of every layer, each (1, B, width)."""
