@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdefine import load_recipe
 from torchdefine.analysis.tables import print_table
 from torchdefine.build import VocabularyFacts, build_language_model
+from torchdefine.recipe import load_recipe
 from torchdefine.training.batches import Batch, Part
 from torchdefine.training.environment import describe_environment
 from torchdefine.training.optimizers import make_optimizer

@@ -2,5 +2,6 @@
 
 from torchdefine.ops.cudnn_lstm import cudnn_lstm
 from torchdefine.ops.locked_dropout import locked_dropout
+from torchdefine.ops.persistent_lstm import has_kernel, persistent_lstm
 
-__all__ = ["cudnn_lstm", "locked_dropout"]
+__all__ = ["cudnn_lstm", "has_kernel", "locked_dropout", "persistent_lstm"]

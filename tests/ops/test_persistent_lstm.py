@@ -1,0 +1,72 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchdefine.ops.persistent_lstm import padded, persistent_lstm
+
+
+def layer_and_inputs(
+    input_dim: int, hidden_dim: int, batch: int, length: int, device: str, dtype: torch.dtype
+) -> tuple[nn.LSTM, list[Tensor], Tensor, tuple[Tensor, Tensor]]:
+    lstm = nn.LSTM(input_dim, hidden_dim).to(device, dtype)
+    weights = [lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_ih_l0, lstm.bias_hh_l0]
+    x = torch.randn(length, batch, input_dim, device=device, dtype=dtype, requires_grad=True)
+    state = (torch.randn(1, batch, hidden_dim).to(x), torch.randn(1, batch, hidden_dim).to(x))
+    return lstm, weights, x, state
+
+
+def test_widths_are_padded_to_whole_lines() -> None:
+    assert [padded(width) for width in (1, 64, 65, 400, 1150)] == [128, 128, 128, 512, 1152]
+
+
+@pytest.mark.parametrize(("input_dim", "hidden_dim", "batch", "length"), [(5, 6, 2, 4), (3, 70, 1, 1), (7, 64, 5, 9)])
+def test_plain_loops_equal_torchs_lstm_in_float64_with_gradients(
+    input_dim: int, hidden_dim: int, batch: int, length: int
+) -> None:
+    lstm, weights, x, state = layer_and_inputs(input_dim, hidden_dim, batch, length, "cpu", torch.float64)
+    y, h, c = persistent_lstm(x, *state, weights)
+    expected, (expected_h, expected_c) = lstm(x, state)
+    for ours, theirs in ((y, expected), (h, expected_h), (c, expected_c)):
+        torch.testing.assert_close(ours, theirs)
+    wanted = [x, *weights]
+    upstream = torch.randn_like(y)
+    for ours, theirs in zip(
+        torch.autograd.grad((y * upstream).sum(), wanted),
+        torch.autograd.grad((expected * upstream).sum(), wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("input_dim", "hidden_dim", "batch", "length"),
+    [(5, 6, 2, 4), (400, 1150, 20, 70), (1150, 400, 20, 33), (384, 1024, 64, 20), (64, 128, 100, 3)],
+)
+def test_kernels_equal_the_exact_lstm_to_half_precision(
+    input_dim: int, hidden_dim: int, batch: int, length: int, dtype: torch.dtype
+) -> None:
+    lstm, weights, x, state = layer_and_inputs(input_dim, hidden_dim, batch, length, "cuda", torch.float32)
+    with torch.autocast("cuda", dtype):
+        y, h, c = persistent_lstm(x, *state, weights)
+    exact = lstm.double()
+    copies = [parameter.detach().double().requires_grad_() for parameter in weights]
+    with torch.backends.cudnn.flags(enabled=False):
+        expected, (expected_h, expected_c) = torch.func.functional_call(
+            exact,
+            dict(zip(("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"), copies, strict=True)),
+            (x.double(), tuple(s.double() for s in state)),
+        )
+    close = {torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    for ours, theirs in ((y, expected), (h, expected_h), (c, expected_c)):
+        assert relative_error(ours, theirs) < close
+    upstream = torch.randn_like(y)
+    gradients = torch.autograd.grad((y * upstream).float().sum(), [x, *weights])
+    expected_gradients = torch.autograd.grad((expected * upstream.double()).sum(), [x, *copies])
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
+        assert relative_error(ours, theirs) < 2 * close
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
