@@ -19,9 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 UNITS_PER_PROGRAM = 16
 PADDED_TO = 128
+ALIGNED_TO = 8  # inputs too are padded, so that matrix products take their fast kernels
 MOST_ROWS = 128
 
 
@@ -66,10 +68,11 @@ def padded(hidden_dim: int) -> int:
 class _PersistentLSTM(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        length, rows, _ = x.shape
+        length, rows, ctx.input_dim = x.shape
         hidden_dim = h.shape[-1]
         width = padded(hidden_dim)
         with torch.autocast(x.device.type, enabled=False):  # the dtype is already chosen
+            x = F.pad(x, (0, -ctx.input_dim % ALIGNED_TO))
             inward, recurrent, bias = _padded_weights(x, hidden_dim, weights)  # (4P, D), (4, P, P), (4P,)
             from_inputs = torch.addmm(bias, x.reshape(length * rows, -1), inward.T).view(length, rows, 4, width)
             outputs = x.new_zeros(length + 1, rows, width)  # the first is the state before
@@ -88,7 +91,7 @@ class _PersistentLSTM(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, inward, recurrent, outputs, cells, gates = ctx.saved_tensors
-        length, rows, input_dim = x.shape
+        (length, rows, _), input_dim = x.shape, ctx.input_dim
         hidden_dim, width = ctx.hidden_dim, outputs.shape[-1]
         with torch.autocast(x.device.type, enabled=False):
             incoming = x.new_zeros(length, rows, width)
@@ -96,8 +99,8 @@ class _PersistentLSTM(torch.autograd.Function):
             grad_gates = torch.empty_like(gates)  # (T, B, 4, P)
             _loops(x)[1](incoming, recurrent.transpose(1, 2).contiguous(), cells, gates, grad_gates)
             flat = grad_gates.view(length * rows, 4 * width)
-            grad_x = (flat @ inward).view_as(x) if ctx.needs_input_grad[0] else None
-            grad_inward = (flat.T @ x.reshape(length * rows, -1)).view(4, width, input_dim)[:, :hidden_dim]
+            grad_x = (flat @ inward).view_as(x)[..., :input_dim] if ctx.needs_input_grad[0] else None
+            grad_inward = (flat.T @ x.view(length * rows, -1)).view(4, width, -1)[:, :hidden_dim, :input_dim]
             before = outputs[:-1].reshape(length * rows, width)
             grad_recurrent = (flat.T @ before).view(4, width, width)[:, :hidden_dim, :hidden_dim]
             grad_bias = flat.sum(0, dtype=_exact(x)).view(4, width)[:, :hidden_dim].reshape(-1)
@@ -112,14 +115,14 @@ class _PersistentLSTM(torch.autograd.Function):
 
 def _padded_weights(like: Tensor, hidden_dim: int, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """The weights in the dtype of ``like``, with zeros for the units that only pad."""
-    width, input_dim = padded(hidden_dim), like.shape[-1]
-    inward = like.new_zeros(4, width, input_dim)
-    inward[:, :hidden_dim] = weights[0].view(4, hidden_dim, input_dim)
+    width, input_dim = padded(hidden_dim), weights[0].shape[-1]
+    inward = like.new_zeros(4, width, like.shape[-1])
+    inward[:, :hidden_dim, :input_dim] = weights[0].view(4, hidden_dim, input_dim)
     recurrent = like.new_zeros(4, width, width)
     recurrent[:, :hidden_dim, :hidden_dim] = weights[1].view(4, hidden_dim, hidden_dim)
     bias = like.new_zeros(4, width)
     bias[:, :hidden_dim] = (weights[2] + weights[3]).view(4, hidden_dim)
-    return inward.view(4 * width, input_dim), recurrent, bias.view(4 * width)
+    return inward.view(4 * width, -1), recurrent, bias.view(4 * width)
 
 
 def _exact(like: Tensor) -> torch.dtype:

@@ -65,10 +65,19 @@ def _launch(block: int, columns: int, num_stages: int, num_warps: int) -> dict[s
     return {"block": block, "columns": columns, "num_stages": num_stages, "num_warps": num_warps}
 
 
-FORWARD_LAUNCH = {16: _launch(16, 128, 4, 4), 32: _launch(32, 128, 4, 4), 64: _launch(64, 128, 3, 4)}
-FORWARD_LAUNCH[128] = _launch(128, 64, 3, 8)
-BACKWARD_LAUNCH = {16: _launch(16, 128, 4, 4), 32: _launch(32, 128, 3, 4), 64: _launch(64, 64, 3, 4)}
-BACKWARD_LAUNCH[128] = _launch(128, 64, 2, 8)
+FORWARD_LAUNCH = {
+    16: _launch(16, 128, 3, 4),
+    32: _launch(32, 128, 3, 4),
+    64: _launch(64, 64, 3, 4),
+    128: _launch(128, 64, 3, 8),
+}
+BACKWARD_LAUNCH = {
+    16: _launch(16, 128, 3, 4),
+    32: _launch(32, 128, 3, 4),
+    64: _launch(64, 64, 3, 4),
+    128: _launch(128, 64, 3, 4),
+}
+"""By the number of rows, the fastest of those tried on an H200 with 1024 and 1152 units."""
 
 
 @triton.jit
@@ -82,12 +91,18 @@ def _tanh(x):
 
 
 @triton.jit
-def _meet(counter, programs):
-    """Wait until all programs have come here, and see what they wrote before."""
+def _arrive(counter):
+    """Say that this program has written what the others wait for."""
     tl.debug_barrier()  # every thread's writes come before the one that counts
     tl.atomic_add(counter, 1, sem="release")
-    while tl.atomic_add(counter, 0, sem="acquire") < programs:
+
+
+@triton.jit
+def _wait(counter, programs):
+    """Go on when all programs have arrived, and see what they wrote."""
+    while tl.load(counter, volatile=True) < programs:  # plain reads: atomics would hold up those who arrive
         pass
+    tl.atomic_add(counter, 0, sem="acquire")
     tl.debug_barrier()
 
 
@@ -133,8 +148,7 @@ def _forward(
         cell = f * cell + i * g
         tl.store(outputs + (t + 1) * rows * width + own, o * _tanh(cell), mask=there)
         if t + 1 < length:
-            tl.debug_barrier()
-            tl.atomic_add(counters + t, 1, sem="release")
+            _arrive(counters + t)  # the rest is nobody else's business
         tl.store(cells + (t + 1) * rows * width + own, cell, mask=there)
         kept = gates + t * rows * 4 * width + own_gates
         tl.store(kept, i, mask=there)
@@ -142,9 +156,7 @@ def _forward(
         tl.store(kept + 2 * width, g, mask=there)
         tl.store(kept + 3 * width, o, mask=there)
         if t + 1 < length:
-            while tl.atomic_add(counters + t, 0, sem="acquire") < programs:
-                pass
-            tl.debug_barrier()
+            _wait(counters + t, programs)
 
 
 @triton.jit
@@ -208,4 +220,5 @@ def _backward(
         tl.store(made + 3 * width, total * squashed * o * (1 - o), mask=there)
         grad_cell *= f
         if step + 1 < length:
-            _meet(counters + t, programs)
+            _arrive(counters + t)
+            _wait(counters + t, programs)

@@ -147,11 +147,11 @@ class Trainer:
             logging = step % self.settings.log_every == 0 or step == self.data.total_steps
             if logging:
                 self._log()
-            if self._validation_due():
-                if self._validate():
-                    return
-            elif step % self.settings.checkpoint_every == 0:
+            ends = self._validation_due() and self._validate()
+            if ends or step % self.settings.checkpoint_every == 0 or step == self.data.total_steps:
                 self._write_last()
+            if ends:
+                return
             if self._all_agree_to_stop(stop_asked(), logging):
                 self._write_last()
                 raise Interrupted(f"Stopped at step {step}; the same command with --resume goes on from there.")
@@ -221,7 +221,6 @@ class Trainer:
                 self._write_best()
             else:
                 ends = self._judge(self.validate())
-        self._write_last()
         self._clock = time.monotonic()  # validation is no training time
         return ends
 
