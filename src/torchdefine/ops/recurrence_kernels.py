@@ -100,10 +100,17 @@ def _arrive(counter):
 @triton.jit
 def _wait(counter, programs):
     """Go on when all programs have arrived, and see what they wrote."""
-    while tl.load(counter, volatile=True) < programs:  # plain reads: atomics would hold up those who arrive
+    while _read(counter) < programs:  # reads, since atomics would hold up those who arrive
         pass
-    tl.atomic_add(counter, 0, sem="acquire")
     tl.debug_barrier()
+
+
+@triton.jit
+def _read(counter):
+    """The counter's present value; whatever was written before it got there can be read afterwards."""
+    return tl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [counter], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
