@@ -40,6 +40,16 @@ def test_plain_loops_equal_torchs_lstm_in_float64_with_gradients(
         torch.testing.assert_close(ours, theirs)
 
 
+def test_inputs_may_be_a_view_of_other_memory() -> None:
+    """Batches come as (B, T, …) and are only turned round."""
+    _, weights, _, state = layer_and_inputs(8, 6, 3, 4, "cpu", torch.float64)
+    x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
+    turned = torch.autograd.grad(persistent_lstm(x.transpose(0, 1), *state, weights)[0].square().sum(), [x, *weights])
+    copied = persistent_lstm(x.transpose(0, 1).contiguous(), *state, weights)[0]
+    for ours, theirs in zip(turned, torch.autograd.grad(copied.square().sum(), [x, *weights]), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(

@@ -72,9 +72,9 @@ class _PersistentLSTM(torch.autograd.Function):
         hidden_dim = h.shape[-1]
         width = padded(hidden_dim)
         with torch.autocast(x.device.type, enabled=False):  # the dtype is already chosen
-            x = F.pad(x, (0, -ctx.input_dim % ALIGNED_TO))
+            x = F.pad(x, (0, -ctx.input_dim % ALIGNED_TO)).contiguous()
             inward, recurrent, bias = _padded_weights(x, hidden_dim, weights)  # (4P, D), (4, P, P), (4P,)
-            from_inputs = torch.addmm(bias, x.reshape(length * rows, -1), inward.T).view(length, rows, 4, width)
+            from_inputs = torch.addmm(bias, x.view(length * rows, -1), inward.T).view(length, rows, 4, width)
             outputs = x.new_zeros(length + 1, rows, width)  # the first is the state before
             outputs[0, :, :hidden_dim] = h[0]
             cells = x.new_zeros(length + 1, rows, width, dtype=_exact(x))
