@@ -26,7 +26,7 @@ from torchdefine.embedding import (
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.models import LanguageModel, LossOptions
-from torchdefine.output import AdaptiveSoftmax, FullSoftmax, OutputLayer
+from torchdefine.output import AdaptiveSoftmax, FullSoftmax, MixtureSoftmax, OutputLayer
 from torchdefine.recipe import ContextSettings, DataSettings, EmbeddingSettings, OutputSettings, Recipe
 from torchdefine.spelling import did_you_mean
 
@@ -184,6 +184,13 @@ def _build_adaptive_softmax(settings: OutputSettings, hidden_dim: int, embedding
     return AdaptiveSoftmax(hidden_dim, embedding.map)
 
 
+def _build_mixture(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> MixtureSoftmax:
+    """Its components are of the kind that the map allows, as wide as the table."""
+    build = _build_adaptive_softmax if isinstance(embedding.map, AdaptiveMap) else _build_full_softmax
+    component = build(settings, embedding.map_dim, embedding)
+    return MixtureSoftmax(hidden_dim, component, settings.components, settings.latent_dropout)
+
+
 def _register(registry: dict[str, B], name: str, builder: B, what: str) -> None:
     if name in registry:
         raise UserError(f"The {what} {name!r} is registered already: use another name.")
@@ -200,3 +207,4 @@ register_embedding("tokens", _build_embedding)
 register_context("lstm", _build_lstm)
 register_output("full", _build_full_softmax)
 register_output("adaptive", _build_adaptive_softmax)
+register_output("mixture", _build_mixture)

@@ -11,14 +11,18 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from torchdefine import __version__
 from torchdefine.errors import MachineError, UserError
 from torchdefine.recipe import SECTIONS, Recipe, load_recipe, recipe_names
 from torchdefine.settings import explain
 from torchdefine.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from torchdefine.decoding import NeuralCache
 
 DESCRIPTION = """Deep factorised token embeddings: train language models with any of them, and compare fairly.
 
@@ -130,6 +134,10 @@ def _add_run_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("--data", help="another text than the run's own: a folder, or a named corpus")
     sub.add_argument("--batch-size", type=int, help="streams the text is cut into; 1 is exact (default: the recipe's)")
     sub.add_argument("--length", type=int, help="tokens a step; changes speed, not the result")
+    sub.add_argument(
+        "--neural-cache", metavar="WINDOW,THETA,SHARE", help="look back at the text itself, as in 500,1.0,0.1"
+    )
+    sub.add_argument("--tune-cache", action="store_true", help="choose these three on the validation text first")
     sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
     sub.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
     sub.add_argument("--json", action="store_true", help="print JSON")
@@ -309,21 +317,29 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import load_run
     from torchdefine.training.progress import work_bar
 
+    cache = _neural_cache(options)
     run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
     if run.recipe.task == "translation":
         _eval_translations(run, options)
         return
+    if options.tune_cache:
+        with work_bar("tuning the cache") as progress:
+            cache = run.tune_cache(data=options.data, batch_size=options.batch_size, progress=progress)
     with work_bar("predicting") as progress:
         evaluation = run.evaluate(
             options.split,
             data=options.data,
             batch_size=options.batch_size,
             length=options.length,
+            cache=cache,
             progress=progress,
         )
     if options.json:
-        _print_json({"run": str(options.folder), "split": options.split, **evaluation.to_dict()})
+        chosen = {} if cache is None else {"neural_cache": asdict(cache)}
+        _print_json({"run": str(options.folder), "split": options.split, **evaluation.to_dict(), **chosen})
         return
+    if options.tune_cache and cache is not None:
+        print(f"Best on the validation text: --neural-cache {cache.window},{cache.theta:g},{cache.share:g}")
     bits = f", {evaluation.bits_per_byte:.4f} bits per byte" if evaluation.bits_per_byte else ""
     print(f"{options.split} perplexity {evaluation.perplexity:,.4f} (loss {evaluation.loss:.5f} nats{bits})")
     print(f"{evaluation.tokens:,} tokens, {evaluation.unknown_share:.2%} of them outside the vocabulary")
@@ -333,8 +349,8 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
 def _eval_translations(run: Any, options: argparse.Namespace) -> None:
     from torchdefine.training.progress import work_bar
 
-    if options.batch_size is not None or options.length is not None:
-        raise UserError("--batch-size and --length are for language models; a translator's are in its recipe.")
+    if any((options.batch_size, options.length, options.neural_cache, options.tune_cache)):
+        raise UserError("--batch-size, --length and the neural cache are for language models, not for a translator.")
     with work_bar("translating") as progress:
         evaluation = run.evaluate_translations(options.split, data=options.data, progress=progress)
     if options.json:
@@ -416,6 +432,22 @@ def _average(options: argparse.Namespace, _: dict[str, Any]) -> None:
     else:
         listed = ", ".join(f"{step:,}" for step in steps)
         print(f"The mean of the weights of the steps {listed} is in {folder.average}: use it by --checkpoint average.")
+
+
+def _neural_cache(options: argparse.Namespace) -> NeuralCache | None:
+    from torchdefine.decoding import NeuralCache
+
+    given = options.neural_cache
+    if given is None:
+        return None
+    if options.tune_cache:
+        raise UserError("Give --neural-cache or --tune-cache, not both.")
+    try:
+        window, theta, share = given.split(",")
+        numbers = int(window), float(theta), float(share)
+    except ValueError:
+        raise UserError(f"--neural-cache is {given!r}, but must be three numbers, as in 500,1.0,0.1.") from None
+    return NeuralCache(*numbers)
 
 
 def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:

@@ -178,7 +178,9 @@ class TrainSettings:
     seed: int = setting(1, "Decides initial weights and dropout.")
     eval_every: int = setting(0, "Steps between validations; 0 for once an epoch.")
     log_every: int = setting(50, "Steps between lines of the log.")
-    checkpoint_every: int = setting(500, "Steps between checkpoints; every validation writes one too.")
+    checkpoint_every: int = setting(
+        500, "Steps between checkpoints to go on from; the best weights are kept at every validation."
+    )
     keep: int = setting(0, "How many of the latest validations' weights stay, for `average`.")
 
     def __post_init__(self) -> None:

@@ -11,8 +11,16 @@ from typing import Any
 
 import torch
 
-from torchdefine.data import encode_corpus, resolve_corpus
-from torchdefine.decoding import LongLine, SamplingOptions, Translation, TranslationOptions, generate
+from torchdefine.data import TokenFile, encode_corpus, resolve_corpus
+from torchdefine.decoding import (
+    LongLine,
+    NeuralCache,
+    SamplingOptions,
+    Translation,
+    TranslationOptions,
+    generate,
+    tune_neural_cache,
+)
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
@@ -58,23 +66,51 @@ class Run:
         data: str | Path | None = None,
         batch_size: int | None = None,
         length: int | None = None,
+        cache: NeuralCache | None = None,
         progress: Progress | None = None,
     ) -> Evaluation:
-        """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary."""
+        """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary.
+
+        ``cache`` adds a neural cache, which learns from the text while it reads it.
+        """
         if self.recipe.task != "language":
             return self.evaluate_translations(split, data=data, progress=progress).predicted
+        return evaluate(
+            self.model,
+            self._text(split, data),
+            self.tokenization.eos_id,
+            batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
+            length=self.recipe.eval.length if length is None else length,
+            predict=None if cache is None else cache.predict(self.model),
+            note="" if cache is None else f", {cache}",
+            progress=progress,
+        )
+
+    def tune_cache(
+        self,
+        *,
+        data: str | Path | None = None,
+        batch_size: int | None = None,
+        progress: Progress | None = None,
+    ) -> NeuralCache:
+        """The neural cache that does best on the validation text."""
+        self.check_generates()
+        best, _ = tune_neural_cache(
+            self.model,
+            self._text("valid", data),
+            self.tokenization.eos_id,
+            batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
+            length=self.recipe.eval.length,
+            progress=progress,
+        )
+        return best
+
+    def _text(self, split: str, data: str | Path | None) -> TokenFile:
         source = resolve_corpus(str(data or self.recipe.data.corpus))
         corpus = encode_corpus(source, vocabulary=self.tokenization)
         if split not in corpus.splits:
             raise UserError(f"{source} has no {split} text: it has {', '.join(corpus.splits)}.")
-        return evaluate(
-            self.model,
-            corpus.splits[split],
-            self.tokenization.eos_id,
-            batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
-            length=self.recipe.eval.length if length is None else length,
-            progress=progress,
-        )
+        return corpus.splits[split]
 
     def generate(
         self,

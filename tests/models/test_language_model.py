@@ -5,10 +5,10 @@ import torch
 
 from torchdefine import AdaptiveMap, DeFINE, StandardMap
 from torchdefine.context import LSTM
-from torchdefine.context.locked_dropout import locked_dropout
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.models import LanguageModel, LossOptions
+from torchdefine.ops import locked_dropout
 from torchdefine.output import AdaptiveSoftmax, FullSoftmax
 
 

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.context.cudnn import cudnn_lstm
-from torchdefine.context.locked_dropout import locked_dropout
 from torchdefine.errors import UserError
+from torchdefine.ops import cudnn_lstm, has_kernel, locked_dropout, persistent_lstm
 
 LSTMState = list[tuple[Tensor, Tensor]]
 """Hidden and cell state of every layer, each (1, B, width)."""
@@ -38,7 +37,8 @@ class LSTMLayer(nn.LSTM):
     """One layer, (T, B, input) → (T, B, output), whose recurrent weights can be dropped in training.
 
     The mask is drawn in the forward pass and the weights themselves stay whole, so there is nothing to restore in
-    evaluation or in a checkpoint. On a GPU the weights go to cuDNN in the one piece that it wants, cast on the way.
+    evaluation or in a checkpoint. In half precision on a GPU the recurrence is a kernel of our own where one fits;
+    otherwise cuDNN's, which gets dropped weights in the one piece that it wants, cast on the way.
     """
 
     def __init__(self, input_dim: int, output_dim: int, recurrent_dropout: float = 0.0) -> None:
@@ -46,11 +46,16 @@ class LSTMLayer(nn.LSTM):
         self.recurrent_dropout = recurrent_dropout
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
-        if not self.training or self.recurrent_dropout == 0:
+        fast = has_kernel(x, self.hidden_size)
+        dropping = self.training and self.recurrent_dropout > 0
+        if not (dropping or fast):
             return super().forward(x, state)
         weights: list[Any] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
-        weights[1] = F.dropout(weights[1], self.recurrent_dropout)  # (4 · output, output)
-        if x.is_cuda and torch.backends.cudnn.is_acceptable(x):
+        if dropping:
+            weights[1] = F.dropout(weights[1], self.recurrent_dropout)  # (4 · output, output)
+        if fast:
+            y, h, c = persistent_lstm(x, *state, weights)
+        elif x.is_cuda and torch.backends.cudnn.is_acceptable(x):
             y, h, c = cudnn_lstm(x, *state, weights)
         else:
             y, h, c = torch._VF.lstm(x, state, weights, True, 1, 0.0, True, False, False)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchdefine.context.locked_dropout import locked_dropout
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
+from torchdefine.ops import locked_dropout
 from torchdefine.output import OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
 

@@ -54,6 +54,8 @@ class Position:
     validation_losses: list[float] = field(default_factory=list)
     """All of them, as long as one may still decide that the run has stalled."""
     averaged_steps: int = 0
+    finished: bool = False
+    """Whether the run has ended before its last step."""
 
 
 class Validation(Protocol):
@@ -140,7 +142,7 @@ class Trainer:
     def _steps(self, stop_asked: Callable[[], bool]) -> None:
         self._clock = time.monotonic()
         started = self._clock - self.position.total_seconds
-        while self.position.step < self.data.total_steps:
+        while self.position.step < self.data.total_steps and not self.position.finished:
             self._train_step()
             self.position.total_seconds = time.monotonic() - started
             step = self.position.step
@@ -148,11 +150,11 @@ class Trainer:
             if logging:
                 self._log()
             if self._validation_due():
-                if self._validate():
-                    return
-            elif step % self.settings.checkpoint_every == 0:
+                self._validate()
+            ends = self.position.finished or step == self.data.total_steps
+            if ends or step % self.settings.checkpoint_every == 0:
                 self._write_last()
-            if self._all_agree_to_stop(stop_asked(), logging):
+            if not ends and self._all_agree_to_stop(stop_asked(), logging):
                 self._write_last()
                 raise Interrupted(f"Stopped at step {step}; the same command with --resume goes on from there.")
 
@@ -210,22 +212,19 @@ class Trainer:
         epoch_ends = self.data.epoch_after(step).is_integer()
         return (step % every == 0 if every else epoch_ends) or step == self.data.total_steps
 
-    def _validate(self) -> bool:
-        """Evaluate, keep the best weights, and decide what follows; returns whether the run ends here."""
+    def _validate(self) -> None:
+        """Evaluate, keep the best weights, and decide what follows."""
         self._check_finite()
         self._count_seconds()
-        ends = False
         with self.average.in_place():
             if self.validate is None:
                 self.position.best_step = self.position.step
                 self._write_best()
             else:
-                ends = self._judge(self.validate())
-        self._write_last()
+                self._judge(self.validate())
         self._clock = time.monotonic()  # validation is no training time
-        return ends
 
-    def _judge(self, evaluation: Validation) -> bool:
+    def _judge(self, evaluation: Validation) -> None:
         position, averaged = self.position, self.average.running
         better = evaluation.loss < position.best_loss
         if better:
@@ -249,20 +248,18 @@ class Trainer:
         if self.processes.is_first:
             self.folder.log("valid", record)
             self.reporter.validated(record)
-        return self._react_to_stall(evaluation.loss)
+        self._react_to_stall(evaluation.loss)
 
-    def _react_to_stall(self, loss: float) -> bool:
+    def _react_to_stall(self, loss: float) -> None:
         """Start averaging, or end the run, where the recipe says so."""
         earlier = self.position.validation_losses
-        if not stalled(earlier, loss, self.optim.stall_patience):
-            earlier.append(loss)
-            return False
+        has_stalled = stalled(earlier, loss, self.optim.stall_patience)
         earlier.append(loss)
-        if self.optim.averaging == "stalled" and not self.average.running:
+        if has_stalled and self.optim.averaging == "stalled" and not self.average.running:
             self.average.start()
             earlier.clear()  # the average has a record of its own
-            return False
-        return self.settings.stop_when_stalled
+        elif has_stalled:
+            self.position.finished = self.settings.stop_when_stalled
 
     def _check_finite(self) -> None:
         bad = int(self.step.first_bad_step)
