@@ -181,3 +181,12 @@ def test_a_gpu_trains_and_translates_in_half_precision(translation_recipe: Path,
     on_cpu = load_run(run.folder.path, device="cpu").translate(lines)
     on_gpu = load_run(run.folder.path, device="cuda").translate(lines)
     assert [found[0].text for found in on_gpu] == [found[0].text for found in on_cpu]
+
+
+def test_translators_of_released_versions_still_load() -> None:
+    folder = Path(__file__).parent / "released" / "translation-run-v1"
+    expected = json.loads((folder / "translations.json").read_text(encoding="utf-8"))
+    found = load_run(folder, device="cpu").translate(expected["lines"])
+    for one, other in zip(found, expected["translations"], strict=True):
+        assert [t.text for t in one] == [t["text"] for t in other]
+        assert [t.log_prob for t in one] == pytest.approx([t["log_prob"] for t in other], abs=1e-4)

@@ -32,8 +32,8 @@ def randomise(module: nn.Module) -> None:
 
 
 def copy_rest(theirs: nn.Module, ours: EncoderLayer | DecoderLayer) -> None:
-    theirs.linear1.load_state_dict(ours.forward_layer.expand.state_dict())
-    theirs.linear2.load_state_dict(ours.forward_layer.reduce.state_dict())
+    theirs.linear1.load_state_dict(ours.feed_forward.expand.state_dict())
+    theirs.linear2.load_state_dict(ours.feed_forward.reduce.state_dict())
     names = ["attend", "feed"] if isinstance(ours, EncoderLayer) else ["attend", "look", "feed"]
     for index, name in enumerate(names, start=1):
         getattr(theirs, f"norm{index}").load_state_dict(getattr(ours, name).norm.state_dict())

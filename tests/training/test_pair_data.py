@@ -55,6 +55,11 @@ def test_an_epoch_ends_where_its_batches_do(recipe: Recipe, bitext: Bitext) -> N
     assert pairs.epoch_after(pairs.batches.per_epoch) == 1.0
     assert pairs.epoch_after(1) == pytest.approx(1 / pairs.steps_per_epoch)
     assert "of the" in pairs.batch(3).place
+    for parts in (1, 2, 3, 4):  # a pass may end within a step, and is noticed once
+        several = data(recipe, bitext, parts=parts)
+        passes = [several.epoch_after(step) for step in range(1, several.total_steps + 1)]
+        assert [p for p in passes if p.is_integer()] == [1.0, 2.0]
+        assert passes == sorted(passes)
 
 
 def test_a_step_weighs_every_target_token_alike(recipe: Recipe, bitext: Bitext) -> None:

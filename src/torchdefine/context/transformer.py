@@ -140,14 +140,14 @@ class EncoderLayer(nn.Module):
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         self.within = SelfAttention(shape)
-        self.forward_layer = FeedForward(shape)
+        self.feed_forward = FeedForward(shape)
         self.attend, self.feed = Residual(shape), Residual(shape)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         attend, feed = self.attend, self.feed
         inner = attend.before(x)
         x = attend.after(x, self.within(inner, mask=mask)[0])
-        return feed.after(x, self.forward_layer(feed.before(x)))
+        return feed.after(x, self.feed_forward(feed.before(x)))
 
 
 class DecoderLayer(nn.Module):
@@ -157,7 +157,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.within = SelfAttention(shape)
         self.across = CrossAttention(shape)
-        self.forward_layer = FeedForward(shape)
+        self.feed_forward = FeedForward(shape)
         self.attend, self.look, self.feed = Residual(shape), Residual(shape), Residual(shape)
 
     def forward(
@@ -168,7 +168,7 @@ class DecoderLayer(nn.Module):
         attended, present = self.within(attend.before(y), causal=past is None, past=past)
         y = attend.after(y, attended)
         y = look.after(y, self.across(look.before(y), memory, mask))
-        return feed.after(y, self.forward_layer(feed.before(y))), present
+        return feed.after(y, self.feed_forward(feed.before(y))), present
 
 
 class Residual(nn.Module):

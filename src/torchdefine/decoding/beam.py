@@ -100,7 +100,7 @@ def beam_search(
     if not sources:
         return []
     options = options or BeamOptions()
-    size, device = options.size, _device_of(model)
+    size, device = options.size, device_of(model)
     found: list[list[Hypothesis]] = [[] for _ in sources]
     searches = [_Search(place, options.limit(len(source))) for place, source in enumerate(sources)]
     state = model.start(padded_sources(sources, tokens.pad, device), size)
@@ -138,7 +138,8 @@ def padded_sources(sources: Sequence[Sequence[int]], pad: int, device: torch.dev
     return torch.tensor([[*source, *[pad] * (longest - len(source))] for source in sources], device=device)
 
 
-def _device_of(model: StepModel) -> torch.device:
+def device_of(model: StepModel) -> torch.device:
+    """Where a model's weights are; the CPU for one without any."""
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     return torch.device("cpu") if parameter is None else parameter.device
 

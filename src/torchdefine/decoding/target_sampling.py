@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdefine.decoding.beam import BeamOptions, Hypothesis, StepModel, TargetTokens, padded_sources
+from torchdefine.decoding.beam import BeamOptions, Hypothesis, StepModel, TargetTokens, device_of, padded_sources
 from torchdefine.decoding.sampling import SamplingOptions
 
 
@@ -23,7 +23,9 @@ def sample_targets(
     count: int = 1,
 ) -> list[list[Hypothesis]]:
     """Draw ``count`` targets for each source; a source's draws depend on its own seed alone. Most probable first."""
-    device = torch.device("cpu") if not isinstance(model, torch.nn.Module) else next(model.parameters()).device
+    if not sources:
+        return []
+    device = device_of(model)
     longest = [limits.limit(len(source)) for source in sources for _ in range(count)]
     rows = len(longest)
     uniform = torch.zeros(rows, max(longest), dtype=torch.float64)

@@ -37,4 +37,7 @@ class PairData:
         )
 
     def epoch_after(self, steps: int) -> float:
-        return steps * self.batches_per_step / self.batches.per_epoch
+        """Passes over the pairs; a whole number after each step in which one ended, also where it ended midway."""
+        taken, per_epoch = steps * self.batches_per_step, self.batches.per_epoch
+        ended, rest = divmod(taken, per_epoch)
+        return float(ended) if ended and rest < self.batches_per_step else taken / per_epoch
