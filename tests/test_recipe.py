@@ -93,6 +93,20 @@ def test_bad_settings_are_refused_in_one_sentence(overrides: dict, message: str)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("table1a/r3", {"beam": {"size": 3}}, "The section beam is not for the task language"),
+        ("tatoeba/laptop", {"context": {"layers": 3}}, "set layers and widths in the section transformer"),
+        ("tatoeba/laptop", {"eval": {"length": 3}}, "The section eval is not for the task translation"),
+        ("tatoeba/laptop", {"train": {"batch_size": 64}}, r"use bitext\.batch_tokens"),
+    ],
+)
+def test_settings_without_an_effect_are_refused(name: str, overrides: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_recipe(name, overrides)
+
+
 def test_bad_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     for text, message in {

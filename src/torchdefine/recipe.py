@@ -231,6 +231,7 @@ class Recipe:
             self.task != "language" or self.train.batch_size % self.train.accumulate == 0,
             f"train.batch_size {self.train.batch_size} cannot be cut into {self.train.accumulate} equal parts.",
         )
+        self._check_sections()
         tied_to_bands = self.output.tied and self.output.kind in ("full", "adaptive")
         if tied_to_bands and self.embedding.kind == "tokens":
             _require(
@@ -238,6 +239,22 @@ class Recipe:
                 f"A tied {self.output.kind} output does not fit the {self.embedding.map} map: use the adaptive kind of "
                 "both or of neither, or output.tied false.",
             )
+
+    def _check_sections(self) -> None:
+        """What is set must have an effect: each task has sections of its own."""
+        translates = self.task == "translation"
+        defaults = {f.name: f.default_factory for f in dataclasses.fields(self) if f.name in SECTIONS}
+        for section in ("context", "eval") if translates else ("bitext", "transformer", "beam"):
+            _require(
+                getattr(self, section) == defaults[section](),  # type: ignore[operator]
+                f"The section {section} is not for the task {self.task}, so it would have no effect: leave it out"
+                + (", and set layers and widths in the section transformer." if section == "context" else "."),
+            )
+        streams = (self.train.batch_size, self.train.length, self.train.random_length)
+        _require(
+            not translates or streams == (32, 70, False),
+            "train.batch_size, length and random_length are for streams of text: use bitext.batch_tokens.",
+        )
 
     def to_yaml(self) -> str:
         return yaml.safe_dump({"format_version": FORMAT_VERSION, **to_plain(self)}, sort_keys=False, allow_unicode=True)
