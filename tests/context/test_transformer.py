@@ -149,6 +149,16 @@ def test_the_base_body_has_the_known_number_of_parameters() -> None:
         assert sum(p.numel() for p in Transformer(TransformerShape()).parameters()) == 44_140_544
 
 
+def test_the_residual_stream_is_summed_in_float32_under_autocast() -> None:
+    model = Transformer(shape()).eval()
+    x, visible = torch.randn(2, 3, 16), torch.ones(2, 3, dtype=torch.bool)
+    seen = []
+    model.encoder[1].register_forward_pre_hook(lambda _, given: seen.append(given[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        model.encode(x.bfloat16(), visible)
+    assert seen == [torch.float32]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

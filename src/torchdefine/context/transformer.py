@@ -120,6 +120,8 @@ class Transformer(nn.Module):
 
     def _placed(self, x: Tensor, start: int = 0) -> Tensor:
         """Vectors, scaled where that is wished, with their positions added."""
+        if torch.is_autocast_enabled(x.device.type):  # a unit gives half precision, too little for sums over all layers
+            x = x.float()
         scale = math.sqrt(self.shape.width) if self.shape.scaled else 1.0
         placed = x * scale + sinusoids(start, x.shape[1], self.shape.width, x)
         return F.dropout(placed, self.shape.dropout, self.training)
