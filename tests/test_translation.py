@@ -190,3 +190,21 @@ def test_translators_of_released_versions_still_load() -> None:
     for one, other in zip(found, expected["translations"], strict=True):
         assert [t.text for t in one] == [t["text"] for t in other]
         assert [t.log_prob for t in one] == pytest.approx([t["log_prob"] for t in other], abs=1e-4)
+
+
+def test_a_single_table_trains_without_validation(
+    translation_recipe: Path, bitext_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = [
+        (bitext_folder / f"train.{language}").read_text(encoding="utf-8").splitlines() for language in ("en", "de")
+    ]
+    rows = [f"{source}\t{target}\n" for source, target in zip(*sides, strict=True)]
+    (tmp_path / "pairs.tsv").write_text("".join(rows), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"train\.keep keeps the weights of validations"):
+        train(translation_recipe, data="pairs.tsv", out="run", train={"steps": 2})
+    assert not Path("run").exists()
+    run = train(translation_recipe, data="pairs.tsv", out="run", train={"steps": 2, "keep": 0}, device="cpu")
+    assert run.result["evaluation"] == {}
+    assert run.recipe.data.corpus == str((tmp_path / "pairs.tsv").resolve())  # to be found from anywhere
+    assert len(load_run("run").translate(["one"])) == 1
