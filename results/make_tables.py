@@ -26,24 +26,51 @@ def row(result: dict) -> list[str]:
         f"{result['seconds'] / 60:.1f}",
         f"{result['valid_perplexity']:.2f}",
         f"{result['test_perplexity']:.2f}",
-        f"{result['test_unigram_perplexity']:.1f}",
+        f"{result.get('test_unigram_perplexity', 0):.1f}",
     ]
 
 
 def section(folder: Path) -> str:
     results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    if "test_bleu" in results[0]:
+        return translation_section(folder)
     results.sort(key=lambda result: result["test_perplexity"])
     lines = [f"## {folder.name}", "", "| " + " | ".join(HEADER) + " |", "|---" + "|---:" * (len(HEADER) - 1) + "|"]
     lines += ["| " + " | ".join(row(result)) + " |" for result in results]
     lines.append("")
-    for result in results:
-        hardware = result["hardware"].get("gpu") or result["hardware"]["cpu"]
-        lines.append(
-            f"- `{result['recipe']}`: text {result['data']['corpus']}, seed {result['seed']}, {result['precision']} on "
-            f"{hardware}, torch {result['versions']['torch']}, commit {(result['commit'] or 'unknown')[:12]}; "
-            f"{result['evaluation']['test']['protocol']}."
-        )
+    lines += [origin(result) for result in results]
     return "\n".join(lines)
+
+
+def translation_section(folder: Path) -> str:
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    results.sort(key=lambda result: -result["test_bleu"])
+    header = (*HEADER[:-1], "BLEU", "chrF", "sentences/s")
+    lines = [f"## {folder.name}", "", "| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
+    for result in results:
+        scores = [f"{result[key]:.2f}" for key in ("test_bleu", "test_chrf")]
+        cells = [*row(result)[:-1], *scores, f"{result['decoded_sentences_per_second']:.1f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines.append("")
+    for result in results:
+        test = result["evaluation"]["test"]
+        signatures = f"BLEU {test['bleu_signature']}, chrF {test['chrf_signature']}"
+        lines.append(f"{origin(result)} Scores on {result['data']['splits']['test']['pairs']:,} pairs: {signatures}.")
+    best = results[0]
+    lines += ["", f"### What `{best['recipe']}` makes of ten test sentences", ""]
+    lines += ["| source | translation | reference |", "|---|---|---|"]
+    lines += [f"| {t['source']} | {t['translation']} | {t['reference']} |" for t in best["translations"]]
+    return "\n".join(lines)
+
+
+def origin(result: dict) -> str:
+    """Where a result comes from, in one line."""
+    hardware = result["hardware"].get("gpu") or result["hardware"]["cpu"]
+    return (
+        f"- `{result['recipe']}`: text {result['data']['corpus']}, seed {result['seed']}, {result['precision']} on "
+        f"{hardware}, torch {result['versions']['torch']}, commit {(result['commit'] or 'unknown')[:12]}; "
+        f"{result['evaluation']['test']['protocol']}."
+    )
 
 
 def correlation_section(folder: Path) -> str:

@@ -5,6 +5,7 @@ import torch
 
 from torchdefine.analysis.parameters import parameter_report
 from torchdefine.build import VocabularyFacts, build_language_model
+from torchdefine.build_translation import build_translator
 from torchdefine.errors import UserError
 from torchdefine.recipe import Recipe, load_recipe, recipe_names
 
@@ -13,12 +14,19 @@ from torchdefine.recipe import Recipe, load_recipe, recipe_names
 def test_every_recipe_builds(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.description
+    size = VocabularyFacts(recipe.data.vocabulary_size or 33_278)
     with torch.device("meta"):
-        model = build_language_model(recipe, VocabularyFacts(recipe.data.vocabulary_size or 33_278))
+        if recipe.task == "translation":
+            model = build_translator(recipe, size, size, pad_id=0)
+        else:
+            model = build_language_model(recipe, size)
     assert model.parameters_by_part()["total"] > 0
 
 
-@pytest.mark.parametrize("name", [n for n in recipe_names() if load_recipe(n).published])
+LANGUAGE_MODELS = [n for n in recipe_names() if load_recipe(n).published and load_recipe(n).task == "language"]
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_published_parameters(name: str) -> None:
     report = parameter_report(load_recipe(name)).to_dict()
     for part in ("define", "context", "input_output", "total"):
@@ -71,6 +79,11 @@ def test_overrides_and_text_numbers() -> None:
         ({"output": {"kind": "full"}}, "A tied full output does not fit the adaptive map"),
         ({"train": {"steps": 5, "epochs": 2}}, "one of them and not both"),
         ({"train": {"accumulate": 7}}, "cannot be cut into 7 equal parts"),
+        ({"bitext": {"max_ratio": 0.5}}, r"bitext\.max_ratio is 0\.5, but must be at least 1"),
+        ({"bitext": {"source": "de"}}, "are both 'de': name two languages"),
+        ({"transformer": {"share": "everything"}}, "must be one of nothing, unit, embedding"),
+        ({"schedule": {"kind": "noam"}}, r"noam needs a schedule\.warmup"),
+        ({"train": {"keep": -1}}, r"train\.keep is -1"),
         ({"embedding": {"scaled": "perhaps"}}, "must be true or false"),
     ],
 )
@@ -78,6 +91,20 @@ def test_bad_settings_are_refused_in_one_sentence(overrides: dict, message: str)
     with pytest.raises(UserError, match=message) as caught:
         load_recipe("table1a/r3", overrides)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("table1a/r3", {"beam": {"size": 3}}, "The section beam is not for the task language"),
+        ("tatoeba/laptop", {"context": {"layers": 3}}, "set layers and widths in the section transformer"),
+        ("tatoeba/laptop", {"eval": {"length": 3}}, "The section eval is not for the task translation"),
+        ("tatoeba/laptop", {"train": {"batch_size": 64}}, r"use bitext\.batch_tokens"),
+    ],
+)
+def test_settings_without_an_effect_are_refused(name: str, overrides: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_recipe(name, overrides)
 
 
 def test_bad_files_are_refused(tmp_path: Path) -> None:

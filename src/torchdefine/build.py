@@ -82,10 +82,10 @@ def open_corpus(settings: DataSettings, progress: Progress | None = None) -> Cor
 
 def build_language_model(recipe: Recipe, vocabulary: VocabularyFacts) -> LanguageModel:
     """The model of a recipe with fresh weights from torch's current random state."""
-    embedding = _find(_EMBEDDINGS, recipe.embedding.kind, "embedding")(recipe.embedding, vocabulary)
+    embedding = build_embedding(recipe.embedding, vocabulary)
     wished = embedding.map_dim if recipe.output.tied else 0
     context = _find(_CONTEXTS, recipe.context.kind, "context model")(recipe.context, embedding.embedding_dim, wished)
-    output = _find(_OUTPUTS, recipe.output.kind, "output layer")(recipe.output, context.output_dim, embedding)
+    output = build_output(recipe.output, context.output_dim, embedding)
     options = LossOptions(
         recipe.output.label_smoothing,
         recipe.context.output_dropout,
@@ -93,6 +93,16 @@ def build_language_model(recipe: Recipe, vocabulary: VocabularyFacts) -> Languag
         recipe.context.temporal_penalty,
     )
     return LanguageModel(embedding, context, output, options)
+
+
+def build_embedding(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> TokenEmbedding:
+    """The embedding that a recipe's section asks for, by its kind."""
+    return _find(_EMBEDDINGS, settings.kind, "embedding")(settings, vocabulary)
+
+
+def build_output(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> OutputLayer:
+    """The output layer that a recipe's section asks for, by its kind; ``embedding`` is what it ties to."""
+    return _find(_OUTPUTS, settings.kind, "output layer")(settings, hidden_dim, embedding)
 
 
 def _build_embedding(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> TokenEmbedding:

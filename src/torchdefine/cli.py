@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from torchdefine import __version__
 from torchdefine.errors import MachineError, UserError
@@ -28,9 +30,12 @@ DESCRIPTION = """Deep factorised token embeddings: train language models with an
   torchdefine train demo/adaptive-define --out runs/first
   torchdefine eval runs/first
   torchdefine generate runs/first --prompt "The game"
+  torchdefine translate runs/second < english.txt > german.txt
   torchdefine compare runs/first runs/second
   torchdefine report runs/first runs/second          one HTML file with curves, maps, samples
 """
+
+CHECKPOINTS = ["best", "last", "average"]
 
 PICTURES = """  curves      validation perplexity of every run
   parameters  who owns the parameters, a stacked bar a run
@@ -91,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_recipe_commands(command)
     _add_run_commands(command)
+    _add_translation_commands(command)
     _add_looking_commands(command)
     return parser
 
@@ -132,7 +138,7 @@ def _add_run_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--neural-cache", metavar="WINDOW,THETA,SHARE", help="look back at the text itself, as in 500,1.0,0.1"
     )
     sub.add_argument("--tune-cache", action="store_true", help="choose these three on the validation text first")
-    sub.add_argument("--checkpoint", default="best", choices=["best", "last"], help="which weights (default: best)")
+    sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
     sub.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
@@ -144,8 +150,35 @@ def _add_run_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("--top-k", type=int, help="draw among the k most probable tokens only")
     sub.add_argument("--top-p", type=float, help="draw among the most probable tokens that make up this share")
     sub.add_argument("--seed", type=int, help="for the same text every time")
-    sub.add_argument("--checkpoint", default="best", choices=["best", "last"], help="which weights (default: best)")
+    sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
     sub.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_translation_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """What uses a run that translates."""
+    sub = command("translate", _translate, "Translate text line by line; as many lines come out as go in.")
+    sub.add_argument("folder", metavar="RUN", help="a run's folder")
+    sub.add_argument("--input", help="the text to translate, plain or packed (default: standard input)")
+    sub.add_argument("--refs", help="true translations, line by line; BLEU and chrF go to standard error")
+    sub.add_argument("--beam", type=int, help="hypotheses that the search keeps; 1 is greedy (default: the recipe's)")
+    sub.add_argument("--length-penalty", type=float, help="exponent of Wu's length penalty (default: the recipe's)")
+    sub.add_argument("--max-ratio", type=float, help="target tokens for each of the source's, at most")
+    sub.add_argument("--max-extra", type=int, help="and so many more")
+    sub.add_argument("--n-best", type=int, default=1, help="translations of each line, with tabs between (default: 1)")
+    sub.add_argument("--sample", action="store_true", help="draw translations instead of searching for the best")
+    sub.add_argument("--temperature", type=float, default=1.0, help="of --sample: below 1 is more cautious")
+    sub.add_argument("--top-k", type=int, help="of --sample: among the k most probable tokens only")
+    sub.add_argument("--top-p", type=float, help="of --sample: among the tokens that make up this share")
+    sub.add_argument("--seed", type=int, default=1, help="of --sample (default: 1)")
+    sub.add_argument("--batch-size", type=int, help="sentences at once; changes speed, not the result")
+    sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
+    sub.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
+    sub.add_argument("--json", action="store_true", help="print JSON, with log-probabilities and scores")
+
+    sub = command("average", _average, "Average the weights that a run has kept (--train.keep) into one checkpoint.")
+    sub.add_argument("folder", metavar="RUN", help="a run's folder")
+    sub.add_argument("--last", type=int, help="how many of the latest ones (default: all)")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -210,19 +243,20 @@ def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.analysis.tables import print_table
 
     print_table(
-        ["recipe", "what it trains", "M parameters", "valid", "test"],
+        ["recipe", "what it trains", "M parameters", "valid", "test", "BLEU"],
         [
             [
                 recipe.name,
                 recipe.description,
                 *(
                     f"{recipe.published[key]:.2f}" if key in recipe.published else "–"
-                    for key in ("total", "valid_perplexity", "test_perplexity")
+                    for key in ("total", "valid_perplexity", "test_perplexity", "bleu_newstest2014")
                 ),
             ]
             for recipe in recipes
         ],
-        note="Numbers are the paper's, on WikiText-103; `torchdefine params RECIPE` builds the model and counts.",
+        note="Numbers are the paper's, on WikiText-103, BLEU on newstest2014; `torchdefine params RECIPE` builds the "
+        "model and counts.",
     )
 
 
@@ -269,6 +303,8 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     if options.json:
         _print_json(result)
         return
+    if "test_bleu" in result:
+        print(f"test BLEU {result['test_bleu']:.2f}, chrF {result['test_chrf']:.2f}")
     for split in ("valid", "test"):
         if f"{split}_perplexity" in result:
             unigram = result.get(f"{split}_unigram_perplexity")
@@ -283,6 +319,9 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
     cache = _neural_cache(options)
     run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
+    if run.recipe.task == "translation":
+        _eval_translations(run, options)
+        return
     if options.tune_cache:
         with work_bar("tuning the cache") as progress:
             cache = run.tune_cache(data=options.data, batch_size=options.batch_size, progress=progress)
@@ -307,6 +346,94 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     print(evaluation.protocol)
 
 
+def _eval_translations(run: Any, options: argparse.Namespace) -> None:
+    from torchdefine.training.progress import work_bar
+
+    if any((options.batch_size, options.length, options.neural_cache, options.tune_cache)):
+        raise UserError("--batch-size, --length and the neural cache are for language models, not for a translator.")
+    with work_bar("translating") as progress:
+        evaluation = run.evaluate_translations(options.split, data=options.data, progress=progress)
+    if options.json:
+        _print_json({"run": str(options.folder), "split": options.split, **evaluation.to_dict()})
+        return
+    predicted = evaluation.predicted
+    print(f"{options.split} perplexity {predicted.perplexity:,.4f} (loss {predicted.loss:.5f} nats)")
+    _print_scores(evaluation.scores, sys.stdout)
+    print(f"{predicted.tokens:,} target tokens, {evaluation.sentences_per_second:,.1f} sentences a second")
+    print(evaluation.protocol)
+
+
+def _print_scores(scores: Any, stream: TextIO) -> None:
+    print(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}", file=stream)
+    print(f"chrF {scores.chrf:.2f}  {scores.chrf_signature}", file=stream)
+
+
+def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.data.text_files import decode_text, read_text
+    from torchdefine.decoding import require_sacrebleu, score_translations
+    from torchdefine.run import load_run
+    from torchdefine.training.progress import work_bar
+
+    def lines_of(path: str) -> list[str]:
+        return [line for block in read_text(Path(path)) for line in block.lines]
+
+    lines = lines_of(options.input) if options.input else decode_text(sys.stdin.buffer.read(), "The standard input")
+    references = None
+    if options.refs:
+        require_sacrebleu()
+        references = lines_of(options.refs)
+        if len(references) != len(lines):
+            raise UserError(f"{options.refs} has {len(references):,} lines, but {len(lines):,} are to be translated.")
+    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
+    started = time.monotonic()
+    with work_bar("translating") as progress:
+        found = run.translate(
+            lines,
+            _translation_options(run.recipe, options),
+            progress=progress,
+            on_long_line=lambda long: print(
+                f"Line {long.number:,} has {long.tokens:,} tokens and was translated in {long.pieces} pieces.",
+                file=sys.stderr,
+            ),
+        )
+    seconds = max(time.monotonic() - started, 1e-9)
+    scores = score_translations([best[0].text for best in found], references) if references else None
+    if options.json:
+        shown = [[{"text": t.text, "log_prob": t.log_prob, "score": t.score} for t in best] for best in found]
+        scored = {} if scores is None else scores.to_dict()
+        _print_json({"translations": shown, "sentences_per_second": round(len(found) / seconds, 2), **scored})
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write("".join("\t".join(t.text for t in best) + "\n" for best in found).encode())
+    sys.stdout.buffer.flush()
+    if scores is not None:
+        _print_scores(scores, sys.stderr)
+
+
+def _translation_options(recipe: Recipe, options: argparse.Namespace) -> Any:
+    """The recipe's search with what the command line changes of it."""
+    from torchdefine.build_translation import beam_options
+    from torchdefine.decoding import SamplingOptions, TranslationOptions
+
+    names = {"beam": "size", "length_penalty": "length_penalty", "max_ratio": "max_ratio", "max_extra": "max_extra"}
+    changes = {to: getattr(options, name) for name, to in names.items() if getattr(options, name) is not None}
+    beam = dataclasses.replace(beam_options(recipe), **changes)
+    sampling = SamplingOptions(options.temperature, options.top_k, options.top_p) if options.sample else None
+    batch_size = recipe.beam.batch_size if options.batch_size is None else options.batch_size
+    return TranslationOptions(beam, sampling, options.seed, options.n_best, batch_size)
+
+
+def _average(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.run import average_run
+
+    folder, steps = average_run(options.folder, options.last)
+    if options.json:
+        _print_json({"run": str(options.folder), "averaged_steps": steps, "checkpoint": str(folder.average)})
+    else:
+        listed = ", ".join(f"{step:,}" for step in steps)
+        print(f"The mean of the weights of the steps {listed} is in {folder.average}: use it by --checkpoint average.")
+
+
 def _neural_cache(options: argparse.Namespace) -> NeuralCache | None:
     from torchdefine.decoding import NeuralCache
 
@@ -328,6 +455,7 @@ def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import load_run
 
     run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
+    run.check_generates()
     unknown = run.tokenization.unk_id
     sampling = SamplingOptions(options.temperature, options.top_k, options.top_p, () if unknown is None else (unknown,))
     text = run.generate(options.prompt, options.length, sampling, seed=options.seed)

@@ -16,6 +16,7 @@ from torchdefine.embedding.unit import VARIANTS, Norm
 from torchdefine.errors import UserError
 from torchdefine.settings import merge, read_settings, setting, to_plain
 from torchdefine.spelling import did_you_mean
+from torchdefine.translation_settings import BeamSettings, BitextSettings, TransformerSettings
 
 FORMAT_VERSION = 1
 
@@ -133,10 +134,11 @@ class OptimSettings:
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    kind: Literal["constant", "drops", "cosine", "linear", "plateau"] = setting(
+    kind: Literal["constant", "drops", "cosine", "linear", "plateau", "noam"] = setting(
         "constant", "How the learning rate moves after the warm-up."
     )
     warmup: int = setting(0, "Steps over which the rate rises from 0.")
+    noam_width: int = setting(512, "noam multiplies the rate by the inverse root of this width, and of the step.")
     drops: tuple[float, ...] = setting((), "When the rate is divided by factor: epochs, or steps with train.steps.")
     factor: float = setting(10.0, "What drops and plateau divide the rate by.")
     patience: int = setting(0, "Validations without a better loss before plateau divides.")
@@ -148,6 +150,9 @@ class ScheduleSettings:
         for name in ("warmup", "patience", "final_ratio"):
             value = getattr(self, name)
             _require(value >= 0, f"schedule.{name} is {value}, but must not be negative.")
+        _require(self.noam_width >= 1, f"schedule.noam_width is {self.noam_width}, but must be at least 1.")
+        noam_without_warmup = self.kind == "noam" and not self.warmup
+        _require(not noam_without_warmup, "The schedule noam needs a schedule.warmup: use 8000, say.")
         ordered = list(self.drops) == sorted(set(self.drops)) and all(drop > 0 for drop in self.drops)
         _require(ordered, f"schedule.drops {self.drops} are not positive and increasing.")
         _require(0 <= self.decay_from < 1, f"schedule.decay_from is {self.decay_from}, but must be in [0, 1).")
@@ -176,6 +181,7 @@ class TrainSettings:
     checkpoint_every: int = setting(
         500, "Steps between checkpoints to go on from; the best weights are kept at every validation."
     )
+    keep: int = setting(0, "How many of the latest validations' weights stay, for `average`.")
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "length", "accumulate", "log_every", "checkpoint_every"):
@@ -186,10 +192,7 @@ class TrainSettings:
             (self.epochs is None) != (self.steps is None), "Give train.epochs or train.steps, one of them and not both."
         )
         _require((self.epochs or self.steps or 0) > 0, "train.epochs and train.steps must be above 0.")
-        _require(
-            self.batch_size % self.accumulate == 0,
-            f"train.batch_size {self.batch_size} cannot be cut into {self.accumulate} equal parts.",
-        )
+        _require(self.keep >= 0, f"train.keep is {self.keep}, but must not be negative.")
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,8 @@ class Recipe:
     name: str = ""
     description: str = ""
     published: dict[str, float] = field(default_factory=dict)
-    """Numbers of the paper for this row: millions of parameters by part, perplexities."""
+    """Numbers of the paper for this row: millions of parameters by part, perplexities, BLEU."""
+    task: Literal["language", "translation"] = "language"
     data: DataSettings = field(default_factory=DataSettings)
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     context: ContextSettings = field(default_factory=ContextSettings)
@@ -218,8 +222,16 @@ class Recipe:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     train: TrainSettings = field(default_factory=lambda: TrainSettings(epochs=1))
     eval: EvalSettings = field(default_factory=EvalSettings)
+    bitext: BitextSettings = field(default_factory=BitextSettings)
+    transformer: TransformerSettings = field(default_factory=TransformerSettings)
+    beam: BeamSettings = field(default_factory=BeamSettings)
 
     def __post_init__(self) -> None:
+        _require(
+            self.task != "language" or self.train.batch_size % self.train.accumulate == 0,
+            f"train.batch_size {self.train.batch_size} cannot be cut into {self.train.accumulate} equal parts.",
+        )
+        self._check_sections()
         tied_to_bands = self.output.tied and self.output.kind in ("full", "adaptive")
         if tied_to_bands and self.embedding.kind == "tokens":
             _require(
@@ -228,11 +240,27 @@ class Recipe:
                 "both or of neither, or output.tied false.",
             )
 
+    def _check_sections(self) -> None:
+        """What is set must have an effect: each task has sections of its own."""
+        translates = self.task == "translation"
+        defaults = {f.name: f.default_factory for f in dataclasses.fields(self) if f.name in SECTIONS}
+        for section in ("context", "eval") if translates else ("bitext", "transformer", "beam"):
+            _require(
+                getattr(self, section) == defaults[section](),  # type: ignore[operator]
+                f"The section {section} is not for the task {self.task}, so it would have no effect: leave it out"
+                + (", and set layers and widths in the section transformer." if section == "context" else "."),
+            )
+        streams = (self.train.batch_size, self.train.length, self.train.random_length)
+        _require(
+            not translates or streams == (32, 70, False),
+            "train.batch_size, length and random_length are for streams of text: use bitext.batch_tokens.",
+        )
+
     def to_yaml(self) -> str:
         return yaml.safe_dump({"format_version": FORMAT_VERSION, **to_plain(self)}, sort_keys=False, allow_unicode=True)
 
 
-SECTIONS = [f.name for f in dataclasses.fields(Recipe) if f.name not in ("name", "description", "published")]
+SECTIONS = [f.name for f in dataclasses.fields(Recipe) if f.name not in ("name", "description", "published", "task")]
 
 
 def recipe_names() -> list[str]:

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchdefine.build import VocabularyFacts
+from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.data import encode_corpus
 from torchdefine.models import LanguageModel, Losses
 from torchdefine.recipe import load_recipe
-from torchdefine.run import build_language_model
 from torchdefine.training import evaluate, unigram_perplexity
 
 

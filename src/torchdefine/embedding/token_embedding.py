@@ -28,6 +28,13 @@ class TokenEmbedding(nn.Module):
         self.embedding_dim = map_layer.output_dim if embedding_dim is None else embedding_dim
         self.row_dropout = 0.0
 
+    @classmethod
+    def beside(cls, map_layer: MapLayer, partner: TokenEmbedding) -> TokenEmbedding:
+        """An embedding with its own map and the unit of ``partner``, which alone trains, saves and moves that unit."""
+        embedding = TokenEmbedding(map_layer, None, partner.embedding_dim)
+        object.__setattr__(embedding, "unit", partner.unit)  # past nn.Module, which would register it a second time
+        return embedding
+
     @property
     def num_embeddings(self) -> int:
         return self.map.num_embeddings

@@ -125,6 +125,10 @@ class LanguageModel(nn.Module):
         """What the output layer wants to know of the targets before they are on the device, so that it need not ask."""
         return self.output.host_hint(targets)
 
+    def embeddings(self) -> dict[str, TokenEmbedding]:
+        """The embeddings by the side that they stand on; a language model has one."""
+        return {"": self.embedding}
+
     def parameters_by_part(self) -> dict[str, int]:
         """Who owns the parameters, in the paper's columns; tied ones count once, in input_output."""
         unit = self.embedding.unit

@@ -44,11 +44,7 @@ def describe_result(
     counts = training_counts(corpus)
     unigram = {split: unigram_perplexity(counts, np.asarray(corpus.splits[split].tokens)) for split in evaluations}
     return {
-        "recipe": recipe.name,
-        "overrides": {section: dict(values) for section, values in changes.items() if values},
-        "settings": to_plain(recipe),
-        "seed": recipe.train.seed,
-        "parameters": model.parameters_by_part(),
+        **describe_training(recipe, changes, model.parameters_by_part(), folder, position),
         "data": {
             "corpus": corpus.name,
             "vocabulary_size": len(corpus.tokenization),
@@ -62,14 +58,27 @@ def describe_result(
                 for name, text in corpus.splits.items()
             },
         },
+        **{f"{split}_perplexity": evaluation.perplexity for split, evaluation in evaluations.items()},
+        **{f"{split}_unigram_perplexity": value for split, value in unigram.items()},
+        "evaluation": {split: evaluation.to_dict() for split, evaluation in evaluations.items()},
+    }
+
+
+def describe_training(
+    recipe: Recipe, changes: Mapping[str, Any], parameters: dict[str, int], folder: RunFolder, position: Position
+) -> dict[str, Any]:
+    """What every run has, whatever its model: settings, sizes, how long it took, and its curves."""
+    return {
+        "recipe": recipe.name,
+        "overrides": {section: dict(values) for section, values in changes.items() if values},
+        "settings": to_plain(recipe),
+        "seed": recipe.train.seed,
+        "parameters": parameters,
         "steps": position.step,
         "tokens": position.tokens,
         "seconds": round(position.total_seconds, 2),
         "tokens_per_second": round(position.tokens / max(position.train_seconds, 1e-9), 1),
         "best_step": position.best_step,
-        **{f"{split}_perplexity": evaluation.perplexity for split, evaluation in evaluations.items()},
-        **{f"{split}_unigram_perplexity": value for split, value in unigram.items()},
-        "evaluation": {split: evaluation.to_dict() for split, evaluation in evaluations.items()},
         "curve": [{k: v for k, v in record.items() if k != "kind"} for record in folder.records("valid")],
         "train_curve": [
             {k: record[k] for k in ("step", "tokens", "seconds", "loss", "lr")} for record in folder.records("train")
