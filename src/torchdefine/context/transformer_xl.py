@@ -123,10 +123,9 @@ class TransformerXL(nn.Module):
         return f"a memory of {reach.memory} positions{clamped}{', same length' if reach.same_length else ''}"
 
     def initial_state(self, batch_size: int) -> TransformerXLState:
-        size = (batch_size, self.current_reach.memory, self.input_dim)
-        return [self.content_bias.new_zeros(size) for _ in self.layers], self.content_bias.new_zeros(
-            1, dtype=torch.long
-        )
+        shape = (batch_size, self.current_reach.memory, self.input_dim)
+        memories = [self.content_bias.new_zeros(shape) for _ in self.layers]
+        return memories, torch.zeros(1, dtype=torch.long, device=self.content_bias.device)
 
     def forward(self, x: Tensor, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
         """The outputs, and the memory after the last position, cut off from the graph."""
