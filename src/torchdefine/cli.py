@@ -123,7 +123,7 @@ def _add_run_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("--split", default="test", help="train, valid or test (default: test)")
     sub.add_argument("--data", help="another text than the run's own: a folder, or a named corpus")
     sub.add_argument("--batch-size", type=int, help="streams the text is cut into; 1 is exact (default: the recipe's)")
-    sub.add_argument("--length", type=int, help="tokens a step; changes speed, not the result")
+    sub.add_argument("--length", type=int, help="tokens a step (default: the recipe's)")
     sub.add_argument("--checkpoint", default="best", choices=["best", "last"], help="which weights (default: best)")
     sub.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
     sub.add_argument("--json", action="store_true", help="print JSON")
@@ -271,24 +271,28 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import load_run
+    from torchdefine.training.evaluate import PUBLIC_STREAMS
     from torchdefine.training.progress import work_bar
 
     run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
+    settings = {"data": options.data, "length": options.length}
     with work_bar("predicting") as progress:
-        evaluation = run.evaluate(
-            options.split,
-            data=options.data,
-            batch_size=options.batch_size,
-            length=options.length,
-            progress=progress,
-        )
+        evaluation = run.evaluate(options.split, batch_size=options.batch_size, progress=progress, **settings)
+    public = None
+    if run.recipe.eval.public and options.batch_size is None:
+        with work_bar("predicting in 10 streams") as progress:
+            public = run.evaluate(options.split, batch_size=PUBLIC_STREAMS, progress=progress, **settings)
     if options.json:
-        _print_json({"run": str(options.folder), "split": options.split, **evaluation.to_dict()})
+        beside = {} if public is None else {"public": public.to_dict()}
+        _print_json({"run": str(options.folder), "split": options.split, **evaluation.to_dict(), **beside})
         return
     bits = f", {evaluation.bits_per_byte:.4f} bits per byte" if evaluation.bits_per_byte else ""
     print(f"{options.split} perplexity {evaluation.perplexity:,.4f} (loss {evaluation.loss:.5f} nats{bits})")
     print(f"{evaluation.tokens:,} tokens, {evaluation.unknown_share:.2%} of them outside the vocabulary")
     print(evaluation.protocol)
+    if public is not None:
+        print(f"public protocol: perplexity {public.perplexity:,.4f} (loss {public.loss:.5f} nats)")
+        print(public.protocol)
 
 
 def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:

@@ -180,7 +180,7 @@ class TrainSettings:
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting(
         "fp32", "Arithmetic of the matrix products on a GPU; a CPU computes in fp32."
     )
-    compile: bool = setting(False, "Run the embedding through torch.compile.")
+    compile: bool = setting(False, "Run the embedding and a transformer's layers through torch.compile.")
     seed: int = setting(1, "Decides initial weights and dropout.")
     eval_every: int = setting(0, "Steps between validations; 0 for once an epoch.")
     log_every: int = setting(50, "Steps between lines of the log.")
@@ -204,11 +204,9 @@ class TrainSettings:
 @dataclass(frozen=True)
 class EvalSettings:
     batch_size: int = setting(10, "Streams the text is cut into; each starts without context. 1 is exact.")
-    length: int = setting(140, "Tokens a step; changes speed and memory, not the result (docs/transformer-xl.md).")
+    length: int = setting(140, "Tokens a step; matters to the result only of a transformer without eval_same_length.")
     valid_batch_size: int | None = setting(None, "Streams of the validations during training; batch_size by default.")
-    public: bool = setting(
-        False, "Report the protocol of the public Transformer-XL code, 10 streams, beside the result."
-    )
+    public: bool = setting(False, "Report 10 streams too, the protocol of the public Transformer-XL code.")
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "length", "valid_batch_size"):

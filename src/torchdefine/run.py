@@ -114,7 +114,7 @@ def train(
         model = build_language_model(recipe, _trained_facts(corpus)).to(target)
         torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
         if recipe.train.compile:
-            model.embedding.compile()
+            model.compile_parts()
         if reporter is None or not processes.is_first:  # one process speaks for all
             reporter = QuietReporter()
         trainer = _trainer(model, corpus, recipe, folder, processes, reporter)
@@ -270,5 +270,6 @@ def _trainer(
     validate = None
     if "valid" in corpus.splits:
         valid = corpus.splits["valid"]
-        validate = partial(evaluate, model, valid, start, batch_size=recipe.eval.batch_size, length=recipe.eval.length)
+        rows_in_validation = recipe.eval.valid_batch_size or recipe.eval.batch_size
+        validate = partial(evaluate, model, valid, start, batch_size=rows_in_validation, length=recipe.eval.length)
     return Trainer(model, streams, recipe, folder, validate, processes, reporter)

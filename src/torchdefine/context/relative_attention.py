@@ -1,9 +1,9 @@
 """Attention over the positions up to one's own, with scores that know how far away each of them is.
 
 score(i, j) = (qᵢ + u) · kⱼ + (qᵢ + v) · r(i - j), both parts over √head_dim: u asks what a position holds, v how far
-back it lies. The second part is one matrix product with the vectors of all distances. Its result has a row for each query
-and a column for each distance; read with rows one shorter than they are, it has a column for each key. So it becomes the
-additive bias of torch's fused attention as it lies, neither shifted nor copied.
+back it lies. The second part is one matrix product with the vectors of all distances. Its result has a row for each
+query and a column for each distance; read with rows one shorter than they are, it has a column for each key. So it
+becomes the additive bias of torch's fused attention as it lies, neither shifted nor copied.
 
 No mask is added to it either, which would copy it: heads are padded to a width that the kernels like anyway, and the
 first spare feature is 1 in every query and ``BLOCKED`` in the keys and distances that nobody may see.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -54,8 +55,8 @@ class AdaptiveTableSoftmax(BandedSoftmax):
 
     def reset_parameters(self) -> None:
         """Draw what is this layer's own as the map draws what it has alike."""
-        for projection in self.projections.values():
-            nn.init.normal_(projection.weight, std=self._projection_std)
+        for parameter in self.projections.parameters():
+            nn.init.normal_(parameter, std=self._projection_std)
         nn.init.normal_(self.cluster_weight, std=self._map[0].std)
         nn.init.zeros_(self.cluster_bias)
         nn.init.zeros_(self.bias)
@@ -93,15 +94,16 @@ class AdaptiveTableSoftmax(BandedSoftmax):
                 f"call resize({self.num_embeddings}) here too."
             )
         edges = (0, *self._cutoffs, self.num_embeddings)
-        sizes = [stop - start for start, stop in zip(edges, edges[1:], strict=False)]
+        sizes = [stop - start for start, stop in itertools.pairwise(edges)]
         first, *tables = self._map[0].table.weight.split(sizes)  # (V_i, map_dim) each
         first_bias, *biases = self.bias.split(sizes)  # (V_i,) each
         head = Band(torch.cat((first, self.cluster_weight)), torch.cat((first_bias, self.cluster_bias)))
         return [head, *map(Band, tables, biases)]
 
     def _facing(self, rows: Tensor, band: int) -> Tensor:
-        if self._tied[band]:
-            return F.linear(rows, self._map[0].projection.weight.T)  # type: ignore[union-attr]  # (T, map_dim)
+        map_layer = self._map[0]
+        if self._tied[band] and isinstance(map_layer, ProjectiveMap):
+            return F.linear(rows, map_layer.projection.weight.T)  # (T, map_dim)
         return self.projections[str(band)](rows) if self.projections else rows  # (T, map_dim)
 
 

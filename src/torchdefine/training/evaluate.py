@@ -14,6 +14,9 @@ from torchdefine.data import TokenFile, evaluation_streams
 from torchdefine.errors import UserError
 from torchdefine.models import LanguageModel
 
+PUBLIC_STREAMS = 10
+"""So many streams, each from an empty memory, in the evaluation of the public Transformer-XL code."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -74,8 +77,9 @@ def evaluate(
         perplexity=perplexity(nats / len(text)),
         bits_per_byte=nats / math.log(2) / header.bytes if header.bytes else None,
         unknown_share=header.unknown / len(text),
-        protocol=f"{batch_size} stream{'s' if batch_size > 1 else ''} from an empty state, state carried over segments "
-        f"of {length} tokens, every token predicted once, float32",
+        protocol=f"{batch_size} stream{'s' if batch_size > 1 else ''} from an empty state, "
+        f"{getattr(model, 'carried', 'state')} carried over segments of {length} tokens, every token predicted once, "
+        "float32",
     )
 
 
