@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -120,6 +120,9 @@ def test_float32_is_as_exact_as_float32_is() -> None:
     torch.testing.assert_close(run(single, [x.float()]).double(), run(exact, [x]), rtol=1e-4, atol=1e-4)
 
 
+@example(queries=1, memory=64, heads=2)
+@example(queries=16, memory=1, heads=1)
+@example(queries=17, memory=48, heads=1)
 @given(queries=st.integers(1, 40), memory=st.integers(1, 70), heads=st.integers(1, 3))
 @settings(max_examples=60)
 def test_scores_by_distance_are_read_by_key_and_aligned(queries: int, memory: int, heads: int) -> None:

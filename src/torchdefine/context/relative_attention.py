@@ -49,7 +49,8 @@ class ScoreLayout(NamedTuple):
     @classmethod
     def of(cls, queries: int, keys: int) -> Self:
         offset = _round_up(queries - 1, ALIGNMENT)
-        return cls(queries, keys, _round_up(queries, ALIGNMENT), _round_up(offset + keys - 1, ALIGNMENT) + 1, offset)
+        read_width = _round_up(max(offset + keys - 1, keys), ALIGNMENT)
+        return cls(queries, keys, _round_up(queries, ALIGNMENT), read_width + 1, offset)
 
     def distances(self, device: torch.device) -> Tensor:
         """How far back each column lies, (W,); negative for positions yet to come."""
