@@ -40,7 +40,8 @@ def naive_layer(
     def head(weight: Tensor, vector: Tensor, h: int) -> Tensor:
         return weight[h * width : (h + 1) * width] @ vector
 
-    attention, finished = layer.attention, []
+    to_query, to_key, to_value, to_distance = layer.attention.inward.weight.chunk(4)
+    finished = []
     for i in own:
         mixed = []
         for h in range(heads):
@@ -50,13 +51,13 @@ def naive_layer(
                 if reach.same_length and distance >= reach.memory:
                     continue
                 vector = sinusoid(min(distance, reach.clamp) if reach.clamp else distance, dim)
-                query = head(attention.query.weight, normed[i], h)
-                content = (query + model.content_bias[h]) @ head(attention.key.weight, normed[j], h)
-                place = (query + model.distance_bias[h]) @ head(attention.distance.weight, vector, h)
+                query = head(to_query, normed[i], h)
+                content = (query + model.content_bias[h]) @ head(to_key, normed[j], h)
+                place = (query + model.distance_bias[h]) @ head(to_distance, vector, h)
                 scores.append((content + place) / math.sqrt(width))
-                values.append(head(attention.value.weight, normed[j], h))
+                values.append(head(to_value, normed[j], h))
             mixed.append(sum(p * v for p, v in zip(torch.stack(scores).softmax(0), values, strict=True)))
-        y = history[i] + attention.output.weight @ torch.cat(mixed)
+        y = history[i] + layer.attention.outward.weight @ torch.cat(mixed)
         y = y if layer.pre_norm else layer.attention_norm(y)
         inner = layer.feed_forward_norm(y) if layer.pre_norm else y
         z = y + layer.reduce(F.relu(layer.expand(inner)))
@@ -186,7 +187,7 @@ def test_evaluation_has_its_own_reach() -> None:
     assert model.initial_state(1)[0][0].shape == (1, 2, 6)
     model.eval()
     assert model.initial_state(1)[0][0].shape == (1, 9, 6)
-    assert model.carried == "a memory of 9 positions, distances clamped at 5, same length"
+    assert model.carried == "a memory of 9 positions (same length, distances clamped at 5)"
     segments = [torch.randn(1, 4, 6, dtype=torch.float64) for _ in range(3)]
     torch.testing.assert_close(run(model, segments), naive(model, segments, model.evaluation))
 

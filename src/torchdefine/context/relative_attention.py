@@ -21,8 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from torchdefine.errors import UserError
-
 BLOCKED = -3e4
 """A score from which no probability is left in any precision; float16 still holds it."""
 ALIGNMENT = 16
@@ -79,84 +77,85 @@ class _ByKey(torch.autograd.Function):
 
 
 class Surroundings(NamedTuple):
-    """What every layer needs to know of a segment's positions."""
+    """What all layers of a model have in common in one segment, in the dtype that attention computes in."""
 
     layout: ScoreLayout
     distance_vectors: Tensor
     """(W, d): one for each column of the layout."""
     blocked_distances: Tensor
-    """(W,): 0, or ``BLOCKED`` for what lies ahead or out of reach."""
+    """(W, 1, P): zero but for the spare feature of what lies ahead or out of reach."""
     blocked_keys: Tensor
-    """(K,): 0, or ``BLOCKED`` for a part of the memory that nothing was written to yet."""
+    """(K, 1, P): zero but for the spare feature of memory that nothing was written to yet."""
+    content_bias: Tensor
+    """(H, P): u, with a 1 in the spare feature."""
+    distance_bias: Tensor
+    """(H, P): v / √head_dim, with a 1 in the spare feature."""
 
 
 class RelativeAttention(nn.Module):
-    """(B, T, d) queries over (B, K, d) positions, the last T of which are the queries' own → (B, T, d)."""
+    """(B, K, d) positions, the last T of which ask → (B, T, d)."""
 
     def __init__(self, dim: int, heads: int, head_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("heads", heads), ("head_dim", head_dim)):
-            if value < 1:
-                raise UserError(f"The {name} of an attention layer is {value}, but must be at least 1.")
         self.heads, self.head_dim, self.dropout = heads, head_dim, dropout
-        self.padded_dim = _round_up(head_dim + 1, HEAD_MULTIPLE)
-        self.query = nn.Linear(dim, heads * head_dim, bias=False)
-        self.key = nn.Linear(dim, heads * head_dim, bias=False)
-        self.value = nn.Linear(dim, heads * head_dim, bias=False)
-        self.distance = nn.Linear(dim, heads * head_dim, bias=False)
-        self.output = nn.Linear(heads * head_dim, dim, bias=False)
+        self.inward = nn.Linear(dim, 4 * heads * head_dim, bias=False)
+        """To queries, keys, values and distances: one weight, so that it is padded in one go."""
+        self.outward = nn.Linear(heads * head_dim, dim, bias=False)
 
-    def forward(
-        self, x: Tensor, seen: Tensor, around: Surroundings, content_bias: Tensor, distance_bias: Tensor
-    ) -> Tensor:
-        """``content_bias`` and ``distance_bias`` are u and v, (H, head_dim)."""
-        scale = self.head_dim**-0.5
-        queries = self._heads_of(x, self.query.weight)  # (B, T, H, P)
-        about_content = queries + self._asking(content_bias, queries)  # (B, T, H, P)
-        about_distance = queries * scale + self._asking(distance_bias * scale, queries)  # (B, T, H, P)
-        keys, values = self._keys_and_values(seen, around)  # (B, K, H, P) each
-        bias = self._distance_scores(about_distance, around)  # (B, H, T, K)
+    def forward(self, seen: Tensor, around: Surroundings) -> Tensor:
+        scale, own = self.head_dim**-0.5, seen[:, -around.layout.queries :]
+        to_queries, to_keys_and_values, to_distances = self._padded_weights(seen.dtype)
+        queries = self._heads(F.linear(own, to_queries))  # (B, T, H, P)
+        keys, values = self._heads(F.linear(seen, to_keys_and_values)).chunk(2, dim=2)  # (B, K, H, P) each
+        distances = self._heads(F.linear(around.distance_vectors, to_distances))  # (W, H, P)
+        bias = distance_scores(
+            torch.add(around.distance_bias, queries, alpha=scale), distances + around.blocked_distances, around.layout
+        )  # (B, H, T, K)
         with sdpa_kernel(BACKENDS):
             mixed = F.scaled_dot_product_attention(
-                about_content.transpose(1, 2),
-                keys.transpose(1, 2),
+                (queries + around.content_bias).transpose(1, 2),
+                (keys + around.blocked_keys).transpose(1, 2),
                 values.transpose(1, 2),
                 attn_mask=bias,
                 dropout_p=self.dropout if self.training else 0.0,
                 scale=scale,
             )  # (B, H, T, P)
-        return self.output(mixed[..., : self.head_dim].transpose(1, 2).flatten(2))  # (B, T, d)
+        from_heads = F.pad(self.outward.weight.unflatten(1, (self.heads, -1)), (0, spare_features(self.head_dim)))
+        return F.linear(mixed.transpose(1, 2).flatten(2), from_heads.flatten(1).to(seen.dtype))  # (B, T, d)
 
-    def _keys_and_values(self, seen: Tensor, around: Surroundings) -> tuple[Tensor, Tensor]:
-        weight = torch.cat((self.key.weight, self.value.weight))  # (2 · H · head_dim, d)
-        keys, values = self._heads_of(seen, weight).chunk(2, dim=2)  # (B, K, H, P) each
-        return keys + self._spare_feature(around.blocked_keys, keys), values
+    def _padded_weights(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Weights are padded rather than what they give, which is larger."""
+        weight = self.inward.weight.to(dtype).unflatten(0, (4 * self.heads, self.head_dim))
+        padded = F.pad(weight, (0, 0, 0, spare_features(self.head_dim)))  # (4 · H, P, d)
+        return tuple(part.flatten(0, 1) for part in padded.split((self.heads, 2 * self.heads, self.heads)))
 
-    def _distance_scores(self, about_distance: Tensor, around: Surroundings) -> Tensor:
-        layout = around.layout
-        vectors = self._heads_of(around.distance_vectors, self.distance.weight)  # (W, H, P)
-        vectors = vectors + self._spare_feature(around.blocked_distances, vectors)
-        padding = (0, 0, 0, 0, 0, layout.rows - layout.queries)
-        queries = F.pad(about_distance, padding).permute(2, 0, 1, 3)  # (H, B, rows, P)
-        scores = queries.flatten(1, 2) @ vectors.permute(1, 2, 0)  # (H, B · rows, W)
-        by_key: Tensor = _ByKey.apply(scores.unflatten(1, queries.shape[1:3]), layout)  # (B, H, T, K)
-        return by_key
+    def _heads(self, x: Tensor) -> Tensor:
+        """(…, heads · P) → (…, heads, P)."""
+        return x.unflatten(-1, (-1, self.head_dim + spare_features(self.head_dim)))
 
-    def _heads_of(self, x: Tensor, weight: Tensor) -> Tensor:
-        """(…, d) → (…, heads in weight, P): the weight is padded, since it is smaller than what it gives."""
-        spare = self.padded_dim - self.head_dim
-        padded = F.pad(weight.unflatten(0, (-1, self.head_dim)), (0, 0, 0, spare))  # (H, P, d)
-        return F.linear(x, padded.flatten(0, 1)).unflatten(-1, (-1, self.padded_dim))
 
-    def _asking(self, bias: Tensor, like: Tensor) -> Tensor:
-        """A bias of all queries with a 1 in the spare feature: (H, head_dim) → (H, P)."""
-        rest = self.padded_dim - self.head_dim - 1
-        return F.pad(F.pad(bias, (0, 1), value=1.0), (0, rest)).to(like.dtype)
+def distance_scores(queries: Tensor, distances: Tensor, layout: ScoreLayout) -> Tensor:
+    """The part of the scores that knows only how far: (B, T, H, P) and (W, H, P) → (B, H, T, K)."""
+    padded = F.pad(queries, (0, 0, 0, 0, 0, layout.rows - layout.queries)).permute(2, 0, 1, 3)  # (H, B, rows, P)
+    scores = padded.flatten(1, 2) @ distances.permute(1, 2, 0)  # (H, B · rows, W)
+    by_key: Tensor = _ByKey.apply(scores.unflatten(1, padded.shape[1:3]), layout)  # (B, H, T, K)
+    return by_key
 
-    def _spare_feature(self, values: Tensor, like: Tensor) -> Tensor:
-        """(K,) → (K, 1, P), zero in every other feature."""
-        rest = self.padded_dim - self.head_dim - 1
-        return F.pad(values[:, None, None], (self.head_dim, rest)).to(like.dtype)
+
+def spare_features(head_dim: int) -> int:
+    """How many features a head is padded by, at least one."""
+    return _round_up(head_dim + 1, HEAD_MULTIPLE) - head_dim
+
+
+def with_one(bias: Tensor) -> Tensor:
+    """A bias of all queries with a 1 in the spare feature: (H, head_dim) → (H, P)."""
+    return F.pad(F.pad(bias, (0, 1), value=1.0), (0, spare_features(bias.shape[1]) - 1))
+
+
+def blocking(out_of_bounds: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
+    """What to add to the heads of those that nobody may see: (K,) → (K, 1, P)."""
+    blocked = torch.where(out_of_bounds, BLOCKED, 0.0).to(dtype)
+    return F.pad(blocked[:, None, None], (head_dim, spare_features(head_dim) - 1))
 
 
 def sinusoids(distances: Tensor, dim: int, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.context.relative_attention import BLOCKED, RelativeAttention, ScoreLayout, Surroundings, sinusoids
+from torchdefine.context.relative_attention import (
+    RelativeAttention,
+    ScoreLayout,
+    Surroundings,
+    blocking,
+    sinusoids,
+    with_one,
+)
 from torchdefine.errors import UserError
 
 INIT_STD = 0.02
@@ -119,8 +126,9 @@ class TransformerXL(nn.Module):
     def carried(self) -> str:
         """What goes from one segment to the next in evaluation, for the protocol of a number."""
         reach = self.evaluation
-        clamped = f", distances clamped at {reach.clamp}" if reach.clamp is not None else ""
-        return f"a memory of {reach.memory} positions{clamped}{', same length' if reach.same_length else ''}"
+        notes = ["same length"] if reach.same_length else []
+        notes += [f"distances clamped at {reach.clamp}"] if reach.clamp is not None else []
+        return f"a memory of {reach.memory} positions" + (f" ({', '.join(notes)})" if notes else "")
 
     def initial_state(self, batch_size: int) -> TransformerXLState:
         shape = (batch_size, self.current_reach.memory, self.input_dim)
@@ -135,7 +143,7 @@ class TransformerXL(nn.Module):
         after = []
         for layer, memory in zip(self.layers, memories, strict=True):
             after.append(_remember(memory, hidden))
-            hidden = layer(hidden, memory, around, self.content_bias, self.distance_bias)  # (B, T, d)
+            hidden = layer(hidden, memory, around)  # (B, T, d)
         now_filled = (filled + x.shape[1]).clamp(max=memories[0].shape[1])
         return F.dropout(hidden, self.dropout.output, self.training), (after, now_filled)
 
@@ -145,7 +153,7 @@ class TransformerXL(nn.Module):
             layer.compile()
 
     def _surroundings(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings:
-        reach = self.current_reach
+        reach, head_dim, dtype = self.current_reach, self.content_bias.shape[1], product_dtype(x)
         layout = ScoreLayout.of(x.shape[1], memory + x.shape[1])
         distances = layout.distances(x.device)  # (W,)
         out_of_bounds = distances < 0
@@ -156,9 +164,11 @@ class TransformerXL(nn.Module):
         empty = torch.arange(layout.keys, device=x.device) < memory - filled  # (K,)
         return Surroundings(
             layout,
-            F.dropout(vectors, self.dropout.input, self.training),
-            torch.where(out_of_bounds, BLOCKED, 0.0).to(exact),
-            torch.where(empty, BLOCKED, 0.0).to(exact),
+            F.dropout(vectors, self.dropout.input, self.training).to(dtype),
+            blocking(out_of_bounds, head_dim, dtype),
+            blocking(empty, head_dim, dtype),
+            with_one(self.content_bias).to(dtype),
+            with_one(self.distance_bias * head_dim**-0.5).to(dtype),
         )
 
 
@@ -174,17 +184,16 @@ class TransformerXLLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(dim)
         self.dropout, self.pre_norm = dropout.hidden, pre_norm
 
-    def forward(
-        self, x: Tensor, memory: Tensor, around: Surroundings, content_bias: Tensor, distance_bias: Tensor
-    ) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, around: Surroundings) -> Tensor:
         seen = torch.cat((memory.to(x.dtype), x), dim=1)  # (B, K, d)
         if self.pre_norm:
-            seen = self.attention_norm(seen)
-            own = seen[:, memory.shape[1] :]
-            x = x + self._drop(self.attention(own, seen, around, content_bias, distance_bias))
+            x = x + self._attend(self.attention_norm(seen), around)
             return x + self._feed_forward(self.feed_forward_norm(x))
-        x = self.attention_norm(x + self._drop(self.attention(x, seen, around, content_bias, distance_bias)))
+        x = self.attention_norm(x + self._attend(seen, around))
         return self.feed_forward_norm(x + self._feed_forward(x))
+
+    def _attend(self, seen: Tensor, around: Surroundings) -> Tensor:
+        return self._drop(self.attention(seen.to(around.distance_vectors.dtype), around))
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         return self._drop(self.reduce(self._drop(F.relu(self.expand(x)))))
@@ -199,3 +208,11 @@ def _remember(memory: Tensor, hidden: Tensor) -> Tensor:
     if new.shape[1] >= kept:
         return new[:, new.shape[1] - kept :]
     return torch.cat((memory[:, new.shape[1] :], new), dim=1)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What matrix products of ``x`` are computed in."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return x.dtype
