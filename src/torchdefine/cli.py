@@ -124,6 +124,8 @@ def _add_run_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("--data", help="another text than the run's own: a folder, or a named corpus")
     sub.add_argument("--batch-size", type=int, help="streams the text is cut into; 1 is exact (default: the recipe's)")
     sub.add_argument("--length", type=int, help="tokens a step (default: the recipe's)")
+    sub.add_argument("--memory", type=int, help="positions a Transformer-XL remembers (default: the recipe's)")
+    sub.add_argument("--clamp", type=int, help="the largest distance that it tells apart (default: the recipe's)")
     sub.add_argument("--checkpoint", default="best", choices=["best", "last"], help="which weights (default: best)")
     sub.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
     sub.add_argument("--json", action="store_true", help="print JSON")
@@ -275,7 +277,7 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.training.progress import work_bar
 
     run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
-    settings = {"data": options.data, "length": options.length}
+    settings = {name: getattr(options, name) for name in ("data", "length", "memory", "clamp")}
     with work_bar("predicting") as progress:
         evaluation = run.evaluate(options.split, batch_size=options.batch_size, progress=progress, **settings)
     public = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from torchdefine.build import VocabularyFacts, build_language_model, open_corpus
+from torchdefine.context import TransformerXL
 from torchdefine.data import Corpus, Tokenization, TokenStreams, encode_corpus, load_tokenization, resolve_corpus, shard
 from torchdefine.decoding import SamplingOptions, generate
 from torchdefine.errors import UserError
@@ -50,21 +51,27 @@ class Run:
         data: str | Path | None = None,
         batch_size: int | None = None,
         length: int | None = None,
+        memory: int | None = None,
+        clamp: int | None = None,
         progress: Progress | None = None,
     ) -> Evaluation:
-        """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary."""
+        """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary.
+
+        What is None is as in the recipe; ``memory`` and ``clamp`` are how far back a Transformer-XL looks.
+        """
         source = resolve_corpus(str(data or self.recipe.data.corpus))
         corpus = encode_corpus(source, vocabulary=self.tokenization)
         if split not in corpus.splits:
             raise UserError(f"{source} has no {split} text: it has {', '.join(corpus.splits)}.")
-        return evaluate(
-            self.model,
-            corpus.splits[split],
-            self.tokenization.eos_id,
-            batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
-            length=self.recipe.eval.length if length is None else length,
-            progress=progress,
-        )
+        with _remembering(self.model, memory, clamp):
+            return evaluate(
+                self.model,
+                corpus.splits[split],
+                self.tokenization.eos_id,
+                batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
+                length=self.recipe.eval.length if length is None else length,
+                progress=progress,
+            )
 
     def generate(
         self,
@@ -159,6 +166,14 @@ def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None =
     model = build_language_model(recipe, _loaded_facts(tokenization))
     load_weights(model, weights, file)
     return Run(folder, recipe, tokenization, model.to(Processes().device(device)).eval())
+
+
+def _remembering(model: LanguageModel, memory: int | None, clamp: int | None) -> AbstractContextManager[None]:
+    if memory is None and clamp is None:
+        return nullcontext()
+    if not isinstance(model.context, TransformerXL):
+        raise UserError("Only a Transformer-XL can be evaluated with another --memory or --clamp: leave them out.")
+    return model.context.remembering(memory, clamp)
 
 
 def _loaded_facts(tokenization: Tokenization) -> VocabularyFacts:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torchdefine.context import LayerSizes, Reach, TransformerDropout, TransformerXL
-from torchdefine.context.relative_attention import ALIGNMENT, BLOCKED, ScoreLayout
+from torchdefine.context.relative_attention import ALIGNMENT, BLOCKED, ScoreLayout, distance_scores
 from torchdefine.errors import UserError
 
 SIZES = LayerSizes(heads=2, head_dim=3, inner_dim=10)
@@ -122,21 +122,23 @@ def test_float32_is_as_exact_as_float32_is() -> None:
 
 
 @example(queries=1, memory=64, heads=2)
+@example(queries=1, memory=63, heads=1)
 @example(queries=16, memory=1, heads=1)
-@example(queries=17, memory=48, heads=1)
 @given(queries=st.integers(1, 40), memory=st.integers(1, 70), heads=st.integers(1, 3))
 @settings(max_examples=60)
-def test_scores_by_distance_are_read_by_key_and_aligned(queries: int, memory: int, heads: int) -> None:
-    layout = ScoreLayout.of(queries, memory + queries)
-    distances = layout.distances(torch.device("cpu"))
-    scores = distances.expand(heads, 2, layout.rows, layout.width).clone()
-    scores += 1000 * torch.arange(layout.rows)[:, None] + 100_000 * torch.arange(2)[:, None, None]
-    by_key = layout.by_key(scores)
-    i, j = torch.arange(queries)[:, None], torch.arange(memory + queries)[None]
-    expected = memory + i - j + 1000 * i + 100_000 * torch.arange(2)[:, None, None]
-    assert torch.equal(by_key[:, heads - 1], expected.expand(2, queries, memory + queries))
-    assert by_key.data_ptr() == scores.data_ptr() + layout.offset * scores.element_size()
-    assert layout.offset % ALIGNMENT == 0
+def test_scores_by_distance_are_read_by_key_in_aligned_rows(queries: int, memory: int, heads: int) -> None:
+    """The score of query i for what lies d back in stream b is made to be d + 1000 · i + 100,000 · b."""
+    keys = memory + queries
+    layout = ScoreLayout.of(queries, keys)
+    one_feature = layout.distances(torch.device("cpu")).double()[:, None, None].expand(-1, heads, 1)  # (W, H, 1)
+    marks = 1000.0 * torch.arange(queries) + 100_000.0 * torch.arange(2)[:, None]  # (B, T)
+    asked = torch.stack((torch.ones_like(marks), marks), -1).double()[:, :, None].expand(-1, -1, heads, -1)
+    vectors = torch.cat((one_feature, torch.ones_like(one_feature)), -1)
+    by_key = distance_scores(asked, vectors, layout)
+    i, j = torch.arange(queries)[:, None], torch.arange(keys)
+    expected = (memory + i - j + marks[:, None, :, None]).double().expand(2, heads, queries, keys)
+    assert torch.equal(by_key, expected)
+    assert layout.width % ALIGNMENT == 0
     assert all(stride % ALIGNMENT == 0 for stride in by_key.stride()[:-1])
 
 
@@ -244,6 +246,20 @@ def test_the_fused_kernel_gives_the_same_numbers(dtype: torch.dtype) -> None:
     tolerance = 1e-3 if dtype == torch.float32 else 5e-2
     for exact, ours in zip(*results, strict=True):
         assert (ours - exact).norm() <= tolerance * exact.norm()
+
+
+@pytest.mark.gpu
+def test_no_step_waits_for_the_gpu() -> None:
+    model = TransformerXL(32, 2, LayerSizes(2, 9, 64), Reach(16), dropout=TransformerDropout(0.1, 0.1, 0.1, 0.1)).cuda()
+    x, state = torch.randn(2, 16, 32, device="cuda"), model.initial_state(2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                output, state = model(x, state)
+            output.float().square().sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

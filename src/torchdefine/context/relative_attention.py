@@ -2,11 +2,11 @@
 
 score(i, j) = (qᵢ + u) · kⱼ + (qᵢ + v) · r(i - j), both parts over √head_dim: u asks what a position holds, v how far
 back it lies. The second part is one matrix product with the vectors of all distances. Its result has a row for each
-query and a column for each distance; read with rows one shorter than they are, it has a column for each key. So it
-becomes the additive bias of torch's fused attention as it lies, neither shifted nor copied.
+query and a column for each distance; read with rows one shorter than they are, it has a column for each key. Copied
+once, to where its rows begin at addresses that kernels like, it is the additive bias of torch's fused attention.
 
-No mask is added to it either, which would copy it: heads are padded to a width that the kernels like anyway, and the
-first spare feature is 1 in every query and ``BLOCKED`` in the keys and distances that nobody may see.
+No mask is added to it, which would copy it again: heads are padded to a width that kernels like anyway, and the first
+spare feature is 1 in every query and ``BLOCKED`` in the keys and distances that nobody may see.
 
 Letters: B streams, T queries, M remembered positions, K = M + T keys, H heads, P padded head width, W distances.
 """
@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 BLOCKED = -3e4
 """A score from which no probability is left in any precision; float16 still holds it."""
 ALIGNMENT = 16
-"""Fused kernels take a bias as it lies only if its start and strides are multiples of this; else they copy it."""
+"""Rows whose length is a multiple of this are read fast, and fused attention takes a bias of such rows as it is."""
 HEAD_MULTIPLE = 8
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Those that give a gradient for the bias."""
@@ -33,45 +33,43 @@ BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 class ScoreLayout(NamedTuple):
     """Where scores by distance lie, so that they can be read by key.
 
-    A query's row holds ``width`` distances, falling from left to right: column c is for K - T + offset - c. Query i
-    finds key j in column offset - i + j, one to the left of where query i - 1 finds it.
+    A query's row holds ``width`` distances, falling from left to right: column c is for K - 1 - c. Query i finds key j
+    in column T - 1 - i + j, one to the left of where query i - 1 finds it.
     """
 
     queries: int
     keys: int
-    rows: int
-    """Queries and padding."""
     width: int
-    offset: int
 
     @classmethod
     def of(cls, queries: int, keys: int) -> Self:
-        offset = _round_up(queries - 1, ALIGNMENT)
-        read_width = _round_up(max(offset + keys - 1, keys), ALIGNMENT)
-        return cls(queries, keys, _round_up(queries, ALIGNMENT), read_width + 1, offset)
+        return cls(queries, keys, _round_up(keys + max(queries - 1, 1), ALIGNMENT))
 
     def distances(self, device: torch.device) -> Tensor:
         """How far back each column lies, (W,); negative for positions yet to come."""
-        farthest = self.keys - self.queries + self.offset
-        return torch.arange(farthest, farthest - self.width, -1, device=device)
+        return torch.arange(self.keys - 1, self.keys - 1 - self.width, -1, device=device)
 
     def by_key(self, scores: Tensor) -> Tensor:
-        """(H, B, rows, W) by distance, contiguous → a view (B, H, T, K) by key."""
-        in_one_row = scores.flatten(2)[..., self.offset : self.offset + self.queries * (self.width - 1)]
+        """(H, B, T, W) by distance, contiguous → a view (B, H, T, K) by key."""
+        in_one_row = scores.flatten(2)[..., self.queries - 1 : self.queries * self.width - 1]
         return in_one_row.unflatten(2, (self.queries, self.width - 1))[..., : self.keys].transpose(0, 1)
 
 
 class _ByKey(torch.autograd.Function):
-    """``ScoreLayout.by_key``, whose gradient torch would otherwise move twice."""
+    """``ScoreLayout.by_key``, copied to aligned rows; torch itself would move the gradient twice."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, layout: ScoreLayout) -> Tensor:
         ctx.shape, ctx.layout = scores.shape, layout
-        return layout.by_key(scores)
+        heads, batch = scores.shape[:2]
+        aligned = scores.new_empty(batch, heads, layout.queries, _round_up(layout.keys, ALIGNMENT))
+        by_key = aligned[..., : layout.keys]  # (B, H, T, K)
+        by_key.copy_(layout.by_key(scores))
+        return by_key
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        by_distance = gradient.new_zeros(ctx.shape)  # (H, B, rows, W)
+        by_distance = gradient.new_zeros(ctx.shape)  # (H, B, T, W)
         ctx.layout.by_key(by_distance).copy_(gradient)
         return by_distance, None
 
@@ -136,9 +134,9 @@ class RelativeAttention(nn.Module):
 
 def distance_scores(queries: Tensor, distances: Tensor, layout: ScoreLayout) -> Tensor:
     """The part of the scores that knows only how far: (B, T, H, P) and (W, H, P) → (B, H, T, K)."""
-    padded = F.pad(queries, (0, 0, 0, 0, 0, layout.rows - layout.queries)).permute(2, 0, 1, 3)  # (H, B, rows, P)
-    scores = padded.flatten(1, 2) @ distances.permute(1, 2, 0)  # (H, B · rows, W)
-    by_key: Tensor = _ByKey.apply(scores.unflatten(1, padded.shape[1:3]), layout)  # (B, H, T, K)
+    by_head = queries.permute(2, 0, 1, 3)  # (H, B, T, P)
+    scores = by_head.flatten(1, 2) @ distances.permute(1, 2, 0)  # (H, B · T, W)
+    by_key: Tensor = _ByKey.apply(scores.unflatten(1, by_head.shape[1:3]), layout)  # (B, H, T, K)
     return by_key
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 import torch
@@ -129,6 +131,18 @@ class TransformerXL(nn.Module):
         notes = ["same length"] if reach.same_length else []
         notes += [f"distances clamped at {reach.clamp}"] if reach.clamp is not None else []
         return f"a memory of {reach.memory} positions" + (f" ({', '.join(notes)})" if notes else "")
+
+    @contextmanager
+    def remembering(self, memory: int | None = None, clamp: int | None = None) -> Iterator[None]:
+        """Look back as far as given in evaluation, for a while; None leaves a setting as it is."""
+        before = self.evaluation
+        self.evaluation = Reach(
+            before.memory if memory is None else memory, before.same_length, before.clamp if clamp is None else clamp
+        )
+        try:
+            yield
+        finally:
+            self.evaluation = before
 
     def initial_state(self, batch_size: int) -> TransformerXLState:
         shape = (batch_size, self.current_reach.memory, self.input_dim)
