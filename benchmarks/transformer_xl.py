@@ -112,7 +112,8 @@ class Step:
         hint = self.model.host_hint(self.streams.host_targets(start, length))
         self.optimizer.zero_grad(set_to_none=True)
         with self.precision.autocast():
-            loss, self.state = self.model(inputs, targets, self.state, hint=hint)
+            hidden, self.state = self.model.hidden(inputs, self.state)
+            loss = self.model.output.loss(hidden, targets, hint=hint)
         loss.backward()
         clip_grad_norm_(self.parameters, self.recipe.optim.clip or math.inf)
         self.optimizer.step()

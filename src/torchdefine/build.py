@@ -109,7 +109,7 @@ def _build_map(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> MapL
     return AdaptiveMap(
         vocabulary.size,
         settings.map_dim,
-        _fitting_cutoffs("embedding", settings.cutoffs, vocabulary.size, "use a standard map"),
+        _fitting_cutoffs("embedding", settings.cutoffs, vocabulary.size, divisors=(8, 2)),
         settings.division,
         scale=scale,
         counts=None if vocabulary.counts is None else torch.as_tensor(vocabulary.counts, device="cpu"),
@@ -174,7 +174,8 @@ def _build_full_softmax(settings: OutputSettings, hidden_dim: int, embedding: To
 
 def _build_adaptive_softmax(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> BandedSoftmax:
     if settings.tied and isinstance(embedding.map, StandardMap | ProjectiveMap):
-        cutoffs = _fitting_cutoffs("output", settings.cutoffs, embedding.num_embeddings, "use output.kind full")
+        halves = tuple(2**band for band in range(len(settings.cutoffs), 0, -1))  # as many, for tied_projections to fit
+        cutoffs = _fitting_cutoffs("output", settings.cutoffs, embedding.num_embeddings, halves)
         tied_projections = settings.tied_projections[: len(cutoffs) + 1]
         return AdaptiveTableSoftmax(hidden_dim, embedding.map, cutoffs, tied_projections)
     if not isinstance(embedding.map, AdaptiveMap):
@@ -189,13 +190,15 @@ def _build_adaptive_softmax(settings: OutputSettings, hidden_dim: int, embedding
     return AdaptiveSoftmax(hidden_dim, embedding.map)
 
 
-def _fitting_cutoffs(section: str, cutoffs: tuple[int, ...], size: int, way_out: str) -> tuple[int, ...]:
+def _fitting_cutoffs(section: str, cutoffs: tuple[int, ...], size: int, divisors: tuple[int, ...]) -> tuple[int, ...]:
+    """Those inside the vocabulary; if there are none, shares of it are suggested."""
     fitting = shrink_cutoffs(cutoffs, size)
     if not fitting:
-        few, many = max(size // 8, 1), max(size // 2, 2)
+        suggested = ",".join(str(max(size // divisor, 1)) for divisor in divisors)
+        without_bands = {"embedding": "use a standard map", "output": "use output.kind full"}[section]
         raise UserError(
             f"All of {section}.cutoffs {cutoffs} lie outside the vocabulary of {size}: "
-            f"{way_out}, or --{section}.cutoffs {few},{many}, say."
+            f"{without_bands}, or --{section}.cutoffs {suggested}, say."
         )
     return fitting
 

@@ -1,5 +1,6 @@
 """Against a plain loop over positions in float64, and against itself cut into other segments."""
 
+import copy
 import math
 
 import pytest
@@ -228,6 +229,28 @@ def test_layers_compile_without_breaks() -> None:
         strict=True,
     ):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.slow
+def test_compiled_layers_share_what_is_compiled_and_give_the_same_numbers() -> None:
+    plain = TransformerXL(32, 4, LayerSizes(2, 9, 48), Reach(16))
+    compiled = copy.deepcopy(plain)
+    compiled.compile_layers()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    x, one, other = torch.randn(2, 16, 32), plain.initial_state(2), compiled.initial_state(2)
+    for _ in range(2):
+        expected, one = plain(x, one)
+        ours, other = compiled(x, other)
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+        for a, b in zip(
+            torch.autograd.grad(ours.square().sum(), list(compiled.parameters())),
+            torch.autograd.grad(expected.square().sum(), list(plain.parameters())),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 2  # the first layer's input needs no gradient
 
 
 @pytest.mark.gpu

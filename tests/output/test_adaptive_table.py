@@ -105,6 +105,14 @@ def test_own_parameters_are_what_the_ties_leave() -> None:
     assert own["none tied"] == own["standard, projected"] == plain + 3 * WIDTH * HIDDEN
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_gets_a_gradient_though_tails_are_empty(kind: str) -> None:
+    model = make(kind)
+    hidden = torch.randn(12, model["out"].hidden_dim, dtype=torch.float64)
+    model["out"].loss(hidden, torch.randint(0, CUTOFFS[0], (12,))).backward()
+    assert all(parameter.grad is not None for parameter in model["out"].parameters())
+
+
 def test_a_resized_map_wants_a_resized_layer() -> None:
     model = make("one tied")
     before = model["out"].bias.detach().clone()
