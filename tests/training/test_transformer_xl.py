@@ -130,6 +130,26 @@ def test_a_stopped_run_resumes_with_its_memory(corpus: Path, tmp_path: Path) -> 
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"embedding": {"map": "adaptive", "map_dim": 64, "cutoffs": (10, 30), "division": 4, "unit": "none"}},
+        {"embedding": {"map": "adaptive", "cutoffs": (10, 30), "division": 4}},
+        {"embedding": {"map": "standard", "map_dim": 64}, "output": {"cutoffs": (10, 30), "tied_projections": ()}},
+        {"output": {"kind": "full"}},
+        {"output": {"cutoffs": (10, 30)}, "context": {"pre_norm": True, "attention_dropout": 0.1}},
+    ],
+    ids=["bands that narrow", "bands behind a unit", "standard", "full softmax", "norms first"],
+)
+def test_every_kind_of_table_trains_under_it(corpus: Path, tmp_path: Path, changes: dict) -> None:
+    steps = {"steps": 12, "eval_every": 12, "log_every": 6, "length": 10}
+    run = train("txl/small", data=corpus, out=tmp_path / "run", device="cpu", train=steps, **changes)
+    first, last = (record["loss"] for record in run.folder.records("train"))
+    assert last < first
+    again = load_run(tmp_path / "run", device="cpu").evaluate("test")
+    assert again.perplexity == pytest.approx(run.result["test_perplexity"], rel=1e-5)
+
+
 def test_one_stream_equals_one_long_segment_whatever_the_length(run: Run, piece: Path) -> None:
     """Every token once, each from as many positions as any other: the segments leave no trace."""
     text = encode_corpus(piece, vocabulary=run.tokenization).splits["test"]
