@@ -30,6 +30,14 @@ def row(result: dict) -> list[str]:
     ]
 
 
+def public_protocol(result: dict) -> str:
+    """What the public Transformer-XL code's way to evaluate gives, where it was measured."""
+    if "public_evaluation" not in result:
+        return ""
+    values = {split: result["public_evaluation"][split]["perplexity"] for split in ("valid", "test")}
+    return f" Public protocol (10 streams, each from an empty memory): {values['valid']:.2f} / {values['test']:.2f}."
+
+
 def section(folder: Path) -> str:
     results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if "test_bleu" in results[0]:
@@ -69,7 +77,7 @@ def origin(result: dict) -> str:
     return (
         f"- `{result['recipe']}`: text {result['data']['corpus']}, seed {result['seed']}, {result['precision']} on "
         f"{hardware}, torch {result['versions']['torch']}, commit {(result['commit'] or 'unknown')[:12]}; "
-        f"{result['evaluation']['test']['protocol']}."
+        f"{result['evaluation']['test']['protocol']}.{public_protocol(result)}"
     )
 
 
