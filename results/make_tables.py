@@ -30,6 +30,14 @@ def row(result: dict) -> list[str]:
     ]
 
 
+def public_protocol(result: dict) -> str:
+    """What the public Transformer-XL code's way to evaluate gives, where it was measured."""
+    if "public_evaluation" not in result:
+        return ""
+    values = {split: result["public_evaluation"][split]["perplexity"] for split in ("valid", "test")}
+    return f" Public protocol (10 streams, each from an empty memory): {values['valid']:.2f} / {values['test']:.2f}."
+
+
 def section(folder: Path) -> str:
     results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if "test_bleu" in results[0]:
@@ -39,7 +47,30 @@ def section(folder: Path) -> str:
     lines += ["| " + " | ".join(row(result)) + " |" for result in results]
     lines.append("")
     lines += [origin(result) for result in results]
+    lines += ["", f"![Validation perplexity]({draw_curves(folder, results)})"]
     return "\n".join(lines)
+
+
+def draw_curves(folder: Path, results: list[dict]) -> str:
+    """One picture of all validation curves of a folder; returns its path from here."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "torchdefine"  # the same file for the same numbers
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    for result in results:
+        points = [(point["tokens"] / 1e6, point["perplexity"]) for point in result["curve"]]
+        axes.plot(*zip(*points, strict=True), marker=".", markersize=3, linewidth=1, label=result["recipe"])
+    axes.set(xlabel="million tokens", ylabel="validation perplexity", yscale="log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=8)
+    path = HERE / "figures" / f"{folder.name}.svg"
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return str(path.relative_to(HERE))
 
 
 def translation_section(folder: Path) -> str:
@@ -66,10 +97,18 @@ def translation_section(folder: Path) -> str:
 def origin(result: dict) -> str:
     """Where a result comes from, in one line."""
     hardware = result["hardware"].get("gpu") or result["hardware"]["cpu"]
+    changed = [
+        f"{section}.{name} {value}"
+        for section, values in result["overrides"].items()
+        for name, value in values.items()
+        if section != "data"
+    ]
+    overrides = f" with {', '.join(changed)}" if changed else ""
     return (
-        f"- `{result['recipe']}`: text {result['data']['corpus']}, seed {result['seed']}, {result['precision']} on "
-        f"{hardware}, torch {result['versions']['torch']}, commit {(result['commit'] or 'unknown')[:12]}; "
-        f"{result['evaluation']['test']['protocol']}."
+        f"- `{result['recipe']}`{overrides}: text {result['data']['corpus']}, seed {result['seed']}, "
+        f"{result['precision']} on {hardware}, torch {result['versions']['torch']}, "
+        f"commit {(result['commit'] or 'unknown')[:12]}; "
+        f"{result['evaluation']['test']['protocol']}.{public_protocol(result)}"
     )
 
 

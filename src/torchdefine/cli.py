@@ -133,7 +133,9 @@ def _add_run_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     sub.add_argument("--split", default="test", help="train, valid or test (default: test)")
     sub.add_argument("--data", help="another text than the run's own: a folder, or a named corpus")
     sub.add_argument("--batch-size", type=int, help="streams the text is cut into; 1 is exact (default: the recipe's)")
-    sub.add_argument("--length", type=int, help="tokens a step; changes speed, not the result")
+    sub.add_argument("--length", type=int, help="tokens a step (default: the recipe's)")
+    sub.add_argument("--memory", type=int, help="positions a Transformer-XL remembers (default: the recipe's)")
+    sub.add_argument("--clamp", type=int, help="the largest distance that it tells apart (default: the recipe's)")
     sub.add_argument(
         "--neural-cache", metavar="WINDOW,THETA,SHARE", help="look back at the text itself, as in 500,1.0,0.1"
     )
@@ -315,6 +317,7 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import load_run
+    from torchdefine.training.evaluate import PUBLIC_STREAMS
     from torchdefine.training.progress import work_bar
 
     cache = _neural_cache(options)
@@ -325,18 +328,17 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if options.tune_cache:
         with work_bar("tuning the cache") as progress:
             cache = run.tune_cache(data=options.data, batch_size=options.batch_size, progress=progress)
+    settings = {name: getattr(options, name) for name in ("data", "length", "memory", "clamp")} | {"cache": cache}
     with work_bar("predicting") as progress:
-        evaluation = run.evaluate(
-            options.split,
-            data=options.data,
-            batch_size=options.batch_size,
-            length=options.length,
-            cache=cache,
-            progress=progress,
-        )
+        evaluation = run.evaluate(options.split, batch_size=options.batch_size, progress=progress, **settings)
+    public = None
+    if run.recipe.eval.public and options.batch_size is None:
+        with work_bar("predicting in 10 streams") as progress:
+            public = run.evaluate(options.split, batch_size=PUBLIC_STREAMS, progress=progress, **settings)
     if options.json:
-        chosen = {} if cache is None else {"neural_cache": asdict(cache)}
-        _print_json({"run": str(options.folder), "split": options.split, **evaluation.to_dict(), **chosen})
+        beside = {} if cache is None else {"neural_cache": asdict(cache)}
+        beside |= {} if public is None else {"public": public.to_dict()}
+        _print_json({"run": str(options.folder), "split": options.split, **evaluation.to_dict(), **beside})
         return
     if options.tune_cache and cache is not None:
         print(f"Best on the validation text: --neural-cache {cache.window},{cache.theta:g},{cache.share:g}")
@@ -344,6 +346,9 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     print(f"{options.split} perplexity {evaluation.perplexity:,.4f} (loss {evaluation.loss:.5f} nats{bits})")
     print(f"{evaluation.tokens:,} tokens, {evaluation.unknown_share:.2%} of them outside the vocabulary")
     print(evaluation.protocol)
+    if public is not None:
+        print(f"public protocol: perplexity {public.perplexity:,.4f} (loss {public.loss:.5f} nats)")
+        print(public.protocol)
 
 
 def _eval_translations(run: Any, options: argparse.Namespace) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchdefine.context import TransformerXL
 from torchdefine.data import TokenFile, encode_corpus, resolve_corpus
 from torchdefine.decoding import (
     LongLine,
@@ -22,6 +24,7 @@ from torchdefine.decoding import (
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe
 from torchdefine.training import Evaluation, RunFolder, evaluate
 from torchdefine.translation import TranslationEvaluation, evaluate_translator, translate_text
@@ -55,25 +58,29 @@ class Run:
         data: str | Path | None = None,
         batch_size: int | None = None,
         length: int | None = None,
+        memory: int | None = None,
+        clamp: int | None = None,
         cache: NeuralCache | None = None,
         progress: Progress | None = None,
     ) -> Evaluation:
         """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary.
 
-        ``cache`` adds a neural cache, which learns from the text while it reads it.
+        What is None is as in the recipe; ``memory`` and ``clamp`` are how far back a Transformer-XL looks. ``cache``
+        adds a neural cache, which learns from the text while it reads it.
         """
         if self.recipe.task != "language":
             return self.evaluate_translations(split, data=data, progress=progress).predicted
-        return evaluate(
-            self.model,
-            self._text(split, data),
-            self.tokenization.eos_id,
-            batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
-            length=self.recipe.eval.length if length is None else length,
-            predict=None if cache is None else cache.predict(self.model),
-            note="" if cache is None else f", {cache}",
-            progress=progress,
-        )
+        with _remembering(self.model, memory, clamp):
+            return evaluate(
+                self.model,
+                self._text(split, data),
+                self.tokenization.eos_id,
+                batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
+                length=self.recipe.eval.length if length is None else length,
+                predict=None if cache is None else cache.predict(self.model),
+                note="" if cache is None else f", {cache}",
+                progress=progress,
+            )
 
     def tune_cache(
         self,
@@ -150,3 +157,11 @@ class Run:
     def _check_translates(self) -> None:
         if self.recipe.task != "translation":
             raise UserError(f"The run in {self.folder.path} is a language model, which does not translate.")
+
+
+def _remembering(model: LanguageModel, memory: int | None, clamp: int | None) -> AbstractContextManager[None]:
+    if memory is None and clamp is None:
+        return nullcontext()
+    if not isinstance(model.context, TransformerXL):
+        raise UserError("Only a Transformer-XL can be evaluated with another --memory or --clamp: leave them out.")
+    return model.context.remembering(memory, clamp)

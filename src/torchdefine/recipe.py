@@ -47,7 +47,11 @@ class EmbeddingSettings:
     cutoffs: tuple[int, ...] = setting((20_000, 40_000, 200_000), "Where the bands of an adaptive map start.")
     division: int = setting(4, "How many times narrower each band is than the one before.")
     scaled: bool = setting(False, "Multiply the map's vectors by the square root of map_dim.")
+    scale: float | None = setting(None, "Multiply the map's vectors by this number instead.")
     init_std: float | None = setting(None, "Spread of the fresh table; 1 / sqrt(map_dim) by default.")
+    projection_std: float | None = setting(
+        None, "Spread of a projective map's fresh projection; 1 / sqrt(map_dim) by default."
+    )
     row_dropout: float = setting(0.0, "Share of token types whose vectors are zeroed in a step.")
     unit: str = setting("none", f"none, projection, mlp, or a variant of the DeFINE unit: {', '.join(VARIANTS)}.")
     embedding_dim: int | None = setting(None, "Width of the finished vectors, the paper's m; map_dim by default.")
@@ -66,9 +70,9 @@ class EmbeddingSettings:
     options: dict[str, Any] = setting({}, "Settings of a registered embedding.")
 
     def __post_init__(self) -> None:
-        _require(
-            self.init_std is None or self.init_std > 0, f"embedding.init_std is {self.init_std}, but must be above 0."
-        )
+        for name in ("scale", "init_std", "projection_std"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"embedding.{name} is {value}, but must be above 0.")
         _require(
             0 <= self.row_dropout < 1, f"embedding.row_dropout is {self.row_dropout}, but must be from 0 to below 1."
         )
@@ -78,20 +82,31 @@ class EmbeddingSettings:
 
 @dataclass(frozen=True)
 class ContextSettings:
-    kind: str = setting("lstm", "lstm, or the name of a registered context model.")
+    kind: str = setting("lstm", "lstm, transformer-xl, or the name of a registered context model.")
     layers: int = setting(1, "How many layers.")
-    hidden_dim: int = setting(256, "Width of the layers.")
+    hidden_dim: int = setting(256, "Width of the layers; a transformer's is that of the embedding.")
     output_dim: int | None = setting(None, "Width of the last layer; map_dim if the output is tied, else hidden_dim.")
+    heads: int = setting(8, "Attention heads of a transformer.")
+    head_dim: int | None = setting(None, "Width of a head; that of the embedding / heads by default.")
+    inner_dim: int | None = setting(None, "Width inside a transformer's dense layers; four times the embedding's.")
+    pre_norm: bool = setting(False, "Whether a transformer's norms come before its parts or after them.")
+    memory: int = setting(150, "Positions of earlier segments that a transformer remembers.")
+    same_length: bool = setting(False, "Whether all positions see equally many others: as many as memory says.")
+    clamp: int | None = setting(None, "Take larger distances than this one for it.")
+    eval_memory: int | None = setting(None, "The memory in evaluation; the same as in training by default.")
+    eval_same_length: bool = setting(False, "The same_length of evaluation.")
+    eval_clamp: int | None = setting(None, "The clamp of evaluation.")
     input_dropout: float = setting(0.0, "Dropout on what enters the first layer.")
     hidden_dropout: float = setting(0.0, "Dropout between the layers.")
     output_dropout: float = setting(0.0, "Dropout on what leaves the last layer.")
-    recurrent_dropout: float = setting(0.0, "Dropout on the recurrent weights of every layer.")
+    recurrent_dropout: float = setting(0.0, "Dropout on the recurrent weights of every layer of an LSTM.")
     activation_penalty: float = setting(0.0, "Weight of the mean square of the vectors that the output layer sees.")
     temporal_penalty: float = setting(0.0, "Weight of the mean square of their change from position to position.")
+    attention_dropout: float = setting(0.0, "Dropout on the attention weights of a transformer.")
     options: dict[str, Any] = setting({}, "Settings of a registered context model.")
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden_dim", "output_dim"):
+        for name in ("layers", "hidden_dim", "output_dim", "heads", "head_dim", "inner_dim", "memory", "eval_memory"):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"context.{name} is {value}, but must be at least 1.")
 
@@ -101,10 +116,23 @@ class OutputSettings:
     kind: str = setting("full", "full, adaptive, mixture, or the name of a registered output layer.")
     tied: bool = setting(True, "Whether it shares the tables of the map.")
     bias: bool = setting(True, "Whether a full softmax has a bias for every word.")
+    cutoffs: tuple[int, ...] = setting(
+        (20_000, 40_000, 200_000), "Where the bands of an adaptive softmax over a standard or projective table start."
+    )
+    tied_projections: tuple[bool, ...] = setting(
+        (), "For each of these bands, whether it takes the projection of a projective map; none does by default."
+    )
     label_smoothing: float = setting(0.0, "Share of probability spread over all words in the training loss.")
     components: int = setting(15, "Softmaxes that a mixture mixes.")
     latent_dropout: float = setting(0.0, "Dropout on the vectors of a mixture's components.")
     options: dict[str, Any] = setting({}, "Settings of a registered output layer.")
+
+    def __post_init__(self) -> None:
+        given, bands = len(self.tied_projections), len(self.cutoffs) + 1
+        _require(
+            given in (0, bands),
+            f"output.tied_projections has {given} values for the {bands} bands of output.cutoffs: give one for each.",
+        )
 
 
 @dataclass(frozen=True)
@@ -171,7 +199,7 @@ class TrainSettings:
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting(
         "fp32", "Arithmetic of the matrix products on a GPU; a CPU computes in fp32."
     )
-    compile: bool = setting(False, "Run the embedding through torch.compile.")
+    compile: bool = setting(False, "Run the embedding and a transformer's layers through torch.compile.")
     record: bool = setting(True, "On a GPU, record each kind of step as a CUDA graph and replay it.")
     start_from: str | None = setting(None, "A run whose best weights this one starts from, as fine-tuning does.")
     stop_when_stalled: bool = setting(False, "End the run when validation has stalled, by optim.stall_patience.")
@@ -198,11 +226,14 @@ class TrainSettings:
 @dataclass(frozen=True)
 class EvalSettings:
     batch_size: int = setting(10, "Streams the text is cut into; each starts without context. 1 is exact.")
-    length: int = setting(140, "Tokens a step; changes speed and memory, not the result.")
+    length: int = setting(140, "Tokens a step; matters to the result only of a transformer without eval_same_length.")
+    valid_batch_size: int | None = setting(None, "Streams of the validations during training; batch_size by default.")
+    public: bool = setting(False, "Report 10 streams too, the protocol of the public Transformer-XL code.")
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "length"):
-            _require(getattr(self, name) >= 1, f"eval.{name} is {getattr(self, name)}, but must be at least 1.")
+        for name in ("batch_size", "length", "valid_batch_size"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"eval.{name} is {value}, but must be at least 1.")
 
 
 @dataclass(frozen=True)
@@ -232,12 +263,11 @@ class Recipe:
             f"train.batch_size {self.train.batch_size} cannot be cut into {self.train.accumulate} equal parts.",
         )
         self._check_sections()
-        tied_to_bands = self.output.tied and self.output.kind in ("full", "adaptive")
-        if tied_to_bands and self.embedding.kind == "tokens":
+        if self.embedding.kind == "tokens" and self.embedding.map == "adaptive":
             _require(
-                (self.output.kind == "adaptive") == (self.embedding.map == "adaptive"),
-                f"A tied {self.output.kind} output does not fit the {self.embedding.map} map: use the adaptive kind of "
-                "both or of neither, or output.tied false.",
+                not (self.output.tied and self.output.kind == "full"),
+                "A tied full output does not fit the adaptive map: use output.kind adaptive, another embedding.map, or "
+                "output.tied false.",
             )
 
     def _check_sections(self) -> None:
@@ -293,12 +323,16 @@ def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         raise UserError(f"The recipe {name} is its own base: {' → '.join([*above, name])}.")
     values = _parse(*_recipe_text(name))
     base = values.pop("base", None)
-    if base is None:
-        return values
-    _require(isinstance(base, str), f"The base of the recipe {name} is {base!r}, but must be a name or a file.")
-    if base.endswith((".yaml", ".yml")) and not Path(base).is_absolute():
-        base = str(Path(name).parent / base)  # files refer to their neighbours
-    return _choose_measure(merge(_read_recipe(base, (*above, name)), values), values)
+    bases = base if isinstance(base, list) else [base] if base is not None else []
+    below: dict[str, Any] = {}
+    for one in bases:  # each over those before it, and the recipe's own values over all
+        _require(isinstance(one, str), f"A base of the recipe {name} is {one!r}, but must be a name or a file.")
+        if one.endswith((".yaml", ".yml")) and not Path(one).is_absolute():
+            one = str(Path(name).parent / one)  # files refer to their neighbours
+        inherited = _read_recipe(one, (*above, name))
+        inherited.pop("published", None)  # the numbers of another row
+        below = _choose_measure(merge(below, inherited), inherited)
+    return _choose_measure(merge(below, values), values)
 
 
 def _recipe_text(name: str) -> tuple[str, str]:

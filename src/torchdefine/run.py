@@ -59,8 +59,7 @@ def train(
         if recipe.train.start_from is not None:
             _take_weights(model, folder, Path(recipe.train.start_from))
         if recipe.train.compile:
-            for embedding in model.embeddings().values():
-                embedding.compile()
+            model.compile_parts()
         if reporter is None or not processes.is_first:  # one process speaks for all
             reporter = QuietReporter()
         trainer = make_trainer(model, corpus, recipe, folder, processes, reporter)

@@ -117,7 +117,8 @@ def _text_validation(recipe: Recipe, corpus: Corpus, model: LanguageModel) -> Ca
     if "valid" not in corpus.splits:
         return None
     valid, start = corpus.splits["valid"], corpus.tokenization.eos_id
-    return partial(evaluate, model, valid, start, batch_size=recipe.eval.batch_size, length=recipe.eval.length)
+    streams = recipe.eval.valid_batch_size or recipe.eval.batch_size
+    return partial(evaluate, model, valid, start, batch_size=streams, length=recipe.eval.length)
 
 
 def _loaded_facts(tokenization: Tokenization) -> VocabularyFacts:

@@ -82,6 +82,18 @@ class LanguageModel(nn.Module):
     def initial_state(self, batch_size: int) -> State:
         return self.context.initial_state(batch_size)
 
+    @property
+    def carried(self) -> str:
+        """What goes from one segment to the next in evaluation, in words; a context model may say it itself."""
+        return getattr(self.context, "carried", "state")
+
+    def compile_parts(self) -> None:
+        """Let torch.compile have the embedding and, where the context model offers them, its layers."""
+        self.embedding.compile()
+        compile_layers = getattr(self.context, "compile_layers", None)
+        if compile_layers is not None:
+            compile_layers()
+
     def hidden(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
         """(B, T) ids → (B, T, width) vectors for the output layer, and the state to carry on with."""
         vectors = self.embedding(ids)  # (B, T, m)

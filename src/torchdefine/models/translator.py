@@ -105,6 +105,11 @@ class Translator(nn.Module):
             return {"both sides": self.target}
         return {"source": self.source, "target": self.target}
 
+    def compile_parts(self) -> None:
+        """Let torch.compile have the embeddings."""
+        for embedding in self.embeddings().values():
+            embedding.compile()
+
     def parameters_by_part(self) -> dict[str, int]:
         """Who owns the parameters, in the paper's columns; what is shared or tied counts once."""
         units = {p for side in (self.source, self.target) if side.unit is not None for p in side.unit.parameters()}

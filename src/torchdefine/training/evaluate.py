@@ -16,6 +16,9 @@ from torchdefine.errors import UserError
 from torchdefine.models import LanguageModel
 from torchdefine.models.language_model import State
 
+PUBLIC_STREAMS = 10
+"""So many streams, each from an empty memory, in the evaluation of the public Transformer-XL code."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -64,8 +67,9 @@ def evaluate(
         perplexity=perplexity(nats / len(text)),
         bits_per_byte=nats / math.log(2) / header.bytes if header.bytes else None,
         unknown_share=header.unknown / len(text),
-        protocol=f"{streams} stream{'s' if streams > 1 else ''} from an empty state, state carried over segments "
-        f"of {length} tokens, every token predicted once, float32{note}",
+        protocol=f"{streams} stream{'s' if streams > 1 else ''} from an empty state, "
+        f"{getattr(model, 'carried', 'state')} carried over segments of {length} tokens, every token predicted once, "
+        f"float32{note}",
     )
 
 

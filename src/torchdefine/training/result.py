@@ -11,7 +11,7 @@ from torchdefine.data import Corpus
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe
 from torchdefine.settings import to_plain
-from torchdefine.training.evaluate import evaluate, unigram_perplexity
+from torchdefine.training.evaluate import PUBLIC_STREAMS, Evaluation, evaluate, unigram_perplexity
 from torchdefine.training.loop import Position
 from torchdefine.training.run_folder import RunFolder
 
@@ -30,17 +30,8 @@ def describe_result(
     position: Position,
 ) -> dict[str, Any]:
     """What a finished run has to show, from the weights that were best on the validation text."""
-    evaluations = {
-        split: evaluate(
-            model,
-            corpus.splits[split],
-            corpus.tokenization.eos_id,
-            batch_size=recipe.eval.batch_size,
-            length=recipe.eval.length,
-        )
-        for split in ("valid", "test")
-        if split in corpus.splits
-    }
+    evaluations = _evaluations(recipe, model, corpus, recipe.eval.batch_size)
+    public = _evaluations(recipe, model, corpus, PUBLIC_STREAMS) if recipe.eval.public else {}
     counts = training_counts(corpus)
     unigram = {split: unigram_perplexity(counts, np.asarray(corpus.splits[split].tokens)) for split in evaluations}
     return {
@@ -61,6 +52,7 @@ def describe_result(
         **{f"{split}_perplexity": evaluation.perplexity for split, evaluation in evaluations.items()},
         **{f"{split}_unigram_perplexity": value for split, value in unigram.items()},
         "evaluation": {split: evaluation.to_dict() for split, evaluation in evaluations.items()},
+        **({"public_evaluation": {split: one.to_dict() for split, one in public.items()}} if public else {}),
     }
 
 
@@ -83,4 +75,13 @@ def describe_training(
         "train_curve": [
             {k: record[k] for k in ("step", "tokens", "seconds", "loss", "lr")} for record in folder.records("train")
         ],
+    }
+
+
+def _evaluations(recipe: Recipe, model: LanguageModel, corpus: Corpus, streams: int) -> dict[str, Evaluation]:
+    start, length = corpus.tokenization.eos_id, recipe.eval.length
+    return {
+        split: evaluate(model, corpus.splits[split], start, batch_size=streams, length=length)
+        for split in ("valid", "test")
+        if split in corpus.splits
     }
