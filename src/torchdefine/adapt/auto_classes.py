@@ -45,7 +45,7 @@ class CompactConfig:
 
         settings = dict(config_dict)
         recipe = dict(settings.get(RECIPE) or {})
-        own_type = recipe.get("model_type")
+        own_type = recipe.get("own_type")
         if own_type not in CONFIG_MAPPING:
             raise UserError(
                 f"This model is a {own_type!r} with tables of torchdefine, but this transformers knows no such model: "

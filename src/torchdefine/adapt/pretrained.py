@@ -58,7 +58,8 @@ class Adoption:
         if isinstance(model, CompactMixin):
             raise UserError("The tables of this model were replaced already: restore them first.")
         self.model = model
-        self.old_class, self.old_config = type(model), model.config
+        self.old_class: Any = type(model)
+        self.old_config: Any = model.config
         self.ties = [(part, part.get_expanded_tied_weights_keys(all_submodels=False)) for part in _parts(model)]
         self.old_attributes = [(part, dict(_tie_attributes(part))) for part, _ in self.ties]
 
@@ -67,11 +68,11 @@ class Adoption:
             return
         keep_ties(self.ties)
         config = copy.deepcopy(self.old_config)
-        config.__class__ = compact_config_class(type(self.old_config))
+        config.__class__ = compact_config_class(self.old_config.__class__)
         self._share_config(self.old_config, config)
         self.model.__class__ = compact_model_class(self.old_class)
         setattr(config, RECIPE, recipe_of(self.model))
-        register_compact_classes(type(self.old_config))
+        register_compact_classes(self.old_config.__class__)
         for module in self.model.modules():
             if isinstance(module, StandIn | TiedHead):
                 for part in module.modules():
@@ -141,7 +142,7 @@ def recipe_of(model: PreTrainedModel) -> dict[str, Any]:
             f"This model was given other tables than those that torchdefine knows of ({known}), so it would be saved "
             "wrongly: undo that, or restore the model first."
         )
-    return {"version": RECIPE_VERSION, "model_type": model.config.model_type, "tables": entries}
+    return {"version": RECIPE_VERSION, "own_type": model.config.model_type, "tables": entries}
 
 
 def table_from_config(config: Mapping[str, Any]) -> nn.Module:

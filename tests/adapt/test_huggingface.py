@@ -1,0 +1,463 @@
+"""One behaviour suite over five families of models, tied and untied: everything a user of transformers does to them."""
+
+import copy
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import transformers
+from safetensors import safe_open
+
+from tests.adapt.tiny_models import FAMILIES, V, Family, batch, bert, llama, marian, model_hash, t5
+from torchdefine import replace_embeddings, restore
+from torchdefine.adapt.heads import FinishedHead, MapHead
+from torchdefine.adapt.huggingface import cache_tables, with_define, with_table
+from torchdefine.adapt.stand_in import SharedStandIn, StandIn
+from torchdefine.errors import UserError
+from torchdefine.inference import dense_table, quantised_table, svd_table
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+SIZES = {"map_dim": 16, "expand_dim": 48, "depth": 3}
+CASES = [(name, tied) for name in FAMILIES for tied in (True, False)]
+
+
+@pytest.fixture(params=CASES, ids=[f"{name}-{'tied' if tied else 'untied'}" for name, tied in CASES])
+def family(request: pytest.FixtureRequest) -> Iterator[tuple[Family, Any]]:
+    """A family and one of its models, with DeFINE in it."""
+    name, tied = request.param
+    yield FAMILIES[name], with_define(FAMILIES[name].make(tied).eval(), **SIZES)
+
+
+def logits(model: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**given).logits
+
+
+@pytest.mark.parametrize(("name", "tied"), CASES)
+def test_forward_and_backward_are_those_of_the_model_with_finished_tables(name: str, tied: bool) -> None:
+    """The reference is the plain model with all finished vectors in its table and the product of map and projection
+    in its head: the same logits, and the same gradients for everything between."""
+    reference = FAMILIES[name].make(tied).double().eval()
+    model = with_define(copy.deepcopy(reference), **SIZES)
+    given = batch(model, labels=True)
+
+    replaced = {n: m for n, m in model.named_modules() if isinstance(m, StandIn | SharedStandIn)}
+    for place, stand_in in replaced.items():
+        source = stand_in.stand_in if isinstance(stand_in, SharedStandIn) else stand_in
+        table = reference.get_submodule(place)
+        table.weight = torch.nn.Parameter(source.table.table())
+    head, old_head = model.get_output_embeddings(), reference.get_output_embeddings()
+    if isinstance(head, MapHead):
+        matrix = head.stand_in.table.map.table.weight @ head.projection.weight  # (V, n) (n, m)
+        old_head.weight = torch.nn.Parameter(matrix.detach())
+
+    ours, theirs = model(**given), reference(**given)
+    torch.testing.assert_close(ours.logits, theirs.logits)
+    ours.loss.backward()
+    theirs.loss.backward()
+    compared = 0
+    wanted = dict(reference.named_parameters())
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name in wanted and parameter.grad is not None:
+            torch.testing.assert_close(parameter.grad, wanted[parameter_name].grad)
+            compared += 1
+    assert compared >= 8
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def test_the_new_model_starts_as_large_as_the_old(family: tuple[Family, Any]) -> None:
+    _, model = family
+    embedding = model.get_input_embeddings()
+    old = 1.0 if isinstance(model, transformers.T5ForConditionalGeneration) else 0.02
+    assert float(embedding(torch.arange(3, V)).std()) == pytest.approx(old, rel=0.25)
+
+
+def test_generate_gives_the_same_with_and_without_a_cache(family: tuple[Family, Any]) -> None:
+    kind, model = family
+    if not kind.generates:
+        pytest.skip("an encoder does not generate")
+    given = {name: batch(model)[name] for name in ("input_ids", "attention_mask")}
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    with_cache = model.generate(**given, **options, use_cache=True)
+    assert with_cache.shape[1] > 1
+    assert torch.equal(with_cache, model.generate(**given, **options, use_cache=False))
+
+
+def test_saving_and_loading_is_bit_equal(family: tuple[Family, Any], tmp_path: Path) -> None:
+    kind, model = family
+    given = batch(model)
+    model.save_pretrained(tmp_path)
+    loaded, info = kind.auto_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert torch.equal(logits(model, given), logits(loaded, given))
+    assert isinstance(loaded, type(model).__mro__[2])  # the plain class
+    assert type(loaded) is type(model)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        on_disk = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    buffers = {name: b for name, b in model.named_buffers() if name in model.state_dict()}
+    assert on_disk == sum(p.numel() for p in model.parameters()) + sum(b.numel() for b in buffers.values())
+    again = tmp_path / "again"
+    loaded.save_pretrained(again)
+    assert (again / "model.safetensors").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
+    assert (again / "config.json").read_text() == (tmp_path / "config.json").read_text()
+
+
+def test_tie_weights_changes_nothing(family: tuple[Family, Any]) -> None:
+    _, model = family
+    given = batch(model)
+    before = logits(model, given)
+    model.tie_weights()
+    assert torch.equal(before, logits(model, given))
+    head = model.get_output_embeddings()
+    if isinstance(head, MapHead):
+        with torch.no_grad():
+            head.stand_in.table.map.table.weight[5] += 1.0
+        assert not torch.equal(before[..., 5], logits(model, given)[..., 5])
+
+
+@pytest.mark.parametrize("size", [V + 11, V - 5])
+def test_resizing(family: tuple[Family, Any], size: int, tmp_path: Path) -> None:
+    kind, model = family
+    small = min(size, V)
+    given = batch(model, vocabulary=small)
+    before = logits(model, given)
+    embedding = model.resize_token_embeddings(size)
+    assert embedding is model.get_input_embeddings()
+    assert model.config.vocab_size == embedding.num_embeddings == size
+    after = logits(model, given)
+    assert torch.equal(before[..., :small], after[..., :small]) or torch.allclose(before[..., :small], after[..., :small])
+    if model.get_output_embeddings().out_features != V:  # Marian's own decoder vocabulary stays
+        assert after.shape[-1] == size
+        model(**batch(model, labels=True, vocabulary=size)).loss.backward()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(after, logits(kind.auto_class.from_pretrained(tmp_path), given))
+
+
+def test_new_rows_start_at_the_mean_and_sizes_are_rounded_up() -> None:
+    model = with_define(llama(True), **SIZES)
+    table = model.get_input_embeddings().table.map.table.weight.detach().clone()
+    model.resize_token_embeddings(V + 1, pad_to_multiple_of=64)
+    assert model.config.vocab_size == 128
+    rows = model.get_input_embeddings().table.map.table.weight.detach()
+    torch.testing.assert_close(rows[V:], table.mean(0).expand(128 - V, -1))
+    assert torch.equal(rows[:V], table)
+    assert model.resize_token_embeddings() is model.get_input_embeddings()
+
+
+def test_lora_on_top(family: tuple[Family, Any], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    kind, model = family
+    model.save_pretrained(tmp_path / "base")
+    frozen = {name: p.detach().clone() for name, p in model.named_parameters()}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=list(kind.lora_targets)))
+    optimiser = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(3):
+        adapted(**batch(model, labels=True)).loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    adapted.eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    base = kind.auto_class.from_pretrained(tmp_path / "base")
+    for name, parameter in base.named_parameters():
+        assert torch.equal(parameter, frozen[name])
+    given = batch(model)
+    assert not torch.equal(logits(base, given), logits(adapted, given))
+    loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    assert torch.equal(logits(adapted, given), logits(loaded, given))
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(logits(merged, given), logits(loaded, given), atol=1e-5, rtol=1e-4)
+
+
+def test_lora_may_train_the_whole_table_or_a_part_of_it(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = with_define(llama(False), **SIZES)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    adapted = peft.get_peft_model(model, config)
+    adapted(**batch(model, labels=True)).loss.backward()
+    trained = [name for name, p in adapted.named_parameters() if p.grad is not None]
+    assert any("embed_tokens.modules_to_save" in name for name in trained)
+
+
+class Lines(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 160
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = (torch.arange(6) * (1 + index % 5)) % (V - 3) + 3
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+
+
+def test_trainer_for_20_steps(family: tuple[Family, Any], tmp_path: Path) -> None:
+    """The loss falls, with gradient checkpointing on, and the last checkpoint loads to the trained model."""
+    kind, model = family
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=20,
+        per_device_train_batch_size=8,
+        learning_rate=1e-2,
+        logging_steps=5,
+        save_steps=20,
+        gradient_checkpointing=True,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=Lines())
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0]
+    loaded = kind.auto_class.from_pretrained(tmp_path / "checkpoint-20")
+    given = batch(model)
+    assert torch.equal(logits(model.eval(), given), logits(loaded, given))
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(family: tuple[Family, Any]) -> None:
+    _, model = family
+    given = batch(model, labels=True)
+    model(**given).loss.backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()
+    model(**given, use_cache=False).loss.backward() if model.can_generate() else model(**given).loss.backward()
+    for name, parameter in model.named_parameters():
+        if name in wanted:
+            torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-6, rtol=1e-4)
+
+
+def test_cached_tables_answer_alike_until_training(family: tuple[Family, Any]) -> None:
+    _, model = family
+    given = batch(model)
+    before, names = logits(model, given), set(model.state_dict())
+    assert cache_tables(model) >= 1
+    cached = model.get_input_embeddings()
+    assert cached.finished is not None
+    torch.testing.assert_close(logits(model, given), before)
+    assert set(model.state_dict()) == names
+    model.train()
+    assert cached.finished is None
+
+
+def test_restore_gives_the_old_model_back(family: tuple[Family, Any]) -> None:
+    kind, _ = family
+    for tied in (True, False):
+        model = kind.make(tied)
+        before = model_hash(model)
+        report = replace_embeddings(model, **SIZES)
+        assert model_hash(model) != before
+        restore(model, report)
+        assert model_hash(model) == before
+
+
+def test_a_tied_head_can_keep_its_matrix(tmp_path: Path) -> None:
+    model = bert(True).eval()
+    matrix = model.get_output_embeddings().weight.detach().clone()
+    with_define(model, **SIZES, heads="untie")
+    assert torch.equal(model.get_output_embeddings().weight, matrix)
+    assert model.cls.predictions.decoder.bias is model.cls.predictions.bias
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.get_output_embeddings().weight, matrix)
+    assert torch.equal(logits(model, batch(model)), logits(loaded, batch(model)))
+
+
+@pytest.mark.parametrize(("name", "tied"), CASES)
+def test_a_table_that_lost_nothing_gives_the_old_logits(name: str, tied: bool, tmp_path: Path) -> None:
+    model = FAMILIES[name].make(tied).eval()
+    given = batch(model)
+    before = logits(model, given)
+    modules = {m for part in model.modules() if hasattr(part, "get_input_embeddings") for m in [part]}
+    tables = {}
+    for place, module in model.named_modules(remove_duplicate=False):
+        if any(module is part.get_input_embeddings() for part in modules):
+            tables.setdefault(id(module.weight), (place, dense_table(module.weight.detach())))
+    with_table(model, dict(tables.values()))
+    torch.testing.assert_close(logits(model, given), before)
+    assert isinstance(model.get_output_embeddings(), FinishedHead) == (tied or name == "t5")
+    model.save_pretrained(tmp_path)
+    loaded = FAMILIES[name].auto_class.from_pretrained(tmp_path)
+    assert torch.equal(logits(model, given), logits(loaded, given))
+
+
+def test_compact_tables_keep_their_number_types_and_grow(tmp_path: Path) -> None:
+    model = llama(True).eval()
+    with_table(model, quantised_table(model.get_input_embeddings().weight.detach(), bits=4, group_size=16))
+    stored = model.get_input_embeddings().table.stored_bytes
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.get_input_embeddings().table.stored_bytes == stored < V * 32 * 2
+    given = batch(model)
+    before = logits(model, given)
+    assert torch.equal(before, logits(loaded, given))
+    loaded.resize_token_embeddings(V + 3)
+    torch.testing.assert_close(logits(loaded, given)[..., :V], before)
+    loaded.save_pretrained(tmp_path / "grown")
+    grown = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "grown")
+    assert torch.equal(logits(loaded, given), logits(grown, given))
+    with pytest.raises(UserError, match="cannot lose rows"):
+        loaded.resize_token_embeddings(V - 3)
+
+
+def test_another_head_on_the_same_base(tmp_path: Path) -> None:
+    """An encoder that was saved alone becomes a classifier, or gets its language-modelling head back."""
+    encoder = with_define(bert(True), **SIZES).bert.eval()
+    model = with_define(transformers.BertModel(bert(True).config).eval(), **SIZES)
+    model.save_pretrained(tmp_path)
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    ids = batch(model)["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(classifier.bert(ids).last_hidden_state, model(ids).last_hidden_state)
+    masked = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert isinstance(masked.get_output_embeddings(), MapHead)
+    masked.save_pretrained(tmp_path / "masked")
+    back = transformers.AutoModel.from_pretrained(tmp_path / "masked")
+    with torch.no_grad():
+        assert torch.equal(back(ids).last_hidden_state, model(ids).last_hidden_state)
+    assert encoder is not None
+
+
+def test_half_precision_stays(tmp_path: Path) -> None:
+    model = with_define(t5(True).to(torch.bfloat16).eval(), **SIZES)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(model, batch(model)), logits(loaded, batch(model)))
+    assert loaded.get_input_embeddings()(torch.tensor([1])).dtype == torch.bfloat16
+
+
+def test_from_config_builds_the_same_architecture() -> None:
+    model = with_define(llama(True), **SIZES)
+    fresh = transformers.AutoModelForCausalLM.from_config(model.config)
+    assert {n: p.shape for n, p in fresh.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
+    assert float(fresh.get_input_embeddings()(torch.arange(3, V)).std()) == pytest.approx(0.02, rel=0.25)
+
+
+def test_other_models_with_the_same_configuration_keep_it() -> None:
+    config = llama(True).config
+    one, other = transformers.LlamaForCausalLM(config), transformers.LlamaForCausalLM(config)
+    before = model_hash(other)
+    with_define(one, **SIZES)
+    assert model_hash(other) == before
+    assert one.model.config is one.config
+
+
+RELOAD = """
+import sys, transformers
+transformers.logging.set_verbosity_error()
+{first}
+try:
+    transformers.{how}
+except Exception as error:
+    print(type(error).__name__, str(error))
+    sys.exit(3)
+"""
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_reload_without_torchdefine_is_refused(tmp_path: Path) -> None:
+    """By an Auto class, by the model's own class, and even by one that was told to ignore wrong shapes."""
+    with_define(llama(True), **SIZES).save_pretrained(tmp_path)
+    ways = (
+        f"AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})",
+        f"LlamaForCausalLM.from_pretrained({str(tmp_path)!r})",
+        f"LlamaForCausalLM.from_pretrained({str(tmp_path)!r}, ignore_mismatched_sizes=True)",
+        f"AutoModelForCausalLM.from_pretrained({str(tmp_path)!r}, ignore_mismatched_sizes=True)",
+    )
+    attempts = "\n".join(RELOAD.format(first="", how=how).replace("sys.exit(3)", "pass") for how in ways)
+    done = run_python(attempts + "\nassert 'torchdefine' not in sys.modules")
+    assert done.returncode == 0, done.stderr
+    refusals = done.stdout.strip()
+    assert refusals.count("torchdefine") >= len(ways), refusals
+    assert "import torchdefine" in refusals
+
+
+@pytest.mark.parametrize("first", ["import torchdefine\nimport transformers", "import transformers\nimport torchdefine"])
+def test_import_torchdefine_is_enough(first: str, tmp_path: Path) -> None:
+    model = with_define(llama(True), **SIZES).eval()
+    model.save_pretrained(tmp_path)
+    code = (
+        f"{first}\nimport torch\n"
+        f"model = transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
+        "print(model(torch.tensor([[5, 6, 7]])).logits.double().sum().item())\n"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        assert float(done.stdout) == model(torch.tensor([[5, 6, 7]])).logits.double().sum().item()
+
+
+def test_torchdefine_does_not_import_transformers() -> None:
+    done = run_python("import sys, torchdefine; print([n for n in ('transformers', 'peft') if n in sys.modules])")
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_model_whose_table_was_exchanged_again_is_not_saved(tmp_path: Path) -> None:
+    model = with_define(llama(False), **SIZES)
+    model.set_input_embeddings(torch.nn.Embedding(V, 32))
+    with pytest.raises(UserError, match="would be saved wrongly"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    with_define(llama(True), **SIZES).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = next(name for name in weights if "expansions" in name)
+    save_file({n: t for n, t in weights.items() if n != lost}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="which its table needs"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["torchdefine"]["version"] = 9
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="version 9"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    config["torchdefine"]["own_type"] = "frobnicator"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="knows no such model"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_what_is_no_model_of_transformers_is_refused() -> None:
+    with pytest.raises(UserError, match="use replace_embeddings"):
+        with_define(torch.nn.Embedding(3, 3))
+    model = with_define(llama(True), **SIZES)
+    before = model_hash(model)
+    with pytest.raises(UserError, match="was replaced already"):
+        with_define(model, **SIZES)
+    assert model_hash(model) == before
+
+
+def test_a_table_of_the_wrong_size_is_refused() -> None:
+    model = marian(False)
+    before = model_hash(model)
+    table = svd_table(torch.randn(V, 32), rank=4)
+    with pytest.raises(UserError, match="give a mapping with one for each"):
+        with_table(model, table)
+    small = svd_table(torch.randn(V - 1, 32), rank=4)
+    with pytest.raises(UserError, match="is 96 × 32, but the model's is 97 × 32"):
+        with_table(model, {"model.encoder.embed_tokens": small, "model.decoder.embed_tokens": table})
+    with pytest.raises(UserError, match="No table was given for model.decoder"):
+        with_table(model, {"model.encoder.embed_tokens": table})
+    with pytest.raises(UserError, match="which is not to be replaced"):
+        with_table(model, {"encoder.nothing": table})
+    assert model_hash(model) == before

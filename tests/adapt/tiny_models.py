@@ -1,0 +1,136 @@
+"""Tiny random models of five families of transformers, tied and untied, and what a model is, as one hash."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+V, WIDTH = 97, 32
+
+
+def llama(tied: bool) -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=V,
+        hidden_size=WIDTH,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        tie_word_embeddings=tied,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def gpt2(tied: bool) -> Any:
+    config = transformers.GPT2Config(
+        vocab_size=V,
+        n_embd=WIDTH,
+        n_layer=2,
+        n_head=4,
+        n_positions=64,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        tie_word_embeddings=tied,
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert(tied: bool) -> Any:
+    config = transformers.BertConfig(
+        vocab_size=V,
+        hidden_size=WIDTH,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+    )
+    return transformers.BertForMaskedLM(config)
+
+
+def t5(tied: bool) -> Any:
+    config = transformers.T5Config(
+        vocab_size=V,
+        d_model=WIDTH,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        tie_word_embeddings=tied,
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def marian(tied: bool) -> Any:
+    config = transformers.MarianConfig(
+        vocab_size=V,
+        decoder_vocab_size=V,
+        d_model=WIDTH,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        decoder_start_token_id=0,
+        eos_token_id=2,
+        forced_eos_token_id=None,
+        scale_embedding=True,
+        share_encoder_decoder_embeddings=tied,
+        tie_word_embeddings=tied,
+    )
+    return transformers.MarianMTModel(config)
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to make a model, which Auto class loads it, and which of its layers LoRA can be put on."""
+
+    make: Callable[[bool], Any]
+    auto_class: Any
+    lora_targets: tuple[str, ...]
+    generates: bool = True
+
+
+FAMILIES = {
+    "llama": Family(llama, transformers.AutoModelForCausalLM, ("q_proj", "v_proj")),
+    "gpt2": Family(gpt2, transformers.AutoModelForCausalLM, ("c_attn",)),
+    "bert": Family(bert, transformers.AutoModelForMaskedLM, ("query", "value"), generates=False),
+    "t5": Family(t5, transformers.AutoModelForSeq2SeqLM, ("q", "v")),
+    "marian": Family(marian, transformers.AutoModelForSeq2SeqLM, ("q_proj", "v_proj")),
+}
+
+
+def batch(model: Any, *, labels: bool = False, vocabulary: int = V) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, vocabulary, (2, 7), generator=torch.Generator().manual_seed(1))
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if labels:
+        return {**given, "labels": ids.clone()}
+    if model.config.is_encoder_decoder:
+        given["decoder_input_ids"] = ids[:, :4]
+    return given
+
+
+def model_hash(model: nn.Module) -> str:
+    """Everything that a model is: its modules, tensors, sharing, modes and, if it has one, its configuration."""
+    digest = hashlib.sha256(repr(model).encode())
+    for name, module in model.named_modules(remove_duplicate=False):
+        ties = module.__dict__.get("_tied_weights_keys"), module.__dict__.get("all_tied_weights_keys")
+        digest.update(f"{name} {type(module)} {id(type(module))} {module.training} {ties}".encode())
+    for tensors in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+        for name, tensor in tensors:
+            digest.update(f"{name} {id(tensor)} {tensor.dtype} {tensor.device} {tensor.requires_grad}".encode())
+            if type(tensor.data) is torch.Tensor:
+                digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    if hasattr(model, "config"):
+        digest.update(f"{id(type(model.config))} {model.config.to_json_string()}".encode())
+    return digest.hexdigest()
