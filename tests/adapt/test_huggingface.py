@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ pytest.importorskip("transformers")
 import transformers
 from safetensors import safe_open
 
-from tests.adapt.tiny_models import FAMILIES, V, Family, batch, bert, llama, marian, model_hash, t5
+from tests.adapt.tiny_models import FAMILIES, Family, V, batch, bert, llama, marian, model_hash, t5
 from torchdefine import replace_embeddings, restore
 from torchdefine.adapt.heads import FinishedHead, MapHead
 from torchdefine.adapt.huggingface import cache_tables, with_define, with_table
@@ -72,14 +71,15 @@ def test_forward_and_backward_are_those_of_the_model_with_finished_tables(name: 
             torch.testing.assert_close(parameter.grad, wanted[parameter_name].grad)
             compared += 1
     assert compared >= 8
-    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    unused = {n for n, p in wanted.items() if p.grad is None}
+    assert {n for n, p in model.named_parameters() if p.grad is None} <= unused
 
 
 def test_the_new_model_starts_as_large_as_the_old(family: tuple[Family, Any]) -> None:
     _, model = family
     embedding = model.get_input_embeddings()
     old = 1.0 if isinstance(model, transformers.T5ForConditionalGeneration) else 0.02
-    assert float(embedding(torch.arange(3, V)).std()) == pytest.approx(old, rel=0.25)
+    assert embedding(torch.arange(3, V)).detach().std().item() == pytest.approx(old, rel=0.25)
 
 
 def test_generate_gives_the_same_with_and_without_a_cache(family: tuple[Family, Any]) -> None:
@@ -103,10 +103,10 @@ def test_saving_and_loading_is_bit_equal(family: tuple[Family, Any], tmp_path: P
     assert torch.equal(logits(model, given), logits(loaded, given))
     assert isinstance(loaded, type(model).__mro__[2])  # the plain class
     assert type(loaded) is type(model)
+    tables = [m for m in model.modules() if isinstance(m, StandIn)]
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        on_disk = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    buffers = {name: b for name, b in model.named_buffers() if name in model.state_dict()}
-    assert on_disk == sum(p.numel() for p in model.parameters()) + sum(b.numel() for b in buffers.values())
+        rows = [name for name in file.keys() if V in file.get_slice(name).get_shape()]  # noqa: SIM118
+    assert len([name for name in rows if "map.table" in name]) == len(tables)  # a shared table is saved once
     again = tmp_path / "again"
     loaded.save_pretrained(again)
     assert (again / "model.safetensors").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
@@ -136,9 +136,13 @@ def test_resizing(family: tuple[Family, Any], size: int, tmp_path: Path) -> None
     assert embedding is model.get_input_embeddings()
     assert model.config.vocab_size == embedding.num_embeddings == size
     after = logits(model, given)
-    assert torch.equal(before[..., :small], after[..., :small]) or torch.allclose(before[..., :small], after[..., :small])
-    if model.get_output_embeddings().out_features != V:  # Marian's own decoder vocabulary stays
-        assert after.shape[-1] == size
+    torch.testing.assert_close(before[..., :small], after[..., :small])
+    own_decoder_table = getattr(model.config, "share_encoder_decoder_embeddings", True) is False
+    assert own_decoder_table == (after.shape[-1] == V)
+    if own_decoder_table:
+        model.resize_decoder_token_embeddings(size)
+        after = logits(model, given)
+    else:
         model(**batch(model, labels=True, vocabulary=size)).loss.backward()
     model.save_pretrained(tmp_path)
     assert torch.equal(after, logits(kind.auto_class.from_pretrained(tmp_path), given))
@@ -228,13 +232,10 @@ def test_gradient_checkpointing_gives_the_same_gradients(family: tuple[Family, A
     model(**given).loss.backward()
     wanted = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
-    model(**given, use_cache=False).loss.backward() if model.can_generate() else model(**given).loss.backward()
+    model(**given).loss.backward()
     for name, parameter in model.named_parameters():
         if name in wanted:
             torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-6, rtol=1e-4)
@@ -245,7 +246,7 @@ def test_cached_tables_answer_alike_until_training(family: tuple[Family, Any]) -
     given = batch(model)
     before, names = logits(model, given), set(model.state_dict())
     assert cache_tables(model) >= 1
-    cached = model.get_input_embeddings()
+    cached = next(module for module in model.modules() if isinstance(module, StandIn))
     assert cached.finished is not None
     torch.testing.assert_close(logits(model, given), before)
     assert set(model.state_dict()) == names
@@ -285,7 +286,7 @@ def test_a_table_that_lost_nothing_gives_the_old_logits(name: str, tied: bool, t
     tables = {}
     for place, module in model.named_modules(remove_duplicate=False):
         if any(module is part.get_input_embeddings() for part in modules):
-            tables.setdefault(id(module.weight), (place, dense_table(module.weight.detach())))
+            tables.setdefault(id(module.weight), (place, dense_table(module.weight.detach(), "float32")))
     with_table(model, dict(tables.values()))
     torch.testing.assert_close(logits(model, given), before)
     assert isinstance(model.get_output_embeddings(), FinishedHead) == (tied or name == "t5")
@@ -315,7 +316,6 @@ def test_compact_tables_keep_their_number_types_and_grow(tmp_path: Path) -> None
 
 def test_another_head_on_the_same_base(tmp_path: Path) -> None:
     """An encoder that was saved alone becomes a classifier, or gets its language-modelling head back."""
-    encoder = with_define(bert(True), **SIZES).bert.eval()
     model = with_define(transformers.BertModel(bert(True).config).eval(), **SIZES)
     model.save_pretrained(tmp_path)
     classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
@@ -328,7 +328,6 @@ def test_another_head_on_the_same_base(tmp_path: Path) -> None:
     back = transformers.AutoModel.from_pretrained(tmp_path / "masked")
     with torch.no_grad():
         assert torch.equal(back(ids).last_hidden_state, model(ids).last_hidden_state)
-    assert encoder is not None
 
 
 def test_half_precision_stays(tmp_path: Path) -> None:
@@ -359,12 +358,10 @@ def test_other_models_with_the_same_configuration_keep_it() -> None:
 RELOAD = """
 import sys, transformers
 transformers.logging.set_verbosity_error()
-{first}
 try:
     transformers.{how}
 except Exception as error:
     print(type(error).__name__, str(error))
-    sys.exit(3)
 """
 
 
@@ -381,7 +378,7 @@ def test_reload_without_torchdefine_is_refused(tmp_path: Path) -> None:
         f"LlamaForCausalLM.from_pretrained({str(tmp_path)!r}, ignore_mismatched_sizes=True)",
         f"AutoModelForCausalLM.from_pretrained({str(tmp_path)!r}, ignore_mismatched_sizes=True)",
     )
-    attempts = "\n".join(RELOAD.format(first="", how=how).replace("sys.exit(3)", "pass") for how in ways)
+    attempts = "\n".join(RELOAD.format(how=how) for how in ways)
     done = run_python(attempts + "\nassert 'torchdefine' not in sys.modules")
     assert done.returncode == 0, done.stderr
     refusals = done.stdout.strip()
@@ -389,7 +386,9 @@ def test_reload_without_torchdefine_is_refused(tmp_path: Path) -> None:
     assert "import torchdefine" in refusals
 
 
-@pytest.mark.parametrize("first", ["import torchdefine\nimport transformers", "import transformers\nimport torchdefine"])
+@pytest.mark.parametrize(
+    "first", ["import torchdefine\nimport transformers", "import transformers\nimport torchdefine"]
+)
 def test_import_torchdefine_is_enough(first: str, tmp_path: Path) -> None:
     model = with_define(llama(True), **SIZES).eval()
     model.save_pretrained(tmp_path)

@@ -33,6 +33,9 @@ def gpt2(tied: bool) -> Any:
         n_layer=2,
         n_head=4,
         n_positions=64,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
@@ -49,6 +52,8 @@ def bert(tied: bool) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=64,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
         tie_word_embeddings=tied,
     )
     return transformers.BertForMaskedLM(config)
@@ -62,6 +67,7 @@ def t5(tied: bool) -> Any:
         d_ff=48,
         num_layers=2,
         num_heads=4,
+        dropout_rate=0.0,
         decoder_start_token_id=0,
         tie_word_embeddings=tied,
     )
@@ -85,6 +91,7 @@ def marian(tied: bool) -> Any:
         eos_token_id=2,
         forced_eos_token_id=None,
         scale_embedding=True,
+        dropout=0.0,
         share_encoder_decoder_embeddings=tied,
         tie_word_embeddings=tied,
     )

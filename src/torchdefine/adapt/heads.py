@@ -36,11 +36,6 @@ class TiedHead(nn.Module):
     def out_features(self) -> int:
         return self.stand_in.num_embeddings
 
-    @property
-    def weight(self) -> Tensor:
-        """Says dtype and device, as the stand-in's own does."""
-        return self.stand_in.weight
-
     def follow_resize(self) -> None:
         """Give the bias the size that the table has got; new tokens start at zero."""
         if self.bias is None or len(self.bias) == self.out_features:
@@ -69,9 +64,13 @@ class MapHead(TiedHead):
         if logit_scale is not None:
             nn.init.normal_(self.projection.weight, std=logit_scale * map_layer.map_dim**-0.5)
 
+    @property
+    def weight(self) -> Tensor:
+        """The output matrix behind the projection, (V, n)."""
+        return tied_map(self.stand_in.table).table.weight
+
     def forward(self, hidden: Tensor) -> Tensor:
-        table = tied_map(self.stand_in.table).table.weight  # (V, n)
-        return F.linear(self.projection(hidden), table, self.bias)
+        return F.linear(self.projection(hidden), self.weight, self.bias)
 
 
 class FinishedHead(TiedHead):
@@ -79,6 +78,11 @@ class FinishedHead(TiedHead):
 
     They are made anew, a stretch of the vocabulary at a time, unless the stand-in is cached.
     """
+
+    @property
+    def weight(self) -> Tensor:
+        """The output matrix, (V, m), made anew each time."""
+        return self.stand_in.rows(0, self.out_features)
 
     def forward(self, hidden: Tensor) -> Tensor:
         total = self.out_features

@@ -45,7 +45,22 @@ class CompactMixin:
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        return resize(self, new_num_tokens, pad_to_multiple_of, mean_resizing)
+        embedding = self.get_input_embeddings()  # type: ignore[attr-defined]
+        if new_num_tokens is None and pad_to_multiple_of is None:
+            return embedding
+        size = _stand_in(embedding).num_embeddings if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of is not None:
+            size = -(-size // pad_to_multiple_of) * pad_to_multiple_of
+        sides = ("vocab_size",) if _own_decoder_table(self) else ("vocab_size", "decoder_vocab_size")
+        resize(self, embedding, size, sides, mean_resizing)
+        return embedding
+
+    def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
+        if not _own_decoder_table(self):
+            return super().resize_decoder_token_embeddings(new_num_tokens)  # type: ignore[misc]
+        embedding = self.get_decoder().get_input_embeddings()  # type: ignore[attr-defined]
+        resize(self, embedding, new_num_tokens, ("decoder_vocab_size",), True)
+        return embedding
 
 
 class Adoption:
@@ -168,38 +183,29 @@ def keep_ties(ties: list[tuple[PreTrainedModel, dict[str, str]]]) -> None:
         }
 
 
-def resize(model: PreTrainedModel, wanted: int | None, multiple: int | None, from_mean: bool) -> nn.Module:
-    """``resize_token_embeddings`` for replaced tables: of the input, with the output layers that follow it."""
-    embedding = model.get_input_embeddings()
-    stand_in = embedding.stand_in if isinstance(embedding, SharedStandIn) else embedding
-    if wanted is None and multiple is None:
-        return embedding
-    if not isinstance(stand_in, StandIn):
-        raise UserError(
-            "The model's input table is not among those that were replaced, so torchdefine cannot resize it: restore "
-            "the model, resize it, and replace its tables again."
-        )
-    size = stand_in.num_embeddings if wanted is None else wanted
-    if multiple is not None:
-        size = -(-size // multiple) * multiple
+def resize(model: PreTrainedModel, embedding: nn.Module, size: int, settings: tuple[str, ...], from_mean: bool) -> None:
+    """Change the rows of a replaced table, of the output layer that follows it, and the ``settings`` that count them."""
+    stand_in = _stand_in(embedding)
     old = stand_in.num_embeddings
     stand_in.resize(size, from_mean=from_mean)
     output = model.get_output_embeddings()
+    follows = "decoder_vocab_size" in settings
     if isinstance(output, TiedHead) and output.stand_in is stand_in:
         output.follow_resize()
         model.set_output_embeddings(output)
-    elif isinstance(output, nn.Linear) and output.out_features == old:
+    elif follows and isinstance(output, nn.Linear) and output.out_features == old:
         resized = model._get_resized_lm_head(output, size, mean_resizing=from_mean)
         model.set_output_embeddings(resized.requires_grad_(output.weight.requires_grad))
-    final_bias = getattr(model, "final_logits_bias", None)
-    if final_bias is not None and final_bias.shape[-1] == old:
+    if follows and getattr(model, "final_logits_bias", None) is not None:
         model._resize_final_logits_bias(size)
-    model.config.get_text_config().vocab_size = size
-    if hasattr(model, "vocab_size"):
+    config = model.config.get_text_config()
+    for setting in settings:
+        if hasattr(config, setting):
+            setattr(config, setting, size)
+    if "vocab_size" in settings and hasattr(model, "vocab_size"):
         model.vocab_size = size
     setattr(model.config, RECIPE, recipe_of(model))
     model.tie_weights()
-    return embedding
 
 
 def outermost_pretrained(model: nn.Module) -> list[PreTrainedModel]:
@@ -207,6 +213,22 @@ def outermost_pretrained(model: nn.Module) -> list[PreTrainedModel]:
     if isinstance(model, PreTrainedModel):
         return [model]
     return [found for child in model.children() for found in outermost_pretrained(child)]
+
+
+def _stand_in(embedding: nn.Module) -> StandIn:
+    if isinstance(embedding, StandIn):
+        return embedding
+    if isinstance(embedding, SharedStandIn):
+        return embedding.stand_in
+    raise UserError(
+        "This table is not among those that were replaced, so torchdefine cannot resize it: restore the model, resize "
+        "it, and replace its tables again."
+    )
+
+
+def _own_decoder_table(model: Any) -> bool:
+    """Whether a decoder has a vocabulary of its own, as Marian's may."""
+    return getattr(model.config, "share_encoder_decoder_embeddings", True) is False
 
 
 def _parts(model: PreTrainedModel) -> Iterator[PreTrainedModel]:

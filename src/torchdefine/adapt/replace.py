@@ -128,7 +128,7 @@ def restore(model: nn.Module, report: ReplacementReport) -> None:
     if not {id(swap.place.parent) for swap in report.swaps} <= {id(module) for module in model.modules()}:
         raise UserError("This report is of another model: give the one whose tables were replaced.")
     for swap in report.swaps:
-        like = swap.new.weight
+        like = swap.new.stand_in.weight if isinstance(swap.new, TiedHead) else swap.new.weight
         assert isinstance(like, Tensor)
         swap.place.module.to(device=like.device, dtype=like.dtype).train(swap.new.training)
         setattr(swap.place.parent, swap.place.attribute, swap.place.module)
