@@ -184,7 +184,7 @@ def keep_ties(ties: list[tuple[PreTrainedModel, dict[str, str]]]) -> None:
 
 
 def resize(model: PreTrainedModel, embedding: nn.Module, size: int, settings: tuple[str, ...], from_mean: bool) -> None:
-    """Change the rows of a replaced table, of the output layer that follows it, and the ``settings`` that count them."""
+    """Change the rows of a replaced table and of the output layer that follows it; ``settings`` count them."""
     stand_in = _stand_in(embedding)
     old = stand_in.num_embeddings
     stand_in.resize(size, from_mean=from_mean)
@@ -196,6 +196,8 @@ def resize(model: PreTrainedModel, embedding: nn.Module, size: int, settings: tu
     elif follows and isinstance(output, nn.Linear) and output.out_features == old:
         resized = model._get_resized_lm_head(output, size, mean_resizing=from_mean)
         model.set_output_embeddings(resized.requires_grad_(output.weight.requires_grad))
+        if resized.bias is not None:  # some models now share it, though they are not tied; ties come back below
+            resized.bias = nn.Parameter(resized.bias.detach().clone(), resized.bias.requires_grad)
     if follows and getattr(model, "final_logits_bias", None) is not None:
         model._resize_final_logits_bias(size)
     config = model.config.get_text_config()
