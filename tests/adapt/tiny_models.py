@@ -1,13 +1,11 @@
-"""Tiny random models of five families of transformers, tied and untied, and what a model is, as one hash."""
+"""Tiny random models of five families of transformers, tied and untied."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
 
 V, WIDTH = 97, 32
 
@@ -125,19 +123,3 @@ def batch(model: Any, *, labels: bool = False, vocabulary: int = V) -> dict[str,
     if model.config.is_encoder_decoder:
         given["decoder_input_ids"] = ids[:, :4]
     return given
-
-
-def model_hash(model: nn.Module) -> str:
-    """Everything that a model is: its modules, tensors, sharing, modes and, if it has one, its configuration."""
-    digest = hashlib.sha256(repr(model).encode())
-    for name, module in model.named_modules(remove_duplicate=False):
-        ties = module.__dict__.get("_tied_weights_keys"), module.__dict__.get("all_tied_weights_keys")
-        digest.update(f"{name} {type(module)} {id(type(module))} {module.training} {ties}".encode())
-    for tensors in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
-        for name, tensor in tensors:
-            digest.update(f"{name} {id(tensor)} {tensor.dtype} {tensor.device} {tensor.requires_grad}".encode())
-            if type(tensor.data) is torch.Tensor:
-                digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    if hasattr(model, "config"):
-        digest.update(f"{id(type(model.config))} {model.config.to_json_string()}".encode())
-    return digest.hexdigest()

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -123,7 +122,7 @@ def rebuild(model: PreTrainedModel, recipe: Mapping[str, Any]) -> None:
         name = prefix + entry["name"]
         table = _named_first(tables, name, model)
         scales = scales_of(table, {prefix + place: scale for place, scale in entry["scales"].items()})
-        with torch.device(table.module.weight.device):
+        with table.module.weight.device:
             made = table_from_config(entry["table"])
         swaps += swaps_of(table, made, entry["heads"], scales, fresh=not table.module.weight.is_meta)
     put_in(swaps)

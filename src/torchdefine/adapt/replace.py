@@ -150,8 +150,9 @@ def _token_tables(model: nn.Module) -> Iterator[nn.Module]:
 def _fresh(old: Table, map_dim: int, expand_dim: int, depth: int, unit: UnitOptions | str) -> DeFINE:
     weight, padding_idx = old.module.weight, old.module.padding_idx
     rows, width = weight.shape
-    made = DeFINE(rows, width, map_dim, expand_dim, depth, padding_idx=padding_idx, unit=unit)
-    return made.to(device=weight.device, dtype=weight.dtype)
+    with weight.device:
+        made = DeFINE(rows, width, map_dim, expand_dim, depth, padding_idx=padding_idx, unit=unit)
+    return made.to(weight.dtype)
 
 
 def _given(
