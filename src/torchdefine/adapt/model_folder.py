@@ -1,4 +1,4 @@
-"""A folder with a model of transformers: opened with its tokenizer, and written anew, whole or not at all (extra ``hf``)."""
+"""A folder with a model of transformers: opened with its tokenizer, written whole or not at all (extra ``hf``)."""
 
 from __future__ import annotations
 
