@@ -19,8 +19,9 @@ from torchdefine import replace_embeddings, restore
 from torchdefine.adapt.heads import FinishedHead, MapHead
 from torchdefine.adapt.huggingface import cache_tables, with_define, with_table
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn
+from torchdefine.embedding import DenseMLP
 from torchdefine.errors import UserError
-from torchdefine.inference import dense_table, quantised_table, svd_table
+from torchdefine.inference import CompactTable, DenseRows, UnitRows, dense_table, quantised_table, svd_table
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -311,6 +312,22 @@ def test_compact_tables_keep_their_number_types_and_grow(tmp_path: Path) -> None
     assert torch.equal(logits(loaded, given), logits(grown, given))
     with pytest.raises(UserError, match="cannot lose rows"):
         loaded.resize_token_embeddings(V - 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_units_in_half_precision_stay_so(dtype: torch.dtype, tmp_path: Path) -> None:
+    """A table may compute in another precision than its model: loading keeps both."""
+    model = llama(True).to(dtype).eval()
+    unit = DenseMLP(8, 24, WIDTH).half()
+    table = CompactTable(UnitRows(DenseRows.of(torch.randn(V, 8), "float16"), unit))
+    with_table(model, table)
+    assert model.dtype == dtype
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    given = batch(model)
+    assert torch.equal(logits(model, given), logits(loaded, given))
+    assert {p.dtype for p in loaded.get_input_embeddings().table.rows.parameters()} == {torch.float16}
+    assert loaded.dtype == dtype
 
 
 def test_another_head_on_the_same_base(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -123,7 +124,7 @@ def rebuild(model: PreTrainedModel, recipe: Mapping[str, Any]) -> None:
         table = _named_first(tables, name, model)
         scales = scales_of(table, {prefix + place: scale for place, scale in entry["scales"].items()})
         with table.module.weight.device:
-            made = table_from_config(entry["table"])
+            made = table_from_config(entry["table"], entry["dtypes"])
         swaps += swaps_of(table, made, entry["heads"], scales, fresh=not table.module.weight.is_meta)
     put_in(swaps)
     keep_ties(ties)
@@ -147,6 +148,7 @@ def recipe_of(model: PreTrainedModel) -> dict[str, Any]:
             "scales": {place.removeprefix(prefix): scale for place, scale in places.items()},
             "heads": module.heads,
             "table": module.table.to_config(),  # type: ignore[operator]
+            "dtypes": _own_dtypes(module.table),
         }
         entries.append(entry)
     previous = getattr(model.config, RECIPE, None)
@@ -159,11 +161,23 @@ def recipe_of(model: PreTrainedModel) -> dict[str, Any]:
     return {"version": RECIPE_VERSION, "own_type": model.config.model_type, "tables": entries}
 
 
-def table_from_config(config: Mapping[str, Any]) -> nn.Module:
+def table_from_config(config: Mapping[str, Any], dtypes: Mapping[str, str]) -> nn.Module:
     """An empty table of the kind that was saved."""
     if config.get("format") == DEFINE_FORMAT:
         return DeFINE.from_config(dict(config))
-    return CompactTable.from_config(config)
+    table = CompactTable.from_config(config)
+    for name, parameter in table.named_parameters():
+        if name in dtypes:
+            parameter.data = parameter.data.to(getattr(torch, dtypes[name]))
+    return table
+
+
+def _own_dtypes(table: nn.Module) -> dict[str, str]:
+    """The number types of a compact table's parts, which are not the model's; the vectors' own follows the model."""
+    if not isinstance(table, CompactTable):
+        return {}
+    parts = ((name, part) for name, part in table.named_parameters() if part is not table.mean)
+    return {name: str(part.dtype).removeprefix("torch.") for name, part in parts}
 
 
 def keep_ties(ties: list[tuple[PreTrainedModel, dict[str, str]]]) -> None:

@@ -13,6 +13,7 @@ from torchdefine.adapt.stand_in import HeadKind, SharedStandIn, StandIn
 from torchdefine.adapt.survey import Place, Table, lookup_scale
 from torchdefine.embedding import DeFINE
 from torchdefine.errors import UserError
+from torchdefine.inference import CompactTable
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ def swaps_of(old: Table, made: nn.Module, kind: HeadKind, scales: Sequence[float
     """Everything new for one table, ready to be put in. What is ``fresh`` starts with numbers as large as the old."""
     weight = old.module.weight
     fresh = fresh and not weight.is_meta
+    if isinstance(made, CompactTable):
+        made.mean.data = made.mean.data.to(weight.dtype)  # which makes this the dtype of its vectors
     if fresh and isinstance(made, DeFINE):
         with torch.no_grad():
             made.unit.last.weight.mul_(root_mean_square(weight))  # type: ignore[union-attr, operator]
