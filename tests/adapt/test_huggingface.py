@@ -14,7 +14,8 @@ pytest.importorskip("transformers")
 import transformers
 from safetensors import safe_open
 
-from tests.adapt.tiny_models import FAMILIES, Family, V, batch, bert, llama, marian, model_hash, t5
+from tests.adapt.model_identity import model_hash
+from tests.adapt.tiny_models import FAMILIES, WIDTH, Family, V, batch, bert, llama, marian, t5
 from torchdefine import replace_embeddings, restore
 from torchdefine.adapt.heads import FinishedHead, MapHead
 from torchdefine.adapt.huggingface import cache_tables, with_define, with_table
