@@ -28,33 +28,47 @@ class Likeness:
     """Spearman's, between the similarities of all pairs of sentences in one set and in the other."""
 
 
-@torch.no_grad()
-def sentence_vectors(model: Any, tokenizer: Any, sentences: Sequence[str], progress: Progress | None = None) -> Tensor:
-    """The mean of a model's last hidden states over the tokens of each sentence: (sentences, width), on the CPU.
-
-    Of an encoder–decoder it is the encoder's. Sentences of like length are computed together, which changes nothing.
-    """
-    body = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+def sentence_batches(model: Any, tokenizer: Any, sentences: Sequence[str]) -> list[dict[str, Tensor]]:
+    """Sentences as a model takes them, ``SENTENCES_AT_ONCE`` together, on its device."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    lengths = [len(sentence) for sentence in sentences]
-    order = sorted(range(len(sentences)), key=lengths.__getitem__)
-    vectors: list[Tensor | None] = [None] * len(sentences)
-    for start in range(0, len(order), SENTENCES_AT_ONCE):
-        rows = order[start : start + SENTENCES_AT_ONCE]
+    batches = []
+    for start in range(0, len(sentences), SENTENCES_AT_ONCE):
         batch = tokenizer(
-            [sentences[row] for row in rows],
+            list(sentences[start : start + SENTENCES_AT_ONCE]),
             padding=True,
             truncation=True,
             max_length=LONGEST_SENTENCE,
             return_tensors="pt",
-        ).to(model.device)
-        hidden = body(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
-        for row, vector in zip(rows, pooled(hidden, batch["attention_mask"]).float().cpu(), strict=True):
-            vectors[row] = vector
+        )
+        batches.append({name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")})
+    return batches
+
+
+def encode_batch(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """The mean of a model's last hidden states over the tokens of each sentence, (B, m).
+
+    Of an encoder–decoder it is the encoder's.
+    """
+    body = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+    return pooled(body(**batch).last_hidden_state, batch["attention_mask"])
+
+
+@torch.no_grad()
+def sentence_vectors(model: Any, tokenizer: Any, sentences: Sequence[str], progress: Progress | None = None) -> Tensor:
+    """``encode_batch`` for many sentences: (sentences, m), float32, on the CPU.
+
+    Sentences of like length are computed together, which changes nothing but the time.
+    """
+    order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
+    batches = sentence_batches(model, tokenizer, [sentences[row] for row in order])
+    pieces = []
+    for number, batch in enumerate(batches):
+        pieces.append(encode_batch(model, batch).float().cpu())
         if progress:
-            progress(min(start + SENTENCES_AT_ONCE, len(order)), len(order))
-    return torch.stack([vector for vector in vectors if vector is not None])
+            progress(number + 1, len(batches))
+    vectors = torch.cat(pieces)
+    return vectors[torch.tensor(order).argsort()]
 
 
 def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
