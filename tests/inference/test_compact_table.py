@@ -25,6 +25,7 @@ from torchdefine.inference import (
     quantised_table,
     svd_table,
     tensor_train_table,
+    transform_table,
 )
 from torchdefine.inference.quantised import quantise_rows
 
@@ -56,6 +57,8 @@ TABLES = {
     "frequent rows int4": lambda: frequent_rows_table(matrix(), 5, 11, counts=COUNTS, storage="int4"),
     "codes": lambda: coded_table(matrix(), 4, 4, learning=CodeLearning(steps=20, rounds=2)),
     "product codes": lambda: product_quantised_table(matrix(), 6, 8),
+    "bits by importance": lambda: transform_table(matrix(), 3_000, counts=COUNTS, padding_idx=None),
+    "ranks by frequency": lambda: transform_table(matrix(), 6_000, counts=COUNTS, storage="float32"),
     "define": lambda: unit_table(DefineUnit(make_plan(8, 16, M, 2))),
     "mlp": lambda: unit_table(DenseMLP(8, 16, M)),
     "tensor train": lambda: _tensor_train(),

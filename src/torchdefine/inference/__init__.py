@@ -5,6 +5,7 @@ from torchdefine.inference.code_learning import CodeLearning
 from torchdefine.inference.codes import CodedRows
 from torchdefine.inference.compact_table import CompactTable, load_table
 from torchdefine.inference.factorised import FactorisedRows, UnitRows
+from torchdefine.inference.mixed_bits import MixedBitRows
 from torchdefine.inference.quantised import QuantisedRows
 from torchdefine.inference.rows import DenseRows, Rows
 from torchdefine.inference.tables import (
@@ -17,6 +18,7 @@ from torchdefine.inference.tables import (
     tensor_train_table,
 )
 from torchdefine.inference.tensor_train import TensorTrainRows
+from torchdefine.inference.transform import transform_table
 
 __all__ = [
     "BandedRows",
@@ -25,6 +27,7 @@ __all__ = [
     "CompactTable",
     "DenseRows",
     "FactorisedRows",
+    "MixedBitRows",
     "QuantisedRows",
     "Rows",
     "TensorTrainRows",
@@ -37,4 +40,5 @@ __all__ = [
     "quantised_table",
     "svd_table",
     "tensor_train_table",
+    "transform_table",
 ]

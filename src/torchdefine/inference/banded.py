@@ -48,10 +48,27 @@ class BandedRows(Rows):
         if self.ranked:
             place = self.places[rows].long()
             place = torch.where(place < 0, place + _LARGEST_SHORT, place)
+        if place.device.type == "cpu" and not torch.compiler.is_compiling():
+            return self._each_its_own(place, dtype)
+        return self._all_and_pick(place, dtype)
+
+    def _each_its_own(self, place: Tensor, dtype: torch.dtype) -> Tensor:
+        """Every band decodes only what lies in it: least work, but shapes that depend on the ids."""
+        flat = place.reshape(-1)
+        vectors = torch.zeros(len(flat), self.width, dtype=dtype, device=place.device)
+        start = 0
+        for band in self.bands:
+            where = ((flat >= start) & (flat < start + band.num_rows)).nonzero().squeeze(-1)
+            if len(where):
+                vectors = vectors.index_put((where,), self._widened(band(flat[where] - start, dtype)))
+            start += band.num_rows
+        return vectors.reshape(*place.shape, self.width)
+
+    def _all_and_pick(self, place: Tensor, dtype: torch.dtype) -> Tensor:
+        """Every band decodes for all, and a mask picks: fixed shapes, as compiled and exported programs need."""
         vectors: Tensor | None = None
         start = 0
         for band in self.bands:
-            # Every band decodes for all, and a mask picks: shapes stay fixed, as compiled and exported programs need.
             inside = (place - start).clamp(0, band.num_rows - 1)
             own = self._widened(band(inside, dtype))  # (…, width)
             vectors = own if vectors is None else torch.where((place >= start).unsqueeze(-1), own, vectors)

@@ -24,6 +24,10 @@ TableLike = Tensor | nn.Module
 Counts = Tensor | np.ndarray | Sequence[int] | Sequence[float]
 """How often each token occurs, by id."""
 
+FREQUENCY_POWER = 0.5
+"""A model feels an error in a frequent token less, each time it occurs, than in a rare one (about half as much for ten
+times the count, in a sentence encoder), so a token's weight grows more slowly than its count."""
+
 
 def dense_table(table: TableLike, dtype: str = "float16", *, padding_idx: int | None = None) -> CompactTable:
     """The table as it is, in another number type."""
@@ -149,7 +153,7 @@ def as_matrix(table: TableLike) -> Tensor:
 
 
 def as_weights(counts: Counts | None, matrix: Tensor) -> Tensor:
-    """Each token's share of the text, (V,), float32; one is added to every count, so that no row is lost."""
+    """How much each row counts, (V,), float32, in all 1: (count + 1) to the power ``FREQUENCY_POWER``."""
     if counts is None:
         return torch.full((len(matrix),), 1 / len(matrix), device=matrix.device)
     given = torch.as_tensor(counts, dtype=torch.float64, device=matrix.device)
@@ -157,7 +161,8 @@ def as_weights(counts: Counts | None, matrix: Tensor) -> Tensor:
         raise UserError(f"There are {given.numel()} counts for {len(matrix)} rows: give one for each token id.")
     if not bool(torch.isfinite(given).all()) or bool((given < 0).any()):
         raise UserError("Some counts are negative or not finite: count each token's occurrences in some text.")
-    return ((given + 1) / (given + 1).sum()).float()
+    weights = (given + 1) ** FREQUENCY_POWER
+    return (weights / weights.sum()).float()
 
 
 def centred(matrix: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -57,22 +57,23 @@ def tensor_train_rows(matrix: Tensor, rank: int, order: int = 3, dtype: str = "f
     except ImportError:
         raise UserError("A tensor train needs the package tensorly-torch: pip install 'torchdefine[tt]'.") from None
     num_rows, width = matrix.shape
-    row_factors, width_factors = _factors_of_at_least(num_rows, order), _divisors(width, order)
+    row_factors, width_factors, ranks = train_shape(num_rows, width, rank, order)
     padded = torch.zeros(math.prod(row_factors), width, device=matrix.device)
     padded[:num_rows] = matrix.float()
     shape = (tuple(row_factors), tuple(width_factors))
-    ranks = _ranks(row_factors, width_factors, rank)
-    train = TensorizedTensor.from_matrix(padded, *shape, rank=ranks, factorization="blocktt")
+    train = TensorizedTensor.from_matrix(padded, *shape, rank=tuple(ranks), factorization="blocktt")
     cores = [core.detach() for core in train.factors]
     made = TensorTrainRows(num_rows, row_factors, width_factors, [core.shape[0] for core in cores] + [1], dtype)
     made.cores = nn.ParameterList(frozen(core.to(float_type(dtype)).clone()) for core in cores)
     return made
 
 
-def _ranks(row_factors: list[int], width_factors: list[int], rank: int) -> tuple[int, ...]:
+def train_shape(num_rows: int, width: int, rank: int, order: int = 3) -> tuple[list[int], list[int], list[int]]:
+    """Factors of the rows and of the width, and the ranks between them, none larger than ``rank``."""
+    row_factors, width_factors = _factors_of_at_least(num_rows, order), _divisors(width, order)
     sizes = [a * b for a, b in zip(row_factors, width_factors, strict=True)]
     cuts = [min(math.prod(sizes[:i]), math.prod(sizes[i:]), rank) for i in range(1, len(sizes))]
-    return (1, *cuts, 1)
+    return row_factors, width_factors, [1, *cuts, 1]
 
 
 def _factors_of_at_least(number: int, order: int) -> list[int]:
