@@ -175,6 +175,7 @@ def _add_model_commands(command: Callable[..., argparse.ArgumentParser]) -> None
     sub.add_argument("--budget", required=True, help="for the table: 4MB, 512KiB, or '4M parameters' in float32")
     sub.add_argument("--text", required=True, help="a file of plain text like that which the model will read")
     sub.add_argument("--out", required=True, help="the new model's folder")
+    sub.add_argument("--quick", action="store_true", help="leave out what is trained for minutes: units and codes")
     sub.add_argument("--distill", type=int, default=200, help="steps of self-distillation, 0 for none (default: 200)")
     sub.add_argument("--choosing", type=int, default=300, help="sentences to compare candidates on (default: 300)")
     sub.add_argument("--held-out", type=int, default=2000, help="sentences to judge the result on (default: 2000)")
@@ -365,12 +366,15 @@ def _demo(options: argparse.Namespace, _: dict[str, Any]) -> None:
 def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.adapt.shrink import ShrinkOptions, shrink_model
     from torchdefine.training.distributed import Processes
-    from torchdefine.training.progress import work_bar
 
     settings = ShrinkOptions(
-        options.choosing, options.held_out, options.distill, str(Processes().device(options.device))
+        choosing=options.choosing,
+        held_out=options.held_out,
+        distill_steps=options.distill,
+        quick=options.quick,
+        device=str(Processes().device(options.device)),
     )
-    shrunk = shrink_model(options.folder, options.text, options.out, options.budget, options=settings, stage=work_bar)
+    shrunk = shrink_model(options.folder, options.text, options.out, options.budget, options=settings, stage=_stage)
     if options.json:
         _print_json(shrunk.to_dict())
         return
@@ -384,3 +388,12 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     before, after = (size / 1e6 for size in shrunk.file_bytes)
     print(f"Weights {before:,.1f} → {after:,.1f} MB on disk, in {shrunk.seconds:,.0f} s.")
     print(f"The model is in {shrunk.folder}.")
+
+
+def _stage(what: str) -> Any:
+    """A bar on a terminal, a line everywhere else."""
+    from torchdefine.training.progress import work_bar
+
+    if not sys.stderr.isatty():
+        print(what, file=sys.stderr)
+    return work_bar(what)

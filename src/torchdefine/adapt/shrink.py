@@ -26,6 +26,7 @@ from torchdefine.files import Progress, write_json
 
 REPORT_FILE, PICTURE_FILE = "adapt.json", "front.svg"
 REPORT_VERSION = 1
+QUICK_FAMILIES = ("transform", "weighted SVD", "frequent rows whole", "quantised")
 
 Stage = Callable[[str], AbstractContextManager[Progress]]
 """Given what is being done, a context that takes reports of progress."""
@@ -41,6 +42,8 @@ class ShrinkOptions:
     """Sentences that the result is judged on; no choice has seen them."""
     distill_steps: int = 200
     """Of self-distillation; 0 for none."""
+    quick: bool = False
+    """Leave out what is trained for minutes: units and codes."""
     device: str = "cpu"
 
 
@@ -161,7 +164,8 @@ def _fitted(
     polish = None
     if options.distill_steps:
         polish = _teacher(teaching, options.distill_steps)
-    settings = FitOptions(choosing.similarity, "mean cosine", sensitivity, polish)
+    families = QUICK_FAMILIES if options.quick else ()
+    settings = FitOptions(choosing.similarity, "mean cosine", sensitivity, polish, families=families)
     padding = table.module.padding_idx
     zero_padding = padding if padding is not None and not weight[padding].any() else None
     with stage(f"fitting {table.name}") as progress:
