@@ -20,7 +20,7 @@ from torchdefine import replace_embeddings, restore
 from torchdefine.adapt.heads import FinishedHead, MapHead
 from torchdefine.adapt.huggingface import cache_tables, with_define, with_table
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn
-from torchdefine.embedding import DenseMLP
+from torchdefine.embedding import DenseMLP, StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.inference import CompactTable, DenseRows, UnitRows, dense_table, quantised_table, svd_table
 
@@ -184,14 +184,15 @@ def test_lora_on_top(family: tuple[Family, Any], tmp_path: Path) -> None:
     torch.testing.assert_close(logits(merged, given), logits(loaded, given), atol=1e-5, rtol=1e-4)
 
 
-def test_lora_may_train_the_whole_table_or_a_part_of_it(tmp_path: Path) -> None:
+def test_lora_finds_its_usual_layers_and_may_train_the_table() -> None:
     peft = pytest.importorskip("peft")
     model = with_define(llama(False), **SIZES)
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    config = peft.LoraConfig(r=2, modules_to_save=["embed_tokens"])
     adapted = peft.get_peft_model(model, config)
     adapted(**batch(model, labels=True)).loss.backward()
     trained = [name for name, p in adapted.named_parameters() if p.grad is not None]
     assert any("embed_tokens.modules_to_save" in name for name in trained)
+    assert any("q_proj.lora_A" in name for name in trained)
 
 
 class Lines(torch.utils.data.Dataset):
@@ -460,6 +461,18 @@ def test_what_is_no_model_of_transformers_is_refused() -> None:
     before = model_hash(model)
     with pytest.raises(UserError, match="was replaced already"):
         with_define(model, **SIZES)
+    assert model_hash(model) == before
+
+
+def test_tables_that_could_not_be_saved_are_refused() -> None:
+    model = llama(True)
+    before = model_hash(model)
+    with pytest.raises(UserError, match="cannot be saved with a model of transformers"):
+        with_table(model, TokenEmbedding(StandardMap(V, WIDTH)))
+    model.lm_words = torch.nn.Embedding(5, 8)
+    before = model_hash(model)
+    with pytest.raises(UserError, match="lies outside the base model"):
+        with_define(model, **SIZES, targets="lm_words")
     assert model_hash(model) == before
 
 

@@ -17,7 +17,7 @@ from torchdefine.adapt.heads import FinishedHead, MapHead
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn, cache_tables
 from torchdefine.adapt.survey import survey
 from torchdefine.errors import UserError
-from torchdefine.inference import dense_table, svd_table
+from torchdefine.inference import dense_table, quantised_table, svd_table
 
 SIZES = {"map_dim": 8, "expand_dim": 16, "depth": 2}
 
@@ -209,6 +209,16 @@ def test_restore_follows_the_model_and_refuses_another() -> None:
         restore(model, report)
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_replaced_tables_can_be_exported(given: bool) -> None:
+    model = Tied().eval()
+    table = quantised_table(model.encoder["tokens"].weight.detach(), 4, 12) if given else None
+    replace_embeddings(model, targets="encoder.tokens", table=table, **SIZES)
+    ids = ids_for(40)
+    program = torch.export.export(model, (ids,))
+    torch.testing.assert_close(program.module()(ids), model(ids))
+
+
 def test_resizing_follows_the_embedding() -> None:
     model = Tied().eval()
     replace_embeddings(model, targets="encoder.tokens", **SIZES)
@@ -267,6 +277,20 @@ def vocabulary_parallel(model: Tied) -> None:
     model.encoder["tokens"] = VocabParallelEmbedding()
 
 
+def spread_over_processes(model: Tied) -> None:
+    """A table as tensor parallelism leaves it, on a mesh of one process."""
+    from torch.distributed import HashStore, destroy_process_group, init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model.encoder["tokens"].weight = nn.Parameter(distribute_tensor(torch.zeros(40, 12), mesh, [Shard(0)]))
+    finally:
+        destroy_process_group()
+
+
 def tied_by_a_view(model: Tied) -> None:
     model.head.weight = nn.Parameter(model.encoder["tokens"].weight.data)
 
@@ -314,6 +338,7 @@ REFUSED: list[tuple[Callable[[Tied], None], str]] = [
     (quantised, "is quantised"),
     (small_numbers, r"is quantised \(int8"),
     (vocabulary_parallel, "is spread over several processes"),
+    (spread_over_processes, r"is spread over several processes \(DTensor"),
     (tied_by_a_view, r"shares its memory with head\.weight in a way that is not understood"),
     (tied_to_something_else, r"shares its memory with head\.matrix in a way that is not understood"),
     (more_than_a_lookup, "does more than look rows up"),

@@ -138,6 +138,8 @@ def recipe_of(model: PreTrainedModel) -> dict[str, Any]:
     for name, module in modules.items():
         if not isinstance(module, StandIn):
             continue
+        if not name.startswith(prefix):
+            raise UserError(f"The table {name} lies outside the base model {prefix[:-1]}, where it could not be saved.")
         places = {name: module.scale} | {
             other: shared.scale
             for other, shared in modules.items()

@@ -98,21 +98,26 @@ def replace_embeddings(
         raise UserError(f"heads is {heads!r}, but must be 'tie' or 'untie'.")
     found = survey(model)
     chosen = choose(found, targets, _token_tables(model))
+    adoptions = _adoptions(model)
     kind: HeadKind = "own" if heads == "untie" else "map" if table is None else "finished"
     if table is None:
         new: list[nn.Module] = [_fresh(old, map_dim, expand_dim, depth, unit) for old in chosen]
     else:
         new = _given(chosen, table, found)
+        _check_savable(new, adoptions)
     swaps = [
         swaps_of(old, made, kind, scales_of(old), fresh=table is None) for old, made in zip(chosen, new, strict=True)
     ]
-    adoptions = _adoptions(model)
-
     all_swaps = [swap for group in swaps for swap in group]
+
     before = _numbers(model)
     put_in(all_swaps)
-    for adoption in adoptions:
-        adoption.complete()
+    try:
+        for adoption in adoptions:
+            adoption.complete()
+    except BaseException:
+        _take_out(all_swaps, adoptions)
+        raise
     reports = tuple(_reported(old, group) for old, group in zip(chosen, swaps, strict=True))
     return ReplacementReport(reports, before, _numbers(model), tuple(all_swaps), tuple(adoptions))
 
@@ -131,8 +136,13 @@ def restore(model: nn.Module, report: ReplacementReport) -> None:
         like = swap.new.stand_in.weight if isinstance(swap.new, TiedHead) else swap.new.weight
         assert isinstance(like, Tensor)
         swap.place.module.to(device=like.device, dtype=like.dtype).train(swap.new.training)
+    _take_out(report.swaps, report.adoptions)
+
+
+def _take_out(swaps: Sequence[Swap], adoptions: Sequence[Adoption]) -> None:
+    for swap in swaps:
         setattr(swap.place.parent, swap.place.attribute, swap.place.module)
-    for adoption in report.adoptions:
+    for adoption in adoptions:
         adoption.undo()
 
 
@@ -194,9 +204,16 @@ def _check_fit(old: Table, new: nn.Module) -> None:
         )
 
 
+def _check_savable(new: Sequence[nn.Module], adoptions: Sequence[Adoption]) -> None:
+    for made in new:
+        if adoptions and not hasattr(made, "to_config"):
+            kind = type(made).__name__
+            raise UserError(f"A {kind} cannot be saved with a model of transformers: give a CompactTable or a DeFINE.")
+
+
 def _adoptions(model: nn.Module) -> list[Adoption]:
     """What transformers must be told, for the outermost of its models here; nothing is changed yet."""
-    if "transformers" not in sys.modules:
+    if "transformers.modeling_utils" not in sys.modules:  # then no model of it can be here
         return []
     from torchdefine.adapt.pretrained import Adoption, outermost_pretrained
 
