@@ -454,6 +454,15 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["define", "int4"])
+def test_folders_of_the_first_release_are_still_read(name: str) -> None:
+    folder = Path(__file__).parents[1] / "released" / "adapted-model-v1" / name
+    expected = json.loads((folder / "expected.json").read_text())
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    found = logits(model, {"input_ids": torch.tensor(expected["ids"])})[0, -1]
+    torch.testing.assert_close(found, torch.tensor(expected["logits"]), atol=1e-5, rtol=1e-4)
+
+
 def test_what_is_no_model_of_transformers_is_refused() -> None:
     with pytest.raises(UserError, match="use replace_embeddings"):
         with_define(torch.nn.Embedding(3, 3))
