@@ -97,6 +97,8 @@ def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_pa
         "There is no text file": [bert_folder, *arguments, "--text", tmp_path / "missing.txt"],
         "The budget 'much' is not a size": [bert_folder, *arguments, "--budget", "much"],
         "allow more": [bert_folder, *arguments, "--budget", "10"],
+        "distill_steps is -1, but must be at least 0": [bert_folder, *arguments, "--distill", "-1"],
+        "held_out is 1, but must be at least 2": [bert_folder, *arguments, "--held-out", "1"],
         "The device 'tpu' is unknown": [bert_folder, *arguments, "--device", "tpu"],
     }
     for words, given in changed.items():

@@ -46,6 +46,11 @@ class ShrinkOptions:
     """Leave out what is trained for minutes: units and codes."""
     device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        for name, least in (("choosing", 1), ("held_out", 2), ("distill_steps", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}, but must be at least {least}.")
+
 
 @dataclass(frozen=True)
 class Shrunk:
