@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from torchdefine.errors import UserError
 from torchdefine.files import write_failure
 
@@ -45,7 +47,7 @@ def open_model(folder: str | Path, device: str = "cpu") -> OpenedModel:
         model = model_class.from_pretrained(folder, config=config, local_files_only=True)
     except UserError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"The model in {folder} cannot be read ({_first_line(error)}): save it again.") from None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
