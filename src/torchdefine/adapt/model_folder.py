@@ -20,6 +20,9 @@ CONFIG_FILE = "config.json"
 _OF_THE_MODEL = ("model", "pytorch_model", "tf_model", "flax_model", "rust_model", "openvino", "onnx")
 """Files and folders that hold weights, in whatever format: they are not carried over."""
 
+_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "*.bpe.model", "*.spm")
+"""Where tokenizers keep their tokens: without any of these, transformers makes one that knows none."""
+
 
 @dataclass(frozen=True)
 class OpenedModel:
@@ -35,6 +38,8 @@ def open_model(folder: str | Path, device: str = "cpu") -> OpenedModel:
     folder = Path(folder)
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{folder} has no {CONFIG_FILE}: give a folder that a model's save_pretrained wrote.")
+    if not any(path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
+        raise UserError(f"The tokenizer in {folder} is missing: save it beside the model, with save_pretrained.")
     transformers = import_transformers()
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
