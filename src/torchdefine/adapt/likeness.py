@@ -13,7 +13,7 @@ from torch import Tensor
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 
-SENTENCES_AT_ONCE = 64
+SENTENCES_AT_ONCE = 32
 LONGEST_SENTENCE = 128
 """In tokens; longer ones are cut."""
 
