@@ -17,6 +17,7 @@ from safetensors import safe_open
 from tests.adapt.model_identity import model_hash
 from tests.adapt.tiny_models import FAMILIES, WIDTH, Family, V, batch, bert, llama, marian, t5
 from torchdefine import replace_embeddings, restore
+from torchdefine.adapt import FitOptions, fit
 from torchdefine.adapt.heads import FinishedHead, MapHead
 from torchdefine.adapt.huggingface import cache_tables, with_define, with_table
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn
@@ -295,6 +296,19 @@ def test_a_table_that_lost_nothing_gives_the_old_logits(name: str, tied: bool, t
     model.save_pretrained(tmp_path)
     loaded = FAMILIES[name].auto_class.from_pretrained(tmp_path)
     assert torch.equal(logits(model, given), logits(loaded, given))
+
+
+def test_what_fit_gave_goes_straight_in(tmp_path: Path) -> None:
+    model = bert(True).eval()
+    counts = torch.arange(V, 0, -1)
+    fitted = fit(
+        model.get_input_embeddings().weight.detach(), counts, "3KB", options=FitOptions(families=("weighted SVD",))
+    )
+    with_table(model, fitted)
+    assert model.get_input_embeddings().table is fitted.table
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(model, batch(model)), logits(loaded, batch(model)))
 
 
 def test_compact_tables_keep_their_number_types_and_grow(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 
+from torchdefine.adapt.fit import Fitted
 from torchdefine.adapt.replace import Heads, replace_embeddings
 from torchdefine.adapt.stand_in import cache_tables
 from torchdefine.adapt.survey import Targets
@@ -44,11 +45,19 @@ def with_define(
 
 
 def with_table(
-    model: Model, table: nn.Module | Mapping[str, nn.Module], *, targets: Targets = None, heads: Heads = "tie"
+    model: Model,
+    table: Fitted | nn.Module | Mapping[str, nn.Module],
+    *,
+    targets: Targets = None,
+    heads: Heads = "tie",
 ) -> Model:
-    """The model with a table that was fitted to its own, as ``with_define``; several tables come by name."""
+    """The model with a table that was fitted to its own: what ``fit`` gave, or a module; several come by name.
+
+    Like ``with_define`` it changes the model in place, and the model saves and loads.
+    """
     _check(model)
-    replace_embeddings(model, table=table, targets=targets, heads=heads)
+    given = table.table if isinstance(table, Fitted) else table
+    replace_embeddings(model, table=given, targets=targets, heads=heads)
     return model
 
 
