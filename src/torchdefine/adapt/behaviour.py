@@ -1,0 +1,124 @@
+"""What replacements of a table are judged by: the outputs of the model it stands in, on text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchdefine.errors import UserError
+from torchdefine.files import Progress
+
+Encode = Callable[[nn.Module, Any], Tensor]
+"""Runs a model on one batch and gives what matters, (N, d): sentence vectors, or hidden states without padding."""
+
+
+class Behaviour:
+    """A model, the name of the table in it, and how its outputs are read from batches of text.
+
+    Args:
+        model: any module; it is put into evaluation mode while it is looked at, and is left as it was.
+        target: the table's name in ``model.named_modules()``, "embeddings.word_embeddings" say.
+        encode: runs the model on one batch and gives vectors, (N, d).
+        batches: what ``encode`` takes, a fixed list.
+    """
+
+    def __init__(self, model: nn.Module, target: str, encode: Encode, batches: Sequence[Any]) -> None:
+        if target not in dict(model.named_modules()) or not target:
+            raise UserError(f"The model has no module {target!r}: give a name from model.named_modules().")
+        if not batches:
+            raise UserError("There is no text to look at: give at least one batch.")
+        self.model, self.target, self.encode, self.batches = model, target, encode, list(batches)
+        self._original: list[Tensor | None] = [None] * len(self.batches)
+
+    def similarity(self, table: nn.Module, progress: Progress | None = None) -> float:
+        """Mean cosine between the model's outputs with its own table and with ``table`` in its place."""
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for index in range(len(self.batches)):
+                cosines = self.cosines(table, index)
+                total, count = total + float(cosines.sum()), count + len(cosines)
+                if progress:
+                    progress(index + 1, len(self.batches))
+        return total / count
+
+    def cosines(self, table: nn.Module, index: int) -> Tensor:
+        """(N,) for one batch; the gradient flows into the table."""
+        wanted = self.original(index)
+        with self.swapped(table):
+            given = self.encode(self.model, self.batches[index])
+        return F.cosine_similarity(given.float(), wanted, dim=-1)
+
+    def original(self, index: int) -> Tensor:
+        """What the model gave with its own table for one batch, (N, d); computed once."""
+        known = self._original[index]
+        if known is None:
+            with torch.no_grad(), _evaluating(self.model):
+                known = self.encode(self.model, self.batches[index]).float()
+            self._original[index] = known
+        return known
+
+    @contextmanager
+    def swapped(self, table: nn.Module) -> Iterator[None]:
+        """The model with another table, for a while."""
+        parent_name, _, name = self.target.rpartition(".")
+        parent = self.model.get_submodule(parent_name)
+        own = getattr(parent, name)
+        setattr(parent, name, table)
+        try:
+            with _evaluating(self.model):
+                yield
+        finally:
+            setattr(parent, name, own)
+
+    def sensitivity(self, *, seed: int = 0, progress: Progress | None = None) -> Tensor:
+        """How much the outputs feel an error in each direction of the table's vectors, (m, m).
+
+        It is the mean outer product of gradients: for every batch one random direction of the outputs is followed
+        back to the vectors that the table gave.
+        """
+        felt: Tensor | None = None
+        seen: list[Tensor] = []
+        own = self.model.get_submodule(self.target)
+
+        def watch(_: nn.Module, __: Any, vectors: Tensor) -> Tensor:
+            seen.append(vectors.detach().requires_grad_())
+            return seen[-1]
+
+        hook = own.register_forward_hook(watch)
+        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            for parameter in learning:
+                parameter.requires_grad_(False)
+            for index, batch in enumerate(self.batches):
+                seen.clear()
+                with torch.enable_grad(), _evaluating(self.model):
+                    outputs = F.normalize(self.encode(self.model, batch).float(), dim=-1)
+                    direction = torch.randn(outputs.shape, generator=generator).to(outputs.device)
+                    gradients = torch.autograd.grad((outputs * direction).sum(), seen)
+                rows = torch.cat([gradient.flatten(0, -2) for gradient in gradients]).float()  # (tokens, m)
+                felt = rows.T @ rows if felt is None else felt + rows.T @ rows
+                if progress:
+                    progress(index + 1, len(self.batches))
+        finally:
+            hook.remove()
+            for parameter in learning:
+                parameter.requires_grad_(True)
+        assert felt is not None
+        return felt / felt.diagonal().mean().clamp(min=1e-30)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,208 @@
+"""Every way of packing a table into a budget: one candidate a method, as large as the budget allows.
+
+For a budget of bytes the large parts are packed, as no table of floats comes near; for one of parameters none is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdefine.adapt.budget import Budget
+from torchdefine.adapt.unit_fitting import UnitFitting, make_unit, unit_table
+from torchdefine.files import Progress
+from torchdefine.inference import (
+    CodedRows,
+    CodeLearning,
+    CompactTable,
+    DenseRows,
+    FactorisedRows,
+    QuantisedRows,
+    Rows,
+    TensorTrainRows,
+    UnitRows,
+    coded_table,
+    frequent_rows_table,
+    product_quantised_table,
+    quantised_table,
+    svd_table,
+    tensor_train_table,
+    transform_table,
+)
+from torchdefine.inference.rows import FLOATS
+from torchdefine.inference.tables import Counts
+from torchdefine.inference.tensor_train import train_shape
+
+KEPT_SHARES = (0.05, 0.15)
+ENTRIES = 16
+MOST_CODEBOOKS = 64
+"""Of compositional codes: learning more takes long, and their codebooks alone are large."""
+Build = Callable[[Progress | None], CompactTable]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method at one size; ``build`` makes the table."""
+
+    family: str
+    name: str
+    build: Build
+
+
+@dataclass(frozen=True)
+class Source:
+    """The table to be replaced, and what is known of it."""
+
+    table: Tensor
+    counts: Counts
+    sensitivity: Tensor | None = None
+    padding_idx: int | None = None
+
+
+def candidates(
+    source: Source, budget: Budget, *, units: UnitFitting | None = None, codes: CodeLearning | None = None
+) -> Iterator[Candidate]:
+    """All that fit, in order of how long they take; what the budget is too small for is left out."""
+    yield from _transforms(source, budget)
+    yield from _low_rank(source, budget)
+    if not budget.floats_only:
+        yield from _quantised(source, budget)
+        yield from _product_codes(source, budget)
+    yield from _tensor_train(source, budget)
+    yield from _units(source, budget, units or UnitFitting())
+    if not budget.floats_only:
+        yield from _compositional_codes(source, budget, codes)
+
+
+def _transforms(source: Source, budget: Budget) -> Iterator[Candidate]:
+    for storage in ("float32",) if budget.floats_only else ("mixed", "int4", "int8"):
+        name = "bits by importance" if storage == "mixed" else f"ranks by frequency, {storage}"
+        make = partial(transform_table, source.table, budget.bytes, storage=storage, sensitivity=source.sensitivity)
+        yield Candidate("transform", name, _build(source, make))
+
+
+def _low_rank(source: Source, budget: Budget) -> Iterator[Candidate]:
+    rows, width = source.table.shape
+    storages = ("float32",) if budget.floats_only else ("int8", "int4")
+    for storage in storages:
+        rank = _largest(width, partial(_low_rank_bytes, rows, width, storage, 0), budget.bytes)
+        if rank:
+            make = partial(svd_table, source.table, rank, storage=storage)
+            yield Candidate("weighted SVD", f"SVD {rank}, {storage}", _build(source, make))
+    for storage in ("float32",) if budget.floats_only else ("int4",):
+        for kept in (int(share * rows) for share in KEPT_SHARES):
+            rank = _largest(width, partial(_low_rank_bytes, rows, width, storage, kept), budget.bytes)
+            if rank and 0 < kept < rows:
+                make = partial(frequent_rows_table, source.table, rank, kept, storage=storage)
+                name = f"{kept} rows whole, rest SVD {rank}, {storage}"
+                yield Candidate("frequent rows whole", name, _build(source, make))
+
+
+def _quantised(source: Source, budget: Budget) -> Iterator[Candidate]:
+    rows, width = source.table.shape
+    for group in (width, 32):
+        sizes = [_bytes(QuantisedRows, rows, width, bits, group) for bits in range(1, 9)]
+        bits = sum(size <= budget.bytes for size in sizes)
+        if bits and group <= width:
+            per = "row" if group == width else f"{group} numbers"
+            make = partial(quantised_table, source.table, bits, group)
+            yield Candidate("quantised", f"int{bits}, a step a {per}", _build(source, make, counted=False))
+
+
+def _product_codes(source: Source, budget: Budget) -> Iterator[Candidate]:
+    rows, width = source.table.shape
+    divisors = [parts for parts in range(1, width + 1) if width % parts == 0]
+    fitting = [parts for parts in divisors if _bytes(CodedRows, rows, width, parts, 1, ENTRIES) <= budget.bytes]
+    if fitting and rows >= ENTRIES:
+        make = partial(product_quantised_table, source.table, fitting[-1], ENTRIES)
+        yield Candidate("product codes", f"product codes {fitting[-1]} × {ENTRIES}", _build(source, make))
+
+
+def _compositional_codes(source: Source, budget: Budget, learning: CodeLearning | None) -> Iterator[Candidate]:
+    rows, width = source.table.shape
+    books = _largest(MOST_CODEBOOKS, lambda books: _bytes(CodedRows, rows, width, 1, books, ENTRIES), budget.bytes)
+    if books and rows >= ENTRIES:
+        make = partial(coded_table, source.table, books, ENTRIES, learning=learning)
+        yield Candidate("compositional codes", f"codes {books} × {ENTRIES}", _build(source, make, reports=True))
+
+
+def _tensor_train(source: Source, budget: Budget) -> Iterator[Candidate]:
+    rows, width = source.table.shape
+    left = budget.bytes - _place_bytes(rows)
+    rank = _largest(4 * width, lambda rank: _bytes(TensorTrainRows, rows, *train_shape(rows, width, rank)), left)
+    if rank:
+        make = partial(tensor_train_table, source.table, rank)
+        yield Candidate("tensor train", f"tensor train, ranks to {rank}", _build(source, make))
+
+
+def _units(source: Source, budget: Budget, fitting: UnitFitting) -> Iterator[Candidate]:
+    rows, width = source.table.shape
+    storages = ("float32",) if budget.floats_only else ("int8",)
+    for unit in ("define", "mlp"):
+        for storage in storages:
+            n = 4 * _largest(width // 4, partial(_unit_bytes, rows, width, unit, storage), budget.bytes)
+            if n:
+                settings = UnitFitting(fitting.steps, fitting.batch_size, fitting.lr, storage, fitting.seed)
+                make = partial(unit_table, source.table, unit, n, sensitivity=source.sensitivity, fitting=settings)
+                label = {"define": "DeFINE", "mlp": "MLP"}[unit]
+                yield Candidate(label, f"{label} {n}, {storage}", _build(source, make, reports=True))
+
+
+def _build(source: Source, make: Callable[..., CompactTable], *, counted: bool = True, reports: bool = False) -> Build:
+    def build(progress: Progress | None) -> CompactTable:
+        more: dict[str, Any] = {"counts": source.counts} if counted else {}
+        if reports:
+            more["progress"] = progress
+        return make(padding_idx=source.padding_idx, **more)
+
+    return build
+
+
+def _largest(highest: int, bytes_of: Callable[[int], int], budget: int) -> int:
+    """The largest size from 1 to ``highest`` whose bytes fit, by halving; 0 where none does."""
+    low, high = 0, highest
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if bytes_of(middle) <= budget else (low, middle - 1)
+    return low
+
+
+def _bytes(kind: type[Rows], *sizes: Any) -> int:
+    """What a table of such rows would take; nothing is allocated."""
+    with torch.device("meta"):
+        return CompactTable(kind(*sizes)).stored_bytes
+
+
+def _empty(storage: str, rows: int, width: int, group: int = 32) -> Rows:
+    if storage in FLOATS:
+        return DenseRows(rows, width, storage)
+    return QuantisedRows(rows, width, int(storage.removeprefix("int")), group)
+
+
+def _low_rank_bytes(rows: int, width: int, storage: str, kept: int, rank: int) -> int:
+    with torch.device("meta"):
+        projection = _empty("int8" if storage.startswith("int") else storage, rank, width, width)
+        rest = FactorisedRows(_empty(storage, rows - kept, rank), projection)
+        size = CompactTable(rest).stored_bytes
+        if kept:
+            whole = CompactTable(_empty(storage, kept, width)).stored_bytes - 4 * width
+            size += whole + _place_bytes(rows)
+        return size
+
+
+def _place_bytes(rows: int) -> int:
+    """What a banded table spends on the order of its rows."""
+    return rows * (2 if rows <= 1 << 16 else 4)
+
+
+def _unit_bytes(rows: int, width: int, unit: str, storage: str, quarter: int) -> int:
+    with torch.device("meta"):
+        map_dim = 4 * quarter  # as the groups of a DeFINE unit need
+        made = make_unit(unit, map_dim, width)
+        made = made if storage == "float32" else made.half()
+        return CompactTable(UnitRows(_empty(storage, rows, map_dim), made)).stored_bytes

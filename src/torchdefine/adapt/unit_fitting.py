@@ -1,0 +1,131 @@
+"""A DeFINE unit, or an MLP, over a small table, fitted to a finished one; both start as its weighted SVD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchdefine.embedding import DefineUnit, DenseMLP, make_plan
+from torchdefine.errors import UserError
+from torchdefine.files import Progress
+from torchdefine.inference import CompactTable, UnitRows
+from torchdefine.inference.factorised import principal_directions
+from torchdefine.inference.quantised import stored_rows
+from torchdefine.inference.rows import DenseRows
+from torchdefine.inference.tables import Counts, TableLike, as_matrix, as_weights, centred
+from torchdefine.inference.transform import metric
+
+DEPTH = 3
+SAMPLED = 0.75
+"""Tokens are drawn by weight to this power, and what that leaves is in the loss: rare ones are seen, too."""
+
+
+@dataclass(frozen=True)
+class UnitFitting:
+    """How a unit is trained on the table."""
+
+    steps: int = 300
+    batch_size: int = 2_048
+    lr: float = 1e-3
+    storage: str = "float32"
+    """Of the small table; the unit's own weights stay floats of this type, or float16 where it is a whole number."""
+    seed: int = 0
+
+
+def unit_table(
+    table: TableLike,
+    unit: str,
+    map_dim: int,
+    *,
+    counts: Counts,
+    sensitivity: Tensor | None = None,
+    fitting: UnitFitting | None = None,
+    padding_idx: int | None = None,
+    progress: Progress | None = None,
+) -> CompactTable:
+    """A table V × ``map_dim`` with a "define" unit or an "mlp" behind it, trained to give back ``table``.
+
+    The unit has hidden layers as wide as twice the map and as the table, so its start is the weighted SVD exactly.
+    """
+    fitting = fitting or UnitFitting()
+    matrix = as_matrix(table)
+    weights = as_weights(counts, matrix)
+    rows, mean = centred(matrix, weights)
+    felt, back = metric(sensitivity, rows)
+    made = make_unit(unit, map_dim, rows.shape[1]).to(rows.device)
+    directions = principal_directions(rows @ felt, map_dim, weights)  # (n, m)
+    coefficients = rows @ felt @ directions.T  # (V, n)
+    scale = coefficients.square().mean(0).sqrt().clamp(min=1e-7)
+    start_as_projection(made, scale[:, None] * directions @ back)
+    small = nn.Parameter(coefficients / scale)
+    _train(small, made, rows @ felt, felt, weights, fitting, progress)
+    factor = stored_rows(small.detach(), fitting.storage)
+    if not isinstance(factor, DenseRows):
+        made.half()
+    elif fitting.storage != "float32":
+        made.to(factor.weight.dtype)
+    return CompactTable(UnitRows(factor, made), mean, padding_idx)
+
+
+def make_unit(unit: str, map_dim: int, width: int) -> DefineUnit | DenseMLP:
+    """The unit of a candidate: hidden layers as wide as the finished vectors, or twice the map where that is more."""
+    hidden = max(width, 2 * map_dim)
+    if unit == "define":
+        return DefineUnit(make_plan(map_dim, -(-hidden // 4) * 4, width, DEPTH))
+    if unit == "mlp":
+        return DenseMLP(map_dim, hidden, width)
+    raise UserError(f"The unit {unit!r} is unknown: use define or mlp.")
+
+
+@torch.no_grad()
+def start_as_projection(unit: DefineUnit | DenseMLP, projection: Tensor) -> None:
+    """Set a unit's weights so that it gives x @ projection, (n, m), with everything else ready to learn.
+
+    A DeFINE unit's last layer sees its input again; in an MLP, gelu(x) - gelu(-x) = x carries it through.
+    """
+    n = len(projection)
+    if isinstance(unit, DefineUnit):
+        unit.last.weight.zero_()
+        unit.last.weight[0, :n] = projection
+        return
+    unit.reduce.weight.zero_()
+    for sign, start in ((1.0, 0), (-1.0, n)):
+        unit.expand.weight[start : start + n] = sign * torch.eye(n, device=projection.device)
+        unit.expand.bias[start : start + n] = 0.0
+        unit.reduce.weight[:, start : start + n] = sign * projection.T
+
+
+def _train(
+    small: nn.Parameter,
+    unit: nn.Module,
+    wanted: Tensor,
+    felt: Tensor,
+    weights: Tensor,
+    fitting: UnitFitting,
+    progress: Progress | None,
+) -> None:
+    """Weighted least squares, in the metric of what the model feels, over rows drawn by weight."""
+    generator = torch.Generator(device=wanted.device).manual_seed(fitting.seed)
+    chances = weights.double() ** SAMPLED
+    ends = (chances / chances.sum()).cumsum(0)
+    left = (weights.double() / chances * chances.sum()).float()  # so that the loss is that of all rows
+    groups: list[dict[str, Any]] = [{"params": [small], "lr": 3 * fitting.lr}, {"params": list(unit.parameters())}]
+    optimizer = torch.optim.Adam(groups, fitting.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, fitting.steps)
+    variance = (weights @ wanted.square()).sum()
+    unit.requires_grad_(True)
+    for step in range(fitting.steps):
+        draws = torch.rand(fitting.batch_size, dtype=torch.float64, device=wanted.device, generator=generator)
+        batch = torch.searchsorted(ends, draws).clamp(max=len(wanted) - 1)
+        error = unit(small[batch]) @ felt - wanted[batch]  # (B, m)
+        loss = (error.square().sum(-1) * left[batch]).mean() / variance
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if progress and ((step + 1) % 20 == 0 or step + 1 == fitting.steps):
+            progress(step + 1, fitting.steps)
+    unit.requires_grad_(False)

@@ -1,0 +1,157 @@
+"""Compositional codes learnt through a Gumbel-softmax (Shu & Nakayama, ICLR 2018), then refined.
+
+An encoder gives each row a distribution over the entries of every codebook; a noisy sample of it, soft while it
+learns, picks what is summed. At the end the likeliest codes are taken and refined (code_refinement.py): learnt codes
+alone lose to k-means, refined ones do not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchdefine.errors import UserError
+from torchdefine.files import Progress
+from torchdefine.inference.code_refinement import refine_codes
+from torchdefine.inference.codes import CodedRows
+
+
+@dataclass(frozen=True)
+class CodeLearning:
+    """How codes are learnt; what is not here follows from the table."""
+
+    steps: int = 4_000
+    batch_size: int = 512
+    lr: float = 3e-3
+    temperature: float = 1.0
+    last_temperature: float = 0.4
+    validate_every: int = 250
+    patience: int = 4
+    """Validations without a gain of 0.1 % before learning stops early."""
+    rounds: int = 20
+    """Of refinement afterwards, at most; 0 leaves the codes as they were learnt."""
+    seed: int = 0
+
+
+class CodeLearner(nn.Module):
+    """Rows → relaxed one-hot codes → rows again."""
+
+    def __init__(self, width: int, codebooks: int, entries: int) -> None:
+        super().__init__()
+        self.codebooks, self.entries = codebooks, entries
+        hidden = max(codebooks * entries // 2, 1)
+        self.hidden = nn.Linear(width, hidden)
+        self.logits = nn.Linear(hidden, codebooks * entries)
+        self.books = nn.Parameter(torch.randn(codebooks * entries, width) * codebooks**-0.5)
+
+    def scores(self, rows: Tensor) -> Tensor:
+        """(B, m) → (B, M, K) logarithms of unnormalised probabilities."""
+        raw = self.logits(torch.tanh(self.hidden(rows)))
+        return torch.log(F.softplus(raw) + 1e-8).unflatten(-1, (self.codebooks, self.entries))
+
+    def forward(self, rows: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        scores = self.scores(rows)
+        uniform = torch.rand(scores.shape, device=rows.device, generator=generator).clamp(1e-9, 1 - 1e-7)
+        chosen = F.softmax((scores - torch.log(-torch.log(uniform))) / temperature, dim=-1)
+        return chosen.flatten(-2) @ self.books  # (B, m)
+
+    @torch.no_grad()
+    def codes(self, rows: Tensor) -> Tensor:
+        """(V, m) → (V, M), the likeliest."""
+        return torch.cat([self.scores(chunk).argmax(-1) for chunk in rows.split(16_384)])
+
+
+def learn_code_rows(
+    matrix: Tensor,
+    codebooks: int = 32,
+    entries: int = 16,
+    *,
+    learning: CodeLearning | None = None,
+    weights: Tensor | None = None,
+    progress: Progress | None = None,
+) -> CodedRows:
+    """M codebooks of K entries whose sums rebuild a matrix, where it is: CPU or GPU.
+
+    ``weights`` say how much each row's squared error counts.
+    """
+    learning = learning or CodeLearning()
+    CodedRows(1, matrix.shape[1], 1, codebooks, entries)  # refuses what does not fit, before the work
+    if not torch.isfinite(matrix).all():
+        raise UserError("The table has values that are not finite, so no codes can be learnt: repair the table first.")
+    scale = matrix.float().square().mean().sqrt().clamp(min=1e-12)
+    rows = matrix.float() / scale
+    mass = torch.ones(len(rows), device=rows.device) if weights is None else weights.float() / weights.float().mean()
+    rounds_share = learning.steps // 2 if learning.rounds else 0
+    total = learning.steps + rounds_share
+    learner = _learn(rows, mass, CodeLearner(rows.shape[1], codebooks, entries), learning, _partly(progress, 0, total))
+    books = (learner.books.detach() * scale).unflatten(0, (1, codebooks, entries))
+    coded = CodedRows.of(learner.codes(rows).unsqueeze(1), books)
+    if learning.rounds:
+        report = None
+        if progress:
+            report = lambda done, of: progress(learning.steps + rounds_share * done // of, total)  # noqa: E731
+        coded = refine_codes(matrix, coded, weights=mass, rounds=learning.rounds, seed=learning.seed, progress=report)
+    if progress:
+        progress(total, total)
+    return coded
+
+
+def _learn(
+    rows: Tensor, mass: Tensor, learner: CodeLearner, learning: CodeLearning, progress: Progress | None
+) -> CodeLearner:
+    """Train the learner; the best by the error of its hard codes is what stays."""
+    device_generator = torch.Generator(device=rows.device).manual_seed(learning.seed)
+    _start(learner, learning.seed)
+    learner.to(rows.device)
+    optimizer = torch.optim.Adam(learner.parameters(), lr=learning.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, learning.steps)
+    held = torch.randperm(len(rows), device=rows.device, generator=device_generator)[:4_096]
+    best, best_error, waited = learner.state_dict(), math.inf, 0
+    for step in range(learning.steps):
+        cooled = step / learning.steps
+        temperature = learning.temperature * (learning.last_temperature / learning.temperature) ** cooled
+        batch = torch.randint(len(rows), (learning.batch_size,), device=rows.device, generator=device_generator)
+        error = (learner(rows[batch], temperature, device_generator) - rows[batch]).square().mean(-1)
+        loss = (error * mass[batch]).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if (step + 1) % learning.validate_every == 0 or step + 1 == learning.steps:
+            error_now = _hard_error(learner, rows[held], mass[held])
+            if error_now < best_error * 0.999:
+                best = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+                best_error, waited = error_now, 0
+            else:
+                waited += 1
+            if progress:
+                progress(step + 1, learning.steps)
+            if waited >= learning.patience:
+                break
+    learner.load_state_dict(best)
+    return learner
+
+
+@torch.no_grad()
+def _hard_error(learner: CodeLearner, rows: Tensor, mass: Tensor) -> float:
+    one_hot = F.one_hot(learner.codes(rows), learner.entries).float().flatten(-2)
+    return float(((one_hot @ learner.books - rows).square().mean(-1) * mass).mean())
+
+
+@torch.no_grad()
+def _start(learner: CodeLearner, seed: int) -> None:
+    """The same first weights for the same seed, whatever else has drawn numbers before."""
+    generator = torch.Generator().manual_seed(seed)
+    for linear in (learner.hidden, learner.logits):
+        nn.init.xavier_uniform_(linear.weight, generator=generator)
+        nn.init.zeros_(linear.bias)
+    nn.init.normal_(learner.books, std=learner.codebooks**-0.5, generator=generator)
+
+
+def _partly(progress: Progress | None, done_before: int, total: int) -> Progress | None:
+    return None if progress is None else lambda done, _: progress(done_before + done, total)

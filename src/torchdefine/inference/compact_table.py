@@ -1,0 +1,122 @@
+"""A finished V × m table in few bytes: a look-up like ``nn.Embedding`` that decodes what is asked for, in one file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from torchdefine.embedding.map import as_ids, check_table
+from torchdefine.errors import UserError
+from torchdefine.files import write_safetensors
+from torchdefine.inference.rows import Rows, frozen, rows_from_config
+
+FORMAT = "torchdefine compact table"
+FORMAT_VERSION = 1
+
+
+class CompactTable(torch.nn.Module):
+    """Token ids → the vectors that a table had, rebuilt from ``rows``; (…) → (…, embedding_dim).
+
+    ``mean`` is added to every vector; its dtype is that of the vectors, so ``.to(torch.bfloat16)`` does what it does
+    for ``nn.Embedding``. The vector of ``padding_idx`` is always zero. Nothing learns until ``requires_grad_()``.
+    """
+
+    def __init__(self, rows: Rows, mean: Tensor | None = None, padding_idx: int | None = None) -> None:
+        super().__init__()
+        self.padding_idx = check_table(rows.num_rows, rows.width, padding_idx)
+        self.num_embeddings, self.embedding_dim = rows.num_rows, rows.width
+        self.rows = rows
+        device = next(rows.parameters()).device
+        start = torch.zeros(rows.width, device=device) if mean is None else mean.detach().float().to(device).clone()
+        if start.shape != (rows.width,):
+            raise UserError(f"The mean has the shape {tuple(start.shape)}, but the rows are {rows.width} wide.")
+        self.mean = frozen(start)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(…) whole numbers → (…, embedding_dim)."""
+        ids = as_ids(ids, self.num_embeddings)
+        vectors: Tensor = self.mean + self.rows(ids, self.mean.dtype)  # (…, m)
+        if self.padding_idx is not None:
+            vectors = vectors.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
+        return vectors
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the tensors take, in memory and in a file; the file's header comes on top."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
+
+    @property
+    def num_values(self) -> int:
+        """Numbers stored, floats and codes alike: the parameters of the table."""
+        return sum(parameter.numel() for parameter in self.parameters()) + self.rows.num_codes
+
+    def to_config(self) -> dict[str, Any]:
+        """What ``from_config`` needs to build the same module, empty; plain values only."""
+        return {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "rows": self.rows.described(),
+            "padding_idx": self.padding_idx,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        if config.get("format") != FORMAT or config.get("version") != FORMAT_VERSION:
+            raise UserError(
+                f"This is no {FORMAT} of version {FORMAT_VERSION} but {config.get('format')!r}, version "
+                f"{config.get('version')!r}: make the table again with a matching torchdefine."
+            )
+        return cls(rows_from_config(config["rows"]), padding_idx=config["padding_idx"])
+
+    def save(self, path: str | Path, facts: Mapping[str, Any] | None = None) -> None:
+        """Write one safetensors file, whole or not at all; ``facts`` say what the table was made from."""
+        header = {"config": json.dumps(self.to_config()), "facts": json.dumps(dict(facts or {}))}
+        write_safetensors(Path(path), self.state_dict(), {"format": FORMAT, **header})
+
+
+def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> CompactTable:
+    """Read what ``CompactTable.save`` wrote, on the CPU.
+
+    A file that is cut short or of another kind is refused, and so is one whose facts differ from those in ``facts``
+    (the vocabulary's hash, say).
+    """
+    path = Path(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise UserError(f"{path} is not a {FORMAT}: give a file that CompactTable.save wrote.")
+            _compare_facts(path, json.loads(header["facts"]), facts or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return _filled(json.loads(header["config"]), tensors)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: check the name of the table.") from None
+    except UserError:
+        raise
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} is damaged or cut short ({reason}): make the table again, or copy it again.") from None
+
+
+def _filled(config: dict[str, Any], tensors: dict[str, Tensor]) -> CompactTable:
+    with torch.device("meta"):  # the tensors of the file take the places of these, so nothing is allocated twice
+        table = CompactTable.from_config(config)
+    for name, empty in table.state_dict().items():
+        if name in tensors and tensors[name].dtype.is_floating_point != empty.dtype.is_floating_point:
+            raise ValueError(f"{name} is {tensors[name].dtype}")
+    table.load_state_dict(tensors, assign=True)
+    return table
+
+
+def _compare_facts(path: Path, stored: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name, value in wanted.items():
+        if stored.get(name) != value:
+            raise UserError(
+                f"The table {path} was made for another {name} ({stored.get(name)!r}, not {value!r}): make it again."
+            )

@@ -1,0 +1,116 @@
+"""Ways to hold the rows of a table in few bytes. Each decodes only the rows asked for; they nest in one another."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from torchdefine.errors import UserError
+
+FLOATS: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+_KINDS: dict[str, type[Rows]] = {}
+
+
+class Rows(nn.Module):
+    """``num_rows`` vectors of ``width`` numbers, packed; row numbers (…) → (…, width) of the dtype asked for.
+
+    Float parts are parameters that do not learn until asked to (``requires_grad_``); codes are buffers. Both live in
+    memory as they are stored. A subclass sets ``kind``, and ``config()`` gives the arguments of its constructor.
+    """
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        _KINDS[cls.kind] = cls
+
+    def __init__(self, num_rows: int, width: int) -> None:
+        super().__init__()
+        for name, value in (("num_rows", num_rows), ("width", width)):
+            if value < 1:
+                raise UserError(f"{name} is {value}, but must be at least 1.")
+        self.num_rows, self.width = num_rows, width
+
+    @abstractmethod
+    def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """(…) row numbers → (…, width)."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Plain values from which ``from_config`` builds the same module, empty."""
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        return cls(**config)
+
+    @property
+    def num_codes(self) -> int:
+        """How many packed whole numbers there are; a code is a parameter as much as a float is."""
+        return sum(child.num_codes for child in self.children() if isinstance(child, Rows))
+
+    def matrix(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """All rows, (num_rows, width)."""
+        device = next(self.parameters()).device
+        return self(torch.arange(self.num_rows, device=device), dtype)
+
+    def described(self) -> dict[str, Any]:
+        """``config()`` with the kind, for a file."""
+        return {"kind": self.kind, **self.config()}
+
+    def extra_repr(self) -> str:
+        plain = {name: value for name, value in self.config().items() if not isinstance(value, dict | list)}
+        return ", ".join(f"{name}={value}" for name, value in plain.items())
+
+
+def rows_from_config(described: dict[str, Any]) -> Rows:
+    """An empty module from what ``described()`` gave."""
+    config = dict(described)
+    kind = config.pop("kind", None)
+    if kind not in _KINDS:
+        raise UserError(f"The row encoding {kind!r} is unknown: this torchdefine knows {', '.join(sorted(_KINDS))}.")
+    return _KINDS[kind].from_config(config)
+
+
+def frozen(values: Tensor) -> nn.Parameter:
+    """A parameter that does not learn until asked to."""
+    return nn.Parameter(values, requires_grad=False)
+
+
+def float_type(name: str) -> torch.dtype:
+    if name not in FLOATS:
+        raise UserError(f"The number type {name!r} is unknown: use one of {', '.join(FLOATS)}.")
+    return FLOATS[name]
+
+
+class DenseRows(Rows):
+    """Rows as they are, in float32, float16 or bfloat16."""
+
+    kind = "dense"
+
+    def __init__(self, num_rows: int, width: int, dtype: str = "float32") -> None:
+        super().__init__(num_rows, width)
+        self.dtype = dtype
+        self.weight = frozen(torch.zeros(num_rows, width, dtype=float_type(dtype)))
+
+    @classmethod
+    def of(cls, matrix: Tensor, dtype: str = "float32") -> DenseRows:
+        made = cls(len(matrix), matrix.shape[1], dtype)
+        made.weight = frozen(matrix.detach().to(float_type(dtype)).clone())
+        return made
+
+    def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        return nn.functional.embedding(rows, self.weight).to(dtype)
+
+    def matrix(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.weight.to(dtype)
+
+    def config(self) -> dict[str, Any]:
+        return {"num_rows": self.num_rows, "width": self.width, "dtype": self.dtype}

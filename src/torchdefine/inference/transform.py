@@ -1,0 +1,182 @@
+"""The table that spends a given number of bytes best: rotated, cut into bands by frequency, with bits by importance.
+
+A rotation makes a few columns carry most of the variance; frequent rows weigh more than rare ones. Rate-distortion
+theory then says how many bits each number deserves: half the logarithm of weight × variance, less a constant. With
+floats instead of bits the same rule says how many columns each band keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from torchdefine.errors import UserError
+from torchdefine.inference.banded import in_bands
+from torchdefine.inference.bit_allocation import LADDERS, allocate
+from torchdefine.inference.compact_table import CompactTable
+from torchdefine.inference.factorised import FactorisedRows, principal_directions
+from torchdefine.inference.mixed_bits import mixed_bit_rows
+from torchdefine.inference.packing import packed_width
+from torchdefine.inference.quantised import quantise_rows, stored_rows
+from torchdefine.inference.rows import FLOATS, DenseRows, Rows
+from torchdefine.inference.tables import Counts, TableLike, as_matrix, as_weights, by_frequency, centred
+
+BLOCK = 8
+"""Columns that share a bit width: so many numbers of any width fill whole bytes. Floats need no blocks."""
+PROJECTION_BITS = 6
+HALVINGS = 16
+STEADINESS = 0.05
+"""The share of an even sensitivity that is mixed into a measured one, so that no direction is forgotten."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The ladder's step of every band and block of columns, and the first row of every band."""
+
+    edges: list[int]
+    steps: Tensor  # (bands, blocks)
+    storage: str
+
+    @property
+    def columns(self) -> list[int]:
+        return [int((row > 0).sum()) * block_of(self.storage) for row in self.steps]
+
+    def runs(self, band: int) -> list[list[int]]:
+        widths = self.steps[band][self.steps[band] > 0]
+        return [[int(bits), int((widths == bits).sum()) * BLOCK] for bits in widths.unique().flip(0)]
+
+
+@torch.no_grad()
+def transform_table(
+    table: TableLike,
+    budget: int,
+    *,
+    counts: Counts,
+    storage: str = "mixed",
+    sensitivity: Tensor | None = None,
+    padding_idx: int | None = None,
+) -> CompactTable:
+    """The table of at most ``budget`` bytes that loses least, by weight of frequency.
+
+    ``storage`` is mixed (1 to 8 bits by importance), float32, float16, int8 or int4. ``sensitivity``, (m, m), says how
+    much the model feels an error in each direction (``adapt.measure_sensitivity``).
+    """
+    if storage not in LADDERS:
+        raise UserError(f"Numbers cannot be stored as {storage!r}: use one of {', '.join(LADDERS)}.")
+    matrix = as_matrix(table)
+    weights = as_weights(counts, matrix)
+    rows, mean = centred(matrix, weights)
+    order = by_frequency(weights)
+    felt, back = metric(sensitivity, rows)
+    directions = principal_directions(rows @ felt, min(rows.shape), weights)  # (r, m)
+    coefficients = ((rows @ felt) @ directions.T)[order]  # (V, r), columns in order of variance
+    plan = _plan(coefficients, weights[order], rows.shape[1], budget, storage)
+    rank = max(plan.columns)
+    packed = _pack(coefficients, plan)
+    rebuilt = in_bands(packed, order)
+    projection = _projection(rebuilt, rows, weights, (directions @ back)[:rank], storage)
+    return CompactTable(FactorisedRows(rebuilt, projection), mean, padding_idx)
+
+
+def block_of(storage: str) -> int:
+    return 1 if storage in FLOATS else BLOCK
+
+
+def band_edges(num_rows: int) -> list[int]:
+    """Where bands begin and the last one ends: steps of four at the frequent end, of two further on."""
+    edges, edge = [0], 64
+    while edge < 0.7 * num_rows:
+        edges.append(edge)
+        edge *= 4 if edge < 1024 else 2
+    return [*edges, num_rows]
+
+
+def metric(sensitivity: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """A square root of the sensitivity and its inverse, (m, m) each."""
+    width = rows.shape[1]
+    even = torch.eye(width, device=rows.device)
+    if sensitivity is None:
+        return even, even
+    if sensitivity.shape != (width, width):
+        raise UserError(f"The sensitivity has the shape {tuple(sensitivity.shape)}, but rows are {width} wide.")
+    given = sensitivity.to(rows.device).double()
+    mixed = given / given.diagonal().mean() + STEADINESS * even
+    values, vectors = torch.linalg.eigh((mixed + mixed.T) / 2)
+    roots = values.clamp(min=STEADINESS).sqrt()
+    return ((vectors * roots) @ vectors.T).float(), ((vectors / roots) @ vectors.T).float()
+
+
+def _plan(coefficients: Tensor, weights: Tensor, width: int, budget: int, storage: str) -> _Plan:
+    """Spend the budget; places, scales and the projection take some of it, so how much is left is found by halving."""
+    edges = band_edges(len(coefficients))
+    block = block_of(storage)
+    blocks = coefficients.shape[1] // block
+    usable = coefficients[:, : blocks * block]
+    bands = list(pairwise(edges))
+    means = [(weights[a:b, None] * usable[a:b].square()).mean(0) for a, b in bands]
+    importance = torch.stack(means).unflatten(1, (blocks, block)).mean(-1)  # (bands, blocks)
+    sizes = torch.tensor([b - a for a, b in bands])
+    low, high = 0.0, float(budget)
+    best, most = None, 0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        steps = allocate(importance, sizes * block, LADDERS[storage], 8 * middle)
+        plan = _Plan(edges, steps.sort(dim=1, descending=True).values, storage)
+        size = _bytes(plan, width)
+        low, high = (low, middle) if size > budget else (middle, high)
+        if most < size <= budget:
+            best, most = plan, size
+    if best is None or not best.steps.any():
+        raise UserError(f"{budget} bytes are too few for any column of this table: allow more.")
+    return best
+
+
+def _bytes(plan: _Plan, width: int) -> int:
+    num_rows, rank = plan.edges[-1], max(plan.columns)
+    total = num_rows * (2 if num_rows <= 1 << 16 else 4) + 4 * width
+    total += rank * (packed_width(width, PROJECTION_BITS) + 2) if plan.storage not in FLOATS else 0
+    total += rank * width * FLOATS[plan.storage].itemsize if plan.storage in FLOATS else 0
+    for band, (start, stop) in enumerate(pairwise(plan.edges)):
+        columns, count = plan.columns[band], stop - start
+        if plan.storage in FLOATS:
+            total += count * max(columns, 1) * FLOATS[plan.storage].itemsize
+        elif plan.storage == "mixed":
+            total += sum(count * packed_width(n, bits) + 2 * 2**bits for bits, n in plan.runs(band)) + 2 * columns
+            total += 0 if columns else 2 * count
+        else:
+            bits = int(plan.storage.removeprefix("int"))
+            total += count * (packed_width(columns, bits) + 2 * -(-columns // 32)) if columns else 2 * count
+    return total
+
+
+def _pack(coefficients: Tensor, plan: _Plan) -> list[Rows]:
+    packed: list[Rows] = []
+    for band, (start, stop) in enumerate(pairwise(plan.edges)):
+        part = coefficients[start:stop, : plan.columns[band]]
+        if not plan.columns[band]:  # a band that is not worth a bit: its rows are the mean
+            packed.append(DenseRows(stop - start, 1, "float32" if plan.storage == "float32" else "float16"))
+        elif plan.storage == "mixed":
+            packed.append(mixed_bit_rows(part, plan.runs(band)))
+        else:
+            packed.append(stored_rows(part, plan.storage))
+    return [rows.to(coefficients.device) for rows in packed]
+
+
+def _projection(packed: Rows, rows: Tensor, weights: Tensor, start: Tensor, storage: str) -> Rows:
+    """The projection that loses least for the rows as they were rounded; a ridge holds it near where it started."""
+    rank = len(start)
+    both = torch.zeros(rank, rank, dtype=torch.float64, device=rows.device)
+    towards = torch.zeros(rank, rows.shape[1], dtype=torch.float64, device=rows.device)
+    for ids in torch.arange(len(rows), device=rows.device).split(16_384):
+        decoded = packed(ids, torch.float32).double()
+        weighted = decoded * weights[ids, None]
+        both += weighted.T @ decoded
+        towards += weighted.T @ rows[ids].double()
+    ridge = 1e-3 * both.diagonal().mean() * torch.eye(rank, dtype=torch.float64, device=rows.device)
+    best = torch.linalg.solve(both + ridge, towards + ridge @ start.double()).float()
+    if storage in FLOATS:
+        return DenseRows.of(best, storage)
+    return quantise_rows(best, PROJECTION_BITS, group_size=best.shape[1])

@@ -1,0 +1,113 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.adapt.small_encoder import Encoder, behaviour, counts
+from torchdefine.adapt import Distillation, FitOptions, UnitFitting, distill, fit
+from torchdefine.errors import UserError
+from torchdefine.inference import CodeLearning, load_table
+
+FAST = {"units": UnitFitting(steps=20, batch_size=64), "codes": CodeLearning(steps=30, rounds=1)}
+FAMILIES = {"transform", "weighted SVD", "frequent rows whole", "quantised", "product codes", "tensor train"}
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    model = Encoder()
+    options = FitOptions(
+        quality=behaviour(model, seed=3).similarity,
+        quality_name="mean cosine",
+        sensitivity=behaviour(model, 40, seed=4).sensitivity(),
+        polish=lambda table: distill(behaviour(model, 20, seed=5), table, Distillation(steps=30, lr=3e-3)),
+        **FAST,
+    )
+    calls: list[tuple[int, int]] = []
+    made = fit(model.tokens, counts(), "9KB", options=options, progress=lambda *call: calls.append(call))
+    made.__dict__["calls"] = calls
+    return made
+
+
+def test_every_family_is_tried_and_keeps_to_the_budget(fitted) -> None:
+    tried = {one.family for one in fitted.measured} | {"tensor train"}
+    assert tried >= FAMILIES | {"DeFINE", "MLP", "compositional codes"}
+    assert all(one.bytes <= 9_000 for one in fitted.measured)
+    assert all(0 < one.table_error < 1.5 and -1 <= one.quality <= 1 for one in fitted.measured)
+
+
+def test_the_best_by_quality_is_chosen_and_says_why(fitted) -> None:
+    assert fitted.chosen.quality == max(one.quality for one in fitted.measured)
+    assert fitted.table.stored_bytes == fitted.chosen.bytes
+    assert fitted.chosen.name in fitted.why
+    assert fitted.why.endswith(".")
+    front = fitted.front
+    assert [one.bytes for one in front] == sorted(one.bytes for one in front)
+    assert [one.quality for one in front] == sorted(one.quality for one in front)
+    assert front[-1] == fitted.chosen
+
+
+def test_polishing_is_measured_beside_the_rest(fitted) -> None:
+    assert sum(one.name.endswith("distilled") for one in fitted.measured) == 1
+
+
+def test_progress_grows_to_its_total(fitted) -> None:
+    done = [call[0] for call in fitted.calls]
+    assert done == sorted(done)
+    assert fitted.calls[-1][0] == fitted.calls[-1][1]
+
+
+def test_is_printed_drawn_saved_and_described(fitted, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fitted.print()
+    printed = capsys.readouterr().out
+    assert "bits by importance" in printed
+    assert "was chosen" in " ".join(printed.split())
+    fitted.draw(tmp_path / "front.svg")
+    assert (tmp_path / "front.svg").read_text().startswith("<?xml")
+    described = json.loads(json.dumps(fitted.to_dict()))
+    assert described["chosen"] == fitted.chosen.name
+    assert any(one["on_front"] for one in described["candidates"])
+    fitted.table.save(tmp_path / "table.safetensors")
+    ids = torch.arange(400)
+    assert torch.equal(load_table(tmp_path / "table.safetensors")(ids), fitted.table(ids))
+
+
+def test_without_a_model_the_weighted_error_decides() -> None:
+    options = FitOptions(families=("transform", "quantised"), shares=(1.0, 0.5), **FAST)
+    made = fit(Encoder().tokens, counts(), 8_000, options=options)
+    assert made.chosen.quality == pytest.approx(1 - made.chosen.table_error)
+    assert {one.family for one in made.measured} == {"transform", "quantised"}
+    assert min(one.bytes for one in made.measured) <= 4_000
+
+
+def test_a_budget_of_parameters_packs_nothing() -> None:
+    made = fit(Encoder().tokens, counts(), "5k parameters", options=FitOptions(**FAST))
+    assert all(one.values <= 5_000 for one in made.measured)
+    floats = [tensor for tensor in made.table.state_dict().values() if tensor.is_floating_point()]
+    assert all(tensor.dtype == torch.float32 for tensor in floats)
+
+
+def test_a_polish_that_harms_is_undone() -> None:
+    def harm(table) -> None:
+        with torch.no_grad():
+            table.mean += 10
+
+    options = FitOptions(families=("quantised",), polish=harm)
+    made = fit(Encoder().tokens, counts(), 8_000, options=options)
+    assert not made.chosen.name.endswith("distilled")
+    assert made.table.mean.abs().max() < 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"budget": 100}, "too little|allow more"),
+        ({"budget": "many"}, "not a size"),
+        ({"counts": [1, 2, 3]}, "3 counts for 400 rows"),
+        ({"table": torch.full((400, 32), torch.nan)}, "not finite"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(arguments, sentence: str) -> None:
+    settings = {"table": Encoder().tokens, "counts": counts(), "budget": 8_000} | arguments
+    with pytest.raises(UserError, match=sentence):
+        fit(**settings, options=FitOptions(families=("transform", "quantised")))

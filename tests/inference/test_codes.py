@@ -1,0 +1,111 @@
+import pytest
+import torch
+
+from torchdefine.errors import UserError
+from torchdefine.inference import CodedRows, CodeLearning
+from torchdefine.inference.code_learning import learn_code_rows
+from torchdefine.inference.code_refinement import best_entries, refine_codes
+from torchdefine.inference.product_codes import product_quantise_rows
+
+
+def clustered(rows: int = 600, width: int = 32) -> torch.Tensor:
+    """Rows with structure that codes can find: sums of a few shared directions, and noise."""
+    generator = torch.Generator().manual_seed(3)
+    directions = torch.randn(24, width, generator=generator)
+    chosen = torch.randint(0, 24, (rows, 3), generator=generator)
+    return directions[chosen].sum(1) + 0.3 * torch.randn(rows, width, generator=generator)
+
+
+def error(rows: CodedRows, x: torch.Tensor) -> float:
+    return float((rows.matrix() - x).square().mean())
+
+
+@pytest.mark.parametrize(("parts", "stages", "entries"), [(1, 5, 16), (4, 1, 8), (2, 3, 256), (1, 1, 2)])
+def test_decoding_matches_a_naive_loop(parts: int, stages: int, entries: int) -> None:
+    codes = torch.randint(0, entries, (7, parts, stages))
+    books = torch.randn(parts, stages, entries, 12 // parts)
+    rows = CodedRows.of(codes, books, "float32")
+    for row in range(7):
+        pieces = [sum(books[p, s, codes[row, p, s]] for s in range(stages)) for p in range(parts)]
+        torch.testing.assert_close(rows(torch.tensor(row), torch.float32), torch.cat(pieces))
+    assert torch.equal(rows.unpacked(), codes)
+
+
+def test_the_papers_table_takes_five_megabytes() -> None:
+    rows = CodedRows(267_735, 384, parts=1, stages=32, entries=16, dtype="float32")
+    stored = sum(t.numel() * t.element_size() for t in rows.state_dict().values())
+    assert round(stored / 1e6, 2) == 5.07
+
+
+def test_k_means_agrees_with_a_naive_one_on_what_is_nearest() -> None:
+    x = clustered()
+    rows = product_quantise_rows(x, 4, 16)
+    books, codes = rows.codebooks.float(), rows.unpacked()
+    for part in range(4):
+        chunk = x[:, part * 8 : part * 8 + 8]
+        nearest = torch.cdist(chunk, books[part, 0]).argmin(-1)
+        assert (nearest == codes[:, part, 0]).float().mean() > 0.995  # the entries were rounded to float16 afterwards
+
+
+def test_weights_say_which_rows_matter() -> None:
+    x = clustered()
+    weights = torch.full((len(x),), 1e-3)
+    weights[:40] = 1.0
+    plain, weighted = product_quantise_rows(x, 4, 16), product_quantise_rows(x, 4, 16, weights=weights)
+    assert (weighted.matrix()[:40] - x[:40]).square().mean() < 0.7 * (plain.matrix()[:40] - x[:40]).square().mean()
+
+
+def test_the_entries_solve_the_least_squares_problem() -> None:
+    x, codes = clustered(), torch.randint(0, 4, (600, 3))
+    mass = torch.rand(600)
+    solved = best_entries(x, codes, torch.zeros(3, 4, 32), mass)
+    one_hot = torch.nn.functional.one_hot(codes, 4).flatten(1).double()
+    root = mass.double().sqrt()[:, None]
+    reference = one_hot @ torch.linalg.lstsq(one_hot * root, x.double() * root, driver="gelsd").solution
+    ours = one_hot @ solved.flatten(0, 1).double()
+    loss = [float(((rebuilt - x.double()).square().sum(-1) * mass).sum()) for rebuilt in (ours, reference)]
+    assert loss[0] < loss[1] * (1 + 1e-5)
+
+
+def test_refinement_only_lowers_the_error() -> None:
+    x = clustered()
+    start = product_quantise_rows(x, 1, 16, stages=4)
+    errors = [error(refine_codes(x, start, rounds=rounds), x) for rounds in (1, 3, 10)]
+    assert error(start, x) > errors[0] > errors[1] > errors[2]
+
+
+def test_learnt_codes_beat_product_quantisation_of_as_many_bytes() -> None:
+    x = clustered(2_000)
+    learnt = learn_code_rows(x, 8, 16, learning=CodeLearning(steps=400, rounds=8))
+    stored = sum(t.numel() * t.element_size() for t in learnt.state_dict().values())
+    yardstick = product_quantise_rows(x, 16, 16)  # twice the codes, small codebooks
+    assert stored < sum(t.numel() * t.element_size() for t in yardstick.state_dict().values())
+    assert error(learnt, x) < error(yardstick, x)
+
+
+def test_learning_depends_on_its_seed_alone_and_reports() -> None:
+    x = clustered(200)
+    calls: list[tuple[int, int]] = []
+    learning = CodeLearning(steps=30, validate_every=10, rounds=2)
+    first = learn_code_rows(x, 4, 4, learning=learning, progress=lambda done, total: calls.append((done, total)))
+    torch.rand(5)
+    again = learn_code_rows(x, 4, 4, learning=learning)
+    assert torch.equal(first.codes, again.codes)
+    assert torch.equal(first.codebooks, again.codebooks)
+    assert calls[-1] == (45, 45)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+
+
+def test_learning_stops_early_when_nothing_is_gained() -> None:
+    x = torch.zeros(100, 8)
+    calls: list[int] = []
+    learning = CodeLearning(steps=1_000, validate_every=10, patience=2, rounds=0)
+    learn_code_rows(x, 2, 4, learning=learning, progress=lambda done, total: calls.append(done))
+    assert calls[-2] < 900  # the last call is the end
+
+
+def test_codes_that_cannot_be_packed_are_refused_before_any_work() -> None:
+    with pytest.raises(UserError, match="power of two"):
+        learn_code_rows(torch.randn(10, 4), 2, 5)
+    with pytest.raises(UserError, match="not finite"):
+        learn_code_rows(torch.full((10, 4), torch.inf), 2, 4)
