@@ -93,3 +93,16 @@ def test_bad_arguments() -> None:
         LSTM(4, 4, layers=0)
     with pytest.raises(UserError, match=r"hidden dropout is 1\.0"):
         LSTMDropout(hidden=1.0)
+
+
+def test_recurrent_dropout_under_compile_draws_and_gives_the_same() -> None:
+    lstm = LSTM(5, 6, layers=2, dropout=LSTMDropout(recurrent=0.5, hidden=0.2))
+    compiled = torch.compile(lstm, backend="aot_eager")
+    x = torch.randn(2, 4, 5)
+    found = []
+    for module in (lstm, compiled):
+        torch.manual_seed(7)
+        y, _ = module(x, lstm.initial_state(2))
+        found.append((y, *torch.autograd.grad(y.square().sum(), list(lstm.parameters()))))
+    for plain, traced in zip(*found, strict=True):
+        torch.testing.assert_close(traced, plain)
