@@ -167,7 +167,9 @@ def correlation_section(folder: Path) -> str:
 
 
 def main() -> None:
-    folders = sorted(p for p in HERE.iterdir() if p.is_dir() and p.name != "benchmarks" and any(p.glob("*.json")))
+    folders = sorted(
+        p for p in HERE.iterdir() if p.is_dir() and p.name not in ("benchmarks", "minilm") and any(p.glob("*.json"))
+    )
     page = "\n".join([INTRODUCTION, *(section(folder) + "\n" + correlation_section(folder) for folder in folders)])
     (HERE / "README.md").write_text(page)
     write_front_page(json.loads((HERE / "tatoeba" / "laptop.json").read_text()))

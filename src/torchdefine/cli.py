@@ -551,7 +551,7 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
         fitted.print()
     print(shrunk.replacement)
     print(
-        f"On {options.held_out:,} held-out sentences at most, mean cosine {shrunk.likeness.mean_cosine:.4f} and rank "
+        f"On {shrunk.held_out:,} held-out sentences, mean cosine {shrunk.likeness.mean_cosine:.4f} and rank "
         f"correlation {shrunk.likeness.rank_correlation:.4f} to the old model."
     )
     before, after = (size / 1e6 for size in shrunk.file_bytes)

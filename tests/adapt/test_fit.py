@@ -23,10 +23,7 @@ def fitted():
         polish=lambda table: distill(behaviour(model, 20, seed=5), table, Distillation(steps=30, lr=3e-3)),
         **FAST,
     )
-    calls: list[tuple[int, int]] = []
-    made = fit(model.tokens, counts(), "9KB", options=options, progress=lambda *call: calls.append(call))
-    made.__dict__["calls"] = calls
-    return made
+    return fit(model.tokens, counts(), "9KB", options=options)
 
 
 def test_every_family_is_tried_and_keeps_to_the_budget(fitted) -> None:
@@ -51,10 +48,14 @@ def test_polishing_is_measured_beside_the_rest(fitted) -> None:
     assert sum(one.name.endswith("distilled") for one in fitted.measured) == 1
 
 
-def test_progress_grows_to_its_total(fitted) -> None:
-    done = [call[0] for call in fitted.calls]
+def test_progress_grows_to_its_total() -> None:
+    calls: list[tuple[int, int]] = []
+    options = FitOptions(families=("quantised", "MLP"), polish=lambda table: None, **FAST)
+    fit(Encoder().tokens, counts(), "9KB", options=options, progress=lambda *call: calls.append(call))
+    done = [call[0] for call in calls]
     assert done == sorted(done)
-    assert fitted.calls[-1][0] == fitted.calls[-1][1]
+    assert calls[-1][0] == calls[-1][1]
+    assert len(calls) > 4  # the MLP reports while it is trained
 
 
 def test_is_printed_drawn_saved_and_described(fitted, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,6 +104,8 @@ def test_a_polish_that_harms_is_undone() -> None:
     [
         ({"budget": 100}, "too little|allow more"),
         ({"budget": "many"}, "not a size"),
+        ({"options": FitOptions(families=("quantized",))}, "'quantized' is unknown.*quantised"),
+        ({"options": FitOptions(sensitivity=torch.eye(5))}, r"\(5, 5\)"),
         ({"counts": [1, 2, 3]}, "3 counts for 400 rows"),
         ({"table": torch.full((400, 32), torch.nan)}, "not finite"),
     ],
@@ -110,4 +113,4 @@ def test_a_polish_that_harms_is_undone() -> None:
 def test_what_cannot_be_fitted_is_refused(arguments, sentence: str) -> None:
     settings = {"table": Encoder().tokens, "counts": counts(), "budget": 8_000} | arguments
     with pytest.raises(UserError, match=sentence):
-        fit(**settings, options=FitOptions(families=("transform", "quantised")))
+        fit(**{"options": FitOptions(families=("transform", "quantised"))} | settings)

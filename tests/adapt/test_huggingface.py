@@ -205,9 +205,11 @@ class Lines(torch.utils.data.Dataset):
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
 
 
-def test_trainer_for_20_steps(family: tuple[Family, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "tied"), [pytest.param(*c, marks=[] if c[1] else pytest.mark.slow) for c in CASES])
+def test_trainer_for_20_steps(name: str, tied: bool, tmp_path: Path) -> None:
     """The loss falls, with gradient checkpointing on, and the last checkpoint loads to the trained model."""
-    kind, model = family
+    kind = FAMILIES[name]
+    model = with_define(kind.make(tied), **SIZES)
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path),
         max_steps=20,

@@ -74,6 +74,7 @@ def test_a_folder_in_a_folder_out(name: str, text: Path, tmp_path: Path) -> None
     assert found.mean_cosine > 0.9
     report = json.loads((tmp_path / "new" / "adapt.json").read_text())
     assert report["held_out"]["mean_cosine"] == shrunk.likeness.mean_cosine
+    assert report["held_out"]["sentences"] == 30
     assert report["version"] == 1
     assert (tmp_path / "new" / "NOTICE.txt").read_text() == "kept"
     assert (tmp_path / "new" / "front.svg").exists()

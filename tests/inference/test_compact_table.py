@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,6 +147,23 @@ def test_exports_with_dynamic_batch_and_length(table: CompactTable) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int3", "codes", "frequent rows int4", "bits by importance", "define"])
+def test_onnx_agrees(kind: str, tmp_path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    table = TABLES[kind]()
+    shapes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=1, max=64)}
+    program = torch.onnx.export(table, (IDS,), dynamo=True, dynamic_shapes=(shapes,), verbose=False)
+    assert program is not None
+    program.save(str(tmp_path / "table.onnx"))
+    session = runtime.InferenceSession(str(tmp_path / "table.onnx"))
+    for shape in ((2, 4), (3, 7)):
+        ids = torch.randint(0, V, shape)
+        (vectors,) = session.run(None, {session.get_inputs()[0].name: ids.numpy()})
+        torch.testing.assert_close(torch.from_numpy(vectors), table(ids), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_compiles(table: CompactTable) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(table, dynamic=True, fullgraph=True)
@@ -157,6 +175,23 @@ def test_compiles(table: CompactTable) -> None:
 @pytest.mark.gpu
 def test_gives_the_same_on_a_gpu(table: CompactTable) -> None:
     torch.testing.assert_close(copy.deepcopy(table).cuda()(IDS.cuda()).cpu(), table(IDS), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: quantised_table(x, 4),
+        lambda x: svd_table(x, 6, counts=COUNTS),
+        lambda x: transform_table(x, 3_000, counts=COUNTS),
+        lambda x: product_quantised_table(x, 6, 8),
+        lambda x: coded_table(x, 4, 4, learning=CodeLearning(steps=20, rounds=2)),
+    ],
+)
+def test_is_built_where_the_table_is(build) -> None:
+    table = build(matrix().cuda())
+    assert {tensor.device.type for tensor in table.state_dict().values()} == {"cuda"}
+    torch.testing.assert_close(table(IDS.cuda()).cpu(), build(matrix())(IDS), rtol=0.5, atol=3.0)
 
 
 def test_padding_is_zero_and_learns_nothing() -> None:
@@ -265,3 +300,12 @@ def test_places_of_large_vocabularies_are_right() -> None:
         x = torch.arange(rows).float().unsqueeze(1)
         banded = BandedRows([DenseRows.of(x[order[:100]]), DenseRows.of(x[order[100:]])]).order_by(order)
         assert torch.equal(banded.matrix(), x)
+
+
+def test_reads_tables_of_released_versions() -> None:
+    """Files in tests/released stay as the release wrote them."""
+    folder = Path(__file__).parent.parent / "released" / "compact-table-v1"
+    expected = json.loads((folder / "vectors.json").read_text())
+    for name, vectors in expected.items():
+        table = load_table(folder / f"{name}.safetensors", {"vocabulary": "released"})
+        torch.testing.assert_close(table(torch.arange(40)), torch.tensor(vectors), rtol=1e-5, atol=1e-5)

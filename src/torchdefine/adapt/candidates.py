@@ -38,6 +38,17 @@ from torchdefine.inference.rows import FLOATS
 from torchdefine.inference.tables import Counts
 from torchdefine.inference.tensor_train import train_shape
 
+FAMILIES = (
+    "transform",
+    "weighted SVD",
+    "frequent rows whole",
+    "quantised",
+    "product codes",
+    "tensor train",
+    "DeFINE",
+    "MLP",
+    "compositional codes",
+)
 KEPT_SHARES = (0.05, 0.15)
 ENTRIES = 16
 MOST_CODEBOOKS = 64

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.adapt.budget import Budget, readable_bytes
-from torchdefine.adapt.candidates import Candidate, Source, candidates
+from torchdefine.adapt.candidates import FAMILIES, Candidate, Source, candidates
 from torchdefine.adapt.unit_fitting import UnitFitting
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.inference import CodeLearning, CompactTable
 from torchdefine.inference.tables import Counts, TableLike, as_matrix, as_weights, centred
+from torchdefine.inference.transform import metric
+from torchdefine.spelling import did_you_mean
 
 Quality = Callable[[nn.Module], float]
 TICKS = 100
@@ -157,8 +159,10 @@ def fit(
     """
     options = options or FitOptions()
     allowed = Budget.of(budget)
+    _check_families(options.families)
     source = Source(as_matrix(table), counts, options.sensitivity, padding_idx)
     weights = as_weights(counts, source.table)
+    metric(options.sensitivity, source.table)  # refuses what does not fit, before the work
     planned = [c for share in options.shares for c in _planned(source, allowed.share(share), options)]
     if not planned:
         raise UserError(f"{allowed} is too little for any replacement of this table: allow more.")
@@ -188,6 +192,12 @@ def fit(
         if progress:
             progress(total * TICKS, total * TICKS)
     return Fitted(best[1], best[0], measured, skipped, allowed, options.quality_name)
+
+
+def _check_families(families: tuple[str, ...]) -> None:
+    for family in families:
+        if family not in FAMILIES:
+            raise UserError(f"The family {family!r} is unknown{did_you_mean(family, FAMILIES)}")
 
 
 def _planned(source: Source, budget: Budget, options: FitOptions) -> list[Candidate]:

@@ -61,6 +61,8 @@ class Shrunk:
     """By the name of the table."""
     likeness: Likeness
     """Of the new model to the old, on held-out sentences."""
+    held_out: int
+    """How many there were."""
     replacement: ReplacementReport
     file_bytes: tuple[int, int]
     """Of the weights on disk, before and after."""
@@ -70,7 +72,7 @@ class Shrunk:
         return {
             "format": "torchdefine adaptation",
             "version": REPORT_VERSION,
-            "held_out": asdict(self.likeness),
+            "held_out": {"sentences": self.held_out, **asdict(self.likeness)},
             "weights_bytes_before": self.file_bytes[0],
             "weights_bytes_after": self.file_bytes[1],
             "seconds": round(self.seconds, 1),
@@ -115,7 +117,8 @@ def shrink_model(
         opened.model.save_pretrained(folder_in_making)
         carry_over(opened.folder, folder_in_making)
         sizes = (_weight_bytes(opened.folder), _weight_bytes(folder_in_making))
-        shrunk = Shrunk(Path(out), fitted, likeness(before, after), report, sizes, time.monotonic() - began)
+        alike, seconds = likeness(before, after), time.monotonic() - began
+        shrunk = Shrunk(Path(out), fitted, alike, len(parts.held_out), report, sizes, seconds)
         write_json(folder_in_making / REPORT_FILE, shrunk.to_dict())
         _draw(fitted, folder_in_making)
     return shrunk

@@ -1,8 +1,8 @@
 """Compositional codes learnt through a Gumbel-softmax (Shu & Nakayama, ICLR 2018), then refined.
 
 An encoder gives each row a distribution over the entries of every codebook; a noisy sample of it, soft while it
-learns, picks what is summed. At the end the likeliest codes are taken and refined (code_refinement.py): learnt codes
-alone lose to k-means, refined ones do not.
+learns, picks what is summed. At the end the likeliest codes are taken and refined (code_refinement.py), which takes
+away a good part of the error that is left.
 """
 
 from __future__ import annotations
@@ -85,25 +85,22 @@ def learn_code_rows(
     scale = matrix.float().square().mean().sqrt().clamp(min=1e-12)
     rows = matrix.float() / scale
     mass = torch.ones(len(rows), device=rows.device) if weights is None else weights.float() / weights.float().mean()
-    rounds_share = learning.steps // 2 if learning.rounds else 0
-    total = learning.steps + rounds_share
-    learner = _learn(rows, mass, CodeLearner(rows.shape[1], codebooks, entries), learning, _partly(progress, 0, total))
+    refining = learning.steps // 2 if learning.rounds else 0  # its share of the progress
+    total = learning.steps + refining
+    learner = CodeLearner(rows.shape[1], codebooks, entries)
+    _learn(rows, mass, learner, learning, _part_of(progress, 0, learning.steps, total))
     books = (learner.books.detach() * scale).unflatten(0, (1, codebooks, entries))
     coded = CodedRows.of(learner.codes(rows).unsqueeze(1), books)
     if learning.rounds:
-        report = None
-        if progress:
-            report = lambda done, of: progress(learning.steps + rounds_share * done // of, total)  # noqa: E731
+        report = _part_of(progress, learning.steps, refining, total)
         coded = refine_codes(matrix, coded, weights=mass, rounds=learning.rounds, seed=learning.seed, progress=report)
     if progress:
         progress(total, total)
     return coded
 
 
-def _learn(
-    rows: Tensor, mass: Tensor, learner: CodeLearner, learning: CodeLearning, progress: Progress | None
-) -> CodeLearner:
-    """Train the learner; the best by the error of its hard codes is what stays."""
+def _learn(rows: Tensor, mass: Tensor, learner: CodeLearner, learning: CodeLearning, progress: Progress | None) -> None:
+    """Train the learner, in place; the best by the error of its hard codes is what stays."""
     device_generator = torch.Generator(device=rows.device).manual_seed(learning.seed)
     _start(learner, learning.seed)
     learner.to(rows.device)
@@ -134,7 +131,6 @@ def _learn(
             if waited >= learning.patience:
                 break
     learner.load_state_dict(best)
-    return learner
 
 
 @torch.no_grad()
@@ -153,5 +149,8 @@ def _start(learner: CodeLearner, seed: int) -> None:
     nn.init.normal_(learner.books, std=learner.codebooks**-0.5, generator=generator)
 
 
-def _partly(progress: Progress | None, done_before: int, total: int) -> Progress | None:
-    return None if progress is None else lambda done, _: progress(done_before + done, total)
+def _part_of(progress: Progress | None, before: int, share: int, total: int) -> Progress | None:
+    """Progress of a part of the work, as progress of the whole."""
+    if progress is None:
+        return None
+    return lambda done, of: progress(before + share * done // max(of, 1), total)

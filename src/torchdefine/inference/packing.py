@@ -31,16 +31,17 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """(…, bytes) uint8 → (…, count) uint8."""
+    """(…, bytes) uint8 → (…, count) int32."""
+    wide = packed.to(torch.int32)  # ONNX shifts no bytes
     if bits == 8:
-        return packed
+        return wide
     codes: Tensor | None = None
     start = 0
     for field in _fields(bits):
         stop = start + _field_bytes(count, field)
-        spread = packed[..., start:stop].unsqueeze(-1) >> _shifts(field, packed)  # (…, bytes, per byte)
-        values = (spread & (2**field - 1)).flatten(-2)[..., :count]
-        codes = values if codes is None else (codes << field) | values
+        spread = torch.bitwise_right_shift(wide[..., start:stop].unsqueeze(-1), _shifts(field, wide))
+        values = (spread & (2**field - 1)).flatten(-2)[..., :count]  # (…, bytes, per byte) → (…, count)
+        codes = values if codes is None else codes * 2**field + values
         start = stop
     assert codes is not None
     return codes

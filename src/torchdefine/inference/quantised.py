@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ from torchdefine.files import Progress
 from torchdefine.inference.packing import pack, packed_width, unpack
 from torchdefine.inference.rows import FLOATS, DenseRows, Rows, frozen
 
+STORAGES = (*FLOATS, *(f"int{bits}" for bits in range(8, 0, -1)))
+"""How rows can be held, by name."""
 ROWS_AT_ONCE = 8_192
 _CLIPS = {1: (0.6, 1.1), 2: (0.5, 1.0), 3: (0.6, 1.0), 4: (0.7, 1.0)}  # where the best step lies, by bits
 _STEPS_TRIED = 12
@@ -95,8 +96,3 @@ def stored_rows(matrix: Tensor, how: str, group_size: int = 32) -> Rows:
     if how in STORAGES:
         return quantise_rows(matrix, int(how.removeprefix("int")), group_size)
     raise UserError(f"Rows cannot be stored as {how!r}: use one of {', '.join(STORAGES)}.")
-
-
-STORAGES = (*FLOATS, *(f"int{bits}" for bits in range(8, 0, -1)))
-RowStorage = Callable[[Tensor], Rows]
-"""Packs a matrix: a method and its settings."""

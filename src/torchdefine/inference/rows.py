@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,7 +19,7 @@ FLOATS: dict[str, torch.dtype] = {
 _KINDS: dict[str, type[Rows]] = {}
 
 
-class Rows(nn.Module):
+class Rows(nn.Module, ABC):
     """``num_rows`` vectors of ``width`` numbers, packed; row numbers (…) → (…, width) of the dtype asked for.
 
     Float parts are parameters that do not learn until asked to (``requires_grad_``); codes are buffers. Both live in
