@@ -34,7 +34,7 @@ MEASURED, CHOOSING, FELT, TAUGHT, COUNTED = 2_000, 400, 1_200, 2_400, 300_000
 BATCH, LONGEST = 32, 128
 DISTILLATION = Distillation(steps=75)
 UNITS = UnitFitting(steps=200)
-CODES = CodeLearning(steps=400, rounds=5)
+CODES = CodeLearning(steps=400, rounds=3)
 Batch = tuple[Tensor, Tensor]
 
 

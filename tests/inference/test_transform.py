@@ -8,7 +8,7 @@ from torchdefine.inference import FactorisedRows, MixedBitRows, frequent_rows_ta
 from torchdefine.inference.bit_allocation import LADDERS, LOSSES, Ladder, allocate
 from torchdefine.inference.mixed_bits import fitted_levels, mixed_bit_rows, nearest_levels
 from torchdefine.inference.tables import as_weights
-from torchdefine.inference.transform import band_edges, metric
+from torchdefine.inference.transform import TRANSFORM_POWER, band_edges, metric
 
 
 def zipfian(rows: int = 1_500, width: int = 48) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +23,7 @@ def zipfian(rows: int = 1_500, width: int = 48) -> tuple[torch.Tensor, torch.Ten
 def lost(table, matrix: torch.Tensor, counts: torch.Tensor, felt: torch.Tensor | None = None) -> float:
     error = table(torch.arange(len(matrix))) - matrix
     error = error if felt is None else error @ felt
-    return float((error.square().sum(-1) * as_weights(counts, matrix)).sum())
+    return float((error.square().sum(-1) * as_weights(counts, matrix, TRANSFORM_POWER)).sum())
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 6])

@@ -29,7 +29,7 @@ class UnitFitting:
 
     steps: int = 300
     batch_size: int = 2_048
-    lr: float = 1e-3
+    lr: float = 3e-3
     storage: str = "float32"
     """Of the small table; the unit's own weights stay floats of this type, or float16 where it is a whole number."""
     seed: int = 0
@@ -59,9 +59,12 @@ def unit_table(
     directions = principal_directions(rows @ felt, map_dim, weights)  # (n, m)
     coefficients = rows @ felt @ directions.T  # (V, n)
     scale = coefficients.square().mean(0).sqrt().clamp(min=1e-7)
-    start_as_projection(made, scale[:, None] * directions @ back)
+    size = rows.square().mean().sqrt().clamp(min=1e-7)  # learning rates are for vectors of unit size
+    start_as_projection(made, scale[:, None] * directions @ back / size)
     small = nn.Parameter(coefficients / scale)
-    _train(small, made, rows @ felt, felt, weights, fitting, progress)
+    _train(small, made, rows / size @ felt, felt, weights, fitting, progress)
+    with torch.no_grad():
+        last_weight(made).mul_(size)
     factor = stored_rows(small.detach(), fitting.storage)
     if not isinstance(factor, DenseRows):
         made.half()
@@ -96,6 +99,11 @@ def start_as_projection(unit: DefineUnit | DenseMLP, projection: Tensor) -> None
         unit.expand.weight[start : start + n] = sign * torch.eye(n, device=projection.device)
         unit.expand.bias[start : start + n] = 0.0
         unit.reduce.weight[:, start : start + n] = sign * projection.T
+
+
+def last_weight(unit: DefineUnit | DenseMLP) -> Tensor:
+    """Of the layer, linear and without bias, that gives the finished vectors."""
+    return unit.last.weight if isinstance(unit, DefineUnit) else unit.reduce.weight
 
 
 def _train(

@@ -24,7 +24,7 @@ TableLike = Tensor | nn.Module
 Counts = Tensor | np.ndarray | Sequence[int] | Sequence[float]
 """How often each token occurs, by id."""
 
-FREQUENCY_POWER = 0.5
+FREQUENCY_POWER = 0.75
 """A model feels an error in a frequent token less, each time it occurs, than in a rare one (about half as much for ten
 times the count, in a sentence encoder), so a token's weight grows more slowly than its count."""
 
@@ -152,8 +152,8 @@ def as_matrix(table: TableLike) -> Tensor:
     return matrix.float()
 
 
-def as_weights(counts: Counts | None, matrix: Tensor) -> Tensor:
-    """How much each row counts, (V,), float32, in all 1: (count + 1) to the power ``FREQUENCY_POWER``."""
+def as_weights(counts: Counts | None, matrix: Tensor, power: float = FREQUENCY_POWER) -> Tensor:
+    """How much each row counts, (V,), float32, in all 1: (count + 1) to a power."""
     if counts is None:
         return torch.full((len(matrix),), 1 / len(matrix), device=matrix.device)
     given = torch.as_tensor(counts, dtype=torch.float64, device=matrix.device)
@@ -161,7 +161,7 @@ def as_weights(counts: Counts | None, matrix: Tensor) -> Tensor:
         raise UserError(f"There are {given.numel()} counts for {len(matrix)} rows: give one for each token id.")
     if not bool(torch.isfinite(given).all()) or bool((given < 0).any()):
         raise UserError("Some counts are negative or not finite: count each token's occurrences in some text.")
-    weights = (given + 1) ** FREQUENCY_POWER
+    weights = (given + 1) ** power
     return (weights / weights.sum()).float()
 
 
