@@ -208,3 +208,20 @@ def test_a_single_table_trains_without_validation(
     assert run.result["evaluation"] == {}
     assert run.recipe.data.corpus == str((tmp_path / "pairs.tsv").resolve())  # to be found from anywhere
     assert len(load_run("run").translate(["one"])) == 1
+
+
+def test_cached_translation_says_the_same(run: Run, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    folder = str(run.folder.path)
+    lines = ["the cat sees a dog", "a big house"]
+    live = load_run(folder, device="cpu")
+    written = live.cache()
+    assert {file.name for file in written} == {f"cache-{name}.safetensors" for name in ("source", "target")}
+    cached = load_run(folder, device="cpu", cached=True)
+    for embedding in cached.model.embeddings().values():
+        embedding.map.forward = None  # whoever calls it now fails
+    assert [[t.text for t in line] for line in cached.translate(lines)] == [
+        [t.text for t in line] for line in live.translate(lines)
+    ]
+    assert cached.evaluate("test").loss == pytest.approx(live.evaluate("test").loss, rel=1e-6)
+    assert command("translate", folder, "--cached", stdin=b"the cat\n", monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out.count("\n") == 1

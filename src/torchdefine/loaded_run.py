@@ -24,6 +24,7 @@ from torchdefine.decoding import (
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.inference.cache import use_cache, write_cache
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe
 from torchdefine.training import Evaluation, RunFolder, evaluate
@@ -40,12 +41,32 @@ class Run:
     """A ``Vocabulary`` or ``SubwordTokenizer``; the ``TokenizerPair`` of a translator."""
     model: Any
     """A ``LanguageModel`` or a ``Translator``."""
+    weights: Path
+    """The checkpoint that the model's weights came from."""
 
     @property
     def embedding(self) -> TokenEmbedding:
         """The embedding that pictures and neighbours are of; a translator's is that of the target side."""
         found: TokenEmbedding = list(self.model.embeddings().values())[-1]
         return found
+
+    def cache(self, dtype: str = "fp32", progress: Progress | None = None) -> dict[Path, int]:
+        """Write the finished vectors of every embedding beside the weights; gives the files and their bytes."""
+        files = self.cache_files()
+        return {file: write_cache(file, embedding, dtype, progress) for file, embedding in files.items()}
+
+    def use_cache(self) -> None:
+        """Look the vectors up that ``cache`` wrote, instead of computing them; refuses those of other weights."""
+        for file, embedding in self.cache_files().items():
+            use_cache(file, embedding)
+
+    def cache_files(self) -> dict[Path, TokenEmbedding]:
+        """Where the finished vectors of each embedding go."""
+        folder = self.weights.parent
+        return {
+            folder / f"{'-'.join(['cache', *name.split()])}.safetensors": embedding
+            for name, embedding in self.model.embeddings().items()
+        }
 
     @property
     def result(self) -> dict[str, Any]:

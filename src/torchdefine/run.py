@@ -82,11 +82,14 @@ def train(
                 {**result, **environment, "processes": processes.count, "precision": trainer.precision.name}
             )
         processes.wait()
-        return Run(folder, recipe, corpus.tokenization, model)
+        return Run(folder, recipe, corpus.tokenization, model, folder.best)
 
 
-def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None = None) -> Run:
-    """Open a run folder: ``load_run("runs/x").model``; ``checkpoint`` is "best", "last" or "average"."""
+def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None = None, cached: bool = False) -> Run:
+    """Open a run folder: ``load_run("runs/x").model``; ``checkpoint`` is "best", "last" or "average".
+
+    With ``cached`` the finished vectors are looked up that ``Run.cache`` wrote for these weights.
+    """
     if checkpoint not in ("best", "last", "average"):
         raise UserError(f"The checkpoint {checkpoint!r} is unknown: use best, last or average.")
     flush_denormals()
@@ -105,7 +108,10 @@ def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None =
     folder.check_fingerprints(weights.facts, file)
     model = unloaded_model(recipe, tokenization)
     load_weights(model, weights, file)
-    return Run(folder, recipe, tokenization, model.to(Processes().device(device)).eval())
+    run = Run(folder, recipe, tokenization, model.to(Processes().device(device)).eval(), file)
+    if cached:
+        run.use_cache()
+    return run
 
 
 def average_run(path: str | Path, last: int | None = None) -> tuple[RunFolder, list[int]]:

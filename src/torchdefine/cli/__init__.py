@@ -23,6 +23,7 @@ DESCRIPTION = """Deep factorised token embeddings: train language models with an
   torchdefine train demo/adaptive-define --out runs/first
   torchdefine eval runs/first
   torchdefine generate runs/first --prompt "The game"
+  torchdefine cache runs/first                       then eval, generate and translate take --cached
   torchdefine translate runs/second < english.txt > german.txt
   torchdefine compare runs/first runs/second
   torchdefine report runs/first runs/second          one HTML file with curves, maps, samples

@@ -11,6 +11,7 @@ Command = Callable[..., argparse.ArgumentParser]
 """Adds a command: its name, what runs it, a summary and more to read in its help."""
 
 CHECKPOINTS = ["best", "last", "average"]
+CACHE_DTYPES = ["fp32", "bf16", "fp16"]
 
 
 def print_json(value: Any) -> None:
@@ -19,3 +20,9 @@ def print_json(value: Any) -> None:
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
+
+
+def add_cached(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cached", action="store_true", help="look up what `torchdefine cache` wrote for these weights"
+    )

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from torchdefine.cli.shared import CHECKPOINTS, Command, add_device, print_json
+from torchdefine.cli.shared import CHECKPOINTS, Command, add_cached, add_device, print_json
 from torchdefine.errors import UserError
 from torchdefine.recipe import Recipe
 
@@ -32,6 +32,7 @@ def add_commands(command: Command) -> None:
     sub.add_argument("--seed", type=int, default=1, help="of --sample (default: 1)")
     sub.add_argument("--batch-size", type=int, help="sentences at once; changes speed, not the result")
     sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
+    add_cached(sub)
     add_device(sub)
     sub.add_argument("--json", action="store_true", help="print JSON, with log-probabilities and scores")
 
@@ -57,7 +58,7 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
         references = lines_of(options.refs)
         if len(references) != len(lines):
             raise UserError(f"{options.refs} has {len(references):,} lines, but {len(lines):,} are to be translated.")
-    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
+    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device, cached=options.cached)
     started = time.monotonic()
     with work_bar("translating") as progress:
         found = run.translate(
