@@ -39,6 +39,7 @@ figures: $(VENV)/dev  ## draw the pictures of the docs anew
 
 results: $(VENV)/user  ## write the tables of results/ anew from its JSON files
 	$(VENV)/bin/python results/make_tables.py
+	$(VENV)/bin/python results/minilm_tables.py
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

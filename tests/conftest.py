@@ -77,3 +77,37 @@ train: {{batch_size: 4, length: 10, steps: 60, log_every: 7, eval_every: 25, che
 eval: {{batch_size: 2, length: 16}}
 """)
     return path
+
+
+@pytest.fixture(scope="session")
+def bitext_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences of ten words and their translations word by word, in which numbers stand for numbers."""
+    folder = tmp_path_factory.mktemp("bitext")
+    random = np.random.default_rng(0)
+    english = ["one", "two", "three", "four", "five", "six", "red", "blue", "house", "tree"]
+    german = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "rot", "blau", "Haus", "Baum"]
+    for split, count in (("train", 400), ("valid", 30), ("test", 30)):
+        rows = [random.integers(0, 10, int(random.integers(1, 6))) for _ in range(count)]
+        for language, words in (("en", english), ("de", german)):
+            lines = [" ".join(words[index] for index in row) + "." for row in rows]
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def translation_recipe(tmp_path_factory: pytest.TempPathFactory, bitext_folder: Path) -> Path:
+    """A recipe for translation that trains in seconds, with every kind of randomness in it."""
+    path = tmp_path_factory.mktemp("recipe") / "translate.yaml"
+    path.write_text(f"""description: A tiny translator for tests
+task: translation
+data: {{corpus: {bitext_folder}}}
+bitext: {{bpe_size: 330, max_length: 20, batch_tokens: 150}}
+embedding: {{map_dim: 16, unit: define, embedding_dim: 32, expand_dim: 32, depth: 3, dropout: 0.1, row_dropout: 0.02}}
+transformer: {{encoder_layers: 1, decoder_layers: 1, heads: 2, hidden_dim: 48, share: unit, dropout: 0.02}}
+output: {{tied: true, label_smoothing: 0.05}}
+optim: {{optimizer: adam, lr: 0.6, clip: 1.0, beta2: 0.98}}
+schedule: {{kind: noam, warmup: 40, noam_width: 32}}
+train: {{steps: 200, log_every: 10, eval_every: 50, checkpoint_every: 15, accumulate: 2, keep: 3}}
+beam: {{size: 2, batch_size: 16}}
+""")
+    return path

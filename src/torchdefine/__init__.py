@@ -2,6 +2,8 @@
 
 __version__ = "0.1.0"
 
+from torchdefine.adapt.import_hook import register_with_transformers
+from torchdefine.adapt.replace import ReplacementReport, replace_embeddings, restore
 from torchdefine.build import register_context, register_embedding, register_output
 from torchdefine.embedding import (
     AdaptiveMap,
@@ -23,6 +25,7 @@ __all__ = [
     "GroupLinear",
     "PlanRules",
     "ProjectiveMap",
+    "ReplacementReport",
     "Run",
     "StandardMap",
     "UnitOptions",
@@ -31,5 +34,9 @@ __all__ = [
     "register_context",
     "register_embedding",
     "register_output",
+    "replace_embeddings",
+    "restore",
     "train",
 ]
+
+register_with_transformers()

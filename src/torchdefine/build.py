@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchdefine.context import LSTM, LSTMDropout
+from torchdefine.context import LSTM, LayerSizes, LSTMDropout, Reach, TransformerDropout, TransformerXL
 from torchdefine.data import Corpus, encode_corpus, resolve_corpus
 from torchdefine.embedding import (
     AdaptiveMap,
@@ -25,8 +25,15 @@ from torchdefine.embedding import (
 )
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.models import LanguageModel
-from torchdefine.output import AdaptiveSoftmax, FullSoftmax, OutputLayer
+from torchdefine.models import LanguageModel, LossOptions
+from torchdefine.output import (
+    AdaptiveSoftmax,
+    AdaptiveTableSoftmax,
+    BandedSoftmax,
+    FullSoftmax,
+    MixtureSoftmax,
+    OutputLayer,
+)
 from torchdefine.recipe import ContextSettings, DataSettings, EmbeddingSettings, OutputSettings, Recipe
 from torchdefine.spelling import did_you_mean
 
@@ -82,15 +89,33 @@ def open_corpus(settings: DataSettings, progress: Progress | None = None) -> Cor
 
 def build_language_model(recipe: Recipe, vocabulary: VocabularyFacts) -> LanguageModel:
     """The model of a recipe with fresh weights from torch's current random state."""
-    embedding = _find(_EMBEDDINGS, recipe.embedding.kind, "embedding")(recipe.embedding, vocabulary)
+    embedding = build_embedding(recipe.embedding, vocabulary)
     wished = embedding.map_dim if recipe.output.tied else 0
     context = _find(_CONTEXTS, recipe.context.kind, "context model")(recipe.context, embedding.embedding_dim, wished)
-    output = _find(_OUTPUTS, recipe.output.kind, "output layer")(recipe.output, context.output_dim, embedding)
-    return LanguageModel(embedding, context, output, recipe.output.label_smoothing)
+    output = build_output(recipe.output, context.output_dim, embedding)
+    options = LossOptions(
+        recipe.output.label_smoothing,
+        0.0 if isinstance(context, TransformerXL) else recipe.context.output_dropout,  # it has its own, by position
+        recipe.context.activation_penalty,
+        recipe.context.temporal_penalty,
+    )
+    return LanguageModel(embedding, context, output, options)
+
+
+def build_embedding(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> TokenEmbedding:
+    """The embedding that a recipe's section asks for, by its kind."""
+    return _find(_EMBEDDINGS, settings.kind, "embedding")(settings, vocabulary)
+
+
+def build_output(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> OutputLayer:
+    """The output layer that a recipe's section asks for, by its kind; ``embedding`` is what it ties to."""
+    return _find(_OUTPUTS, settings.kind, "output layer")(settings, hidden_dim, embedding)
 
 
 def _build_embedding(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> TokenEmbedding:
     embedding = _with_unit(_build_map(settings, vocabulary), settings)
+    if isinstance(embedding.map, ProjectiveMap) and settings.projection_std is not None:
+        embedding.map.projection_std = settings.projection_std
     std = settings.map_dim**-0.5 if settings.init_std is None else settings.init_std
     embedding.map.reset_parameters(std)
     embedding.row_dropout = settings.row_dropout
@@ -98,23 +123,16 @@ def _build_embedding(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -
 
 
 def _build_map(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> MapLayer:
-    scale = settings.map_dim**0.5 if settings.scaled else 1.0
+    scale = settings.scale or (settings.map_dim**0.5 if settings.scaled else 1.0)
     if settings.map == "standard":
         return StandardMap(vocabulary.size, settings.map_dim, scale=scale)
     if settings.map == "projective":
         width = settings.projected_dim or settings.embedding_dim or settings.map_dim
         return ProjectiveMap(vocabulary.size, settings.map_dim, width, scale=scale)
-    cutoffs = shrink_cutoffs(settings.cutoffs, vocabulary.size)
-    if not cutoffs:
-        few, many = max(vocabulary.size // 8, 1), max(vocabulary.size // 2, 2)
-        raise UserError(
-            f"All of embedding.cutoffs {settings.cutoffs} lie outside the vocabulary of {vocabulary.size}: "
-            f"use a standard map, or --embedding.cutoffs {few},{many}, say."
-        )
     return AdaptiveMap(
         vocabulary.size,
         settings.map_dim,
-        cutoffs,
+        _fitting_cutoffs("embedding", settings.cutoffs, vocabulary.size, divisors=(8, 2)),
         settings.division,
         scale=scale,
         counts=None if vocabulary.counts is None else torch.as_tensor(vocabulary.counts, device="cpu"),
@@ -145,11 +163,26 @@ def _with_unit(map_layer: MapLayer, settings: EmbeddingSettings) -> TokenEmbeddi
 
 
 def _build_lstm(settings: ContextSettings, input_dim: int, wished_output_dim: int) -> LSTM:
-    dropout = LSTMDropout(
-        settings.input_dropout, settings.hidden_dropout, settings.output_dropout, settings.recurrent_dropout
-    )
+    dropout = LSTMDropout(settings.input_dropout, settings.hidden_dropout, settings.recurrent_dropout)
     output_dim = settings.output_dim or wished_output_dim or settings.hidden_dim
     return LSTM(input_dim, settings.hidden_dim, output_dim, settings.layers, dropout)
+
+
+def _build_transformer_xl(settings: ContextSettings, input_dim: int, wished_output_dim: int) -> TransformerXL:
+    """As wide as what comes in; an output layer of another width has projections."""
+    if settings.head_dim is None and input_dim % settings.heads:
+        raise UserError(
+            f"{settings.heads} heads do not divide vectors {input_dim} wide: set context.head_dim, or other heads."
+        )
+    sizes = LayerSizes(
+        settings.heads, settings.head_dim or input_dim // settings.heads, settings.inner_dim or 4 * input_dim
+    )
+    dropout = TransformerDropout(
+        settings.input_dropout, settings.hidden_dropout, settings.output_dropout, settings.attention_dropout
+    )
+    evaluation = Reach(settings.eval_memory or settings.memory, settings.eval_same_length, settings.eval_clamp)
+    reach = Reach(settings.memory, settings.same_length, settings.clamp)
+    return TransformerXL(input_dim, settings.layers, sizes, reach, evaluation, dropout, settings.pre_norm)
 
 
 def _build_full_softmax(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> FullSoftmax:
@@ -160,14 +193,42 @@ def _build_full_softmax(settings: OutputSettings, hidden_dim: int, embedding: To
     return FullSoftmax(hidden_dim, embedding.map, bias=settings.bias)
 
 
-def _build_adaptive_softmax(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> AdaptiveSoftmax:
+def _build_adaptive_softmax(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> BandedSoftmax:
+    if settings.tied and isinstance(embedding.map, StandardMap | ProjectiveMap):
+        halves = tuple(2**band for band in range(len(settings.cutoffs), 0, -1))  # as many, for tied_projections to fit
+        cutoffs = _fitting_cutoffs("output", settings.cutoffs, embedding.num_embeddings, halves)
+        tied_projections = settings.tied_projections[: len(cutoffs) + 1]
+        return AdaptiveTableSoftmax(hidden_dim, embedding.map, cutoffs, tied_projections)
     if not isinstance(embedding.map, AdaptiveMap):
-        raise UserError("An adaptive softmax takes its bands from an adaptive map: use embedding.map adaptive.")
+        raise UserError(
+            "An untied adaptive softmax takes its bands from an adaptive map: use embedding.map adaptive, or "
+            "output.tied true."
+        )
     if not settings.tied:
         return AdaptiveSoftmax.untied(
             hidden_dim, embedding.num_embeddings, embedding.map.cutoffs, embedding.map.division
         )
     return AdaptiveSoftmax(hidden_dim, embedding.map)
+
+
+def _build_mixture(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> MixtureSoftmax:
+    """Its components are of the kind that the map allows, as wide as the table."""
+    build = _build_adaptive_softmax if isinstance(embedding.map, AdaptiveMap) else _build_full_softmax
+    component = build(settings, embedding.map_dim, embedding)
+    return MixtureSoftmax(hidden_dim, component, settings.components, settings.latent_dropout)
+
+
+def _fitting_cutoffs(section: str, cutoffs: tuple[int, ...], size: int, divisors: tuple[int, ...]) -> tuple[int, ...]:
+    """Those inside the vocabulary; if there are none, shares of it are suggested."""
+    fitting = shrink_cutoffs(cutoffs, size)
+    if not fitting:
+        suggested = ",".join(str(max(size // divisor, 1)) for divisor in divisors)
+        without_bands = {"embedding": "use a standard map", "output": "use output.kind full"}[section]
+        raise UserError(
+            f"All of {section}.cutoffs {cutoffs} lie outside the vocabulary of {size}: "
+            f"{without_bands}, or --{section}.cutoffs {suggested}, say."
+        )
+    return fitting
 
 
 def _register(registry: dict[str, B], name: str, builder: B, what: str) -> None:
@@ -184,5 +245,7 @@ def _find(registry: dict[str, B], name: str, what: str) -> B:
 
 register_embedding("tokens", _build_embedding)
 register_context("lstm", _build_lstm)
+register_context("transformer-xl", _build_transformer_xl)
 register_output("full", _build_full_softmax)
 register_output("adaptive", _build_adaptive_softmax)
+register_output("mixture", _build_mixture)

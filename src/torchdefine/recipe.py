@@ -16,6 +16,7 @@ from torchdefine.embedding.unit import VARIANTS, Norm
 from torchdefine.errors import UserError
 from torchdefine.settings import merge, read_settings, setting, to_plain
 from torchdefine.spelling import did_you_mean
+from torchdefine.translation_settings import BeamSettings, BitextSettings, TransformerSettings
 
 FORMAT_VERSION = 1
 
@@ -46,7 +47,11 @@ class EmbeddingSettings:
     cutoffs: tuple[int, ...] = setting((20_000, 40_000, 200_000), "Where the bands of an adaptive map start.")
     division: int = setting(4, "How many times narrower each band is than the one before.")
     scaled: bool = setting(False, "Multiply the map's vectors by the square root of map_dim.")
+    scale: float | None = setting(None, "Multiply the map's vectors by this number instead.")
     init_std: float | None = setting(None, "Spread of the fresh table; 1 / sqrt(map_dim) by default.")
+    projection_std: float | None = setting(
+        None, "Spread of a projective map's fresh projection; 1 / sqrt(map_dim) by default."
+    )
     row_dropout: float = setting(0.0, "Share of token types whose vectors are zeroed in a step.")
     unit: str = setting("none", f"none, projection, mlp, or a variant of the DeFINE unit: {', '.join(VARIANTS)}.")
     embedding_dim: int | None = setting(None, "Width of the finished vectors, the paper's m; map_dim by default.")
@@ -65,9 +70,9 @@ class EmbeddingSettings:
     options: dict[str, Any] = setting({}, "Settings of a registered embedding.")
 
     def __post_init__(self) -> None:
-        _require(
-            self.init_std is None or self.init_std > 0, f"embedding.init_std is {self.init_std}, but must be above 0."
-        )
+        for name in ("scale", "init_std", "projection_std"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"embedding.{name} is {value}, but must be above 0.")
         _require(
             0 <= self.row_dropout < 1, f"embedding.row_dropout is {self.row_dropout}, but must be from 0 to below 1."
         )
@@ -77,29 +82,57 @@ class EmbeddingSettings:
 
 @dataclass(frozen=True)
 class ContextSettings:
-    kind: str = setting("lstm", "lstm, or the name of a registered context model.")
+    kind: str = setting("lstm", "lstm, transformer-xl, or the name of a registered context model.")
     layers: int = setting(1, "How many layers.")
-    hidden_dim: int = setting(256, "Width of the layers.")
+    hidden_dim: int = setting(256, "Width of the layers; a transformer's is that of the embedding.")
     output_dim: int | None = setting(None, "Width of the last layer; map_dim if the output is tied, else hidden_dim.")
+    heads: int = setting(8, "Attention heads of a transformer.")
+    head_dim: int | None = setting(None, "Width of a head; that of the embedding / heads by default.")
+    inner_dim: int | None = setting(None, "Width inside a transformer's dense layers; four times the embedding's.")
+    pre_norm: bool = setting(False, "Whether a transformer's norms come before its parts or after them.")
+    memory: int = setting(150, "Positions of earlier segments that a transformer remembers.")
+    same_length: bool = setting(False, "Whether all positions see equally many others: as many as memory says.")
+    clamp: int | None = setting(None, "Take larger distances than this one for it.")
+    eval_memory: int | None = setting(None, "The memory in evaluation; the same as in training by default.")
+    eval_same_length: bool = setting(False, "The same_length of evaluation.")
+    eval_clamp: int | None = setting(None, "The clamp of evaluation.")
     input_dropout: float = setting(0.0, "Dropout on what enters the first layer.")
     hidden_dropout: float = setting(0.0, "Dropout between the layers.")
     output_dropout: float = setting(0.0, "Dropout on what leaves the last layer.")
-    recurrent_dropout: float = setting(0.0, "Dropout on the recurrent weights of every layer.")
+    recurrent_dropout: float = setting(0.0, "Dropout on the recurrent weights of every layer of an LSTM.")
+    activation_penalty: float = setting(0.0, "Weight of the mean square of the vectors that the output layer sees.")
+    temporal_penalty: float = setting(0.0, "Weight of the mean square of their change from position to position.")
+    attention_dropout: float = setting(0.0, "Dropout on the attention weights of a transformer.")
     options: dict[str, Any] = setting({}, "Settings of a registered context model.")
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden_dim", "output_dim"):
+        for name in ("layers", "hidden_dim", "output_dim", "heads", "head_dim", "inner_dim", "memory", "eval_memory"):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"context.{name} is {value}, but must be at least 1.")
 
 
 @dataclass(frozen=True)
 class OutputSettings:
-    kind: str = setting("full", "full, adaptive, or the name of a registered output layer.")
+    kind: str = setting("full", "full, adaptive, mixture, or the name of a registered output layer.")
     tied: bool = setting(True, "Whether it shares the tables of the map.")
     bias: bool = setting(True, "Whether a full softmax has a bias for every word.")
+    cutoffs: tuple[int, ...] = setting(
+        (20_000, 40_000, 200_000), "Where the bands of an adaptive softmax over a standard or projective table start."
+    )
+    tied_projections: tuple[bool, ...] = setting(
+        (), "For each of these bands, whether it takes the projection of a projective map; none does by default."
+    )
     label_smoothing: float = setting(0.0, "Share of probability spread over all words in the training loss.")
+    components: int = setting(15, "Softmaxes that a mixture mixes.")
+    latent_dropout: float = setting(0.0, "Dropout on the vectors of a mixture's components.")
     options: dict[str, Any] = setting({}, "Settings of a registered output layer.")
+
+    def __post_init__(self) -> None:
+        given, bands = len(self.tied_projections), len(self.cutoffs) + 1
+        _require(
+            given in (0, bands),
+            f"output.tied_projections has {given} values for the {bands} bands of output.cutoffs: give one for each.",
+        )
 
 
 @dataclass(frozen=True)
@@ -111,21 +144,29 @@ class OptimSettings:
     beta2: float = setting(0.999, "Second moment of Adam.")
     weight_decay: float = setting(0.0, "Weight decay.")
     clip: float | None = setting(0.25, "Largest norm of the gradient; none for no clipping.")
+    averaging: Literal["none", "stalled", "always"] = setting(
+        "none", "From when on the weights of all steps are averaged, and the average validated and kept."
+    )
+    stall_patience: int = setting(
+        5, "Validation has stalled when it is worse than the best of all before but the last so many."
+    )
 
     def __post_init__(self) -> None:
         _require(self.lr > 0, f"optim.lr is {self.lr}, but must be above 0.")
         _require(self.clip is None or self.clip > 0, f"optim.clip is {self.clip}, but must be above 0, or none.")
         for name in ("momentum", "beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"optim.{name} is {getattr(self, name)}, but must be in [0, 1).")
+        _require(self.stall_patience >= 0, f"optim.stall_patience is {self.stall_patience}, but must not be negative.")
         _require(self.weight_decay >= 0, f"optim.weight_decay is {self.weight_decay}, but must not be negative.")
 
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    kind: Literal["constant", "drops", "cosine", "linear", "plateau"] = setting(
+    kind: Literal["constant", "drops", "cosine", "linear", "plateau", "noam"] = setting(
         "constant", "How the learning rate moves after the warm-up."
     )
     warmup: int = setting(0, "Steps over which the rate rises from 0.")
+    noam_width: int = setting(512, "noam multiplies the rate by the inverse root of this width, and of the step.")
     drops: tuple[float, ...] = setting((), "When the rate is divided by factor: epochs, or steps with train.steps.")
     factor: float = setting(10.0, "What drops and plateau divide the rate by.")
     patience: int = setting(0, "Validations without a better loss before plateau divides.")
@@ -137,6 +178,9 @@ class ScheduleSettings:
         for name in ("warmup", "patience", "final_ratio"):
             value = getattr(self, name)
             _require(value >= 0, f"schedule.{name} is {value}, but must not be negative.")
+        _require(self.noam_width >= 1, f"schedule.noam_width is {self.noam_width}, but must be at least 1.")
+        noam_without_warmup = self.kind == "noam" and not self.warmup
+        _require(not noam_without_warmup, "The schedule noam needs a schedule.warmup: use 8000, say.")
         ordered = list(self.drops) == sorted(set(self.drops)) and all(drop > 0 for drop in self.drops)
         _require(ordered, f"schedule.drops {self.drops} are not positive and increasing.")
         _require(0 <= self.decay_from < 1, f"schedule.decay_from is {self.decay_from}, but must be in [0, 1).")
@@ -146,17 +190,26 @@ class ScheduleSettings:
 class TrainSettings:
     batch_size: int = setting(32, "Streams of text read side by side, over all processes.")
     length: int = setting(70, "Tokens of each stream in a step (truncated back-propagation).")
+    random_length: bool = setting(
+        False, "Vary the length around that number, other cuts in every epoch, and the rate with it."
+    )
     epochs: float | None = setting(None, "Passes over the training text.")
     steps: int | None = setting(None, "Steps, instead of epochs.")
     accumulate: int = setting(1, "Parts a batch is cut into, one after another, to save memory.")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting(
         "fp32", "Arithmetic of the matrix products on a GPU; a CPU computes in fp32."
     )
-    compile: bool = setting(False, "Run the embedding through torch.compile.")
+    compile: bool = setting(False, "Run the embedding and a transformer's layers through torch.compile.")
+    record: bool = setting(True, "On a GPU, record each kind of step as a CUDA graph and replay it.")
+    start_from: str | None = setting(None, "A run whose best weights this one starts from, as fine-tuning does.")
+    stop_when_stalled: bool = setting(False, "End the run when validation has stalled, by optim.stall_patience.")
     seed: int = setting(1, "Decides initial weights and dropout.")
     eval_every: int = setting(0, "Steps between validations; 0 for once an epoch.")
     log_every: int = setting(50, "Steps between lines of the log.")
-    checkpoint_every: int = setting(500, "Steps between checkpoints; every validation writes one too.")
+    checkpoint_every: int = setting(
+        500, "Steps between checkpoints to go on from; the best weights are kept at every validation."
+    )
+    keep: int = setting(0, "How many of the latest validations' weights stay, for `average`.")
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "length", "accumulate", "log_every", "checkpoint_every"):
@@ -167,20 +220,20 @@ class TrainSettings:
             (self.epochs is None) != (self.steps is None), "Give train.epochs or train.steps, one of them and not both."
         )
         _require((self.epochs or self.steps or 0) > 0, "train.epochs and train.steps must be above 0.")
-        _require(
-            self.batch_size % self.accumulate == 0,
-            f"train.batch_size {self.batch_size} cannot be cut into {self.accumulate} equal parts.",
-        )
+        _require(self.keep >= 0, f"train.keep is {self.keep}, but must not be negative.")
 
 
 @dataclass(frozen=True)
 class EvalSettings:
     batch_size: int = setting(10, "Streams the text is cut into; each starts without context. 1 is exact.")
-    length: int = setting(140, "Tokens a step; changes speed and memory, not the result.")
+    length: int = setting(140, "Tokens a step; matters to the result only of a transformer without eval_same_length.")
+    valid_batch_size: int | None = setting(None, "Streams of the validations during training; batch_size by default.")
+    public: bool = setting(False, "Report 10 streams too, the protocol of the public Transformer-XL code.")
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "length"):
-            _require(getattr(self, name) >= 1, f"eval.{name} is {getattr(self, name)}, but must be at least 1.")
+        for name in ("batch_size", "length", "valid_batch_size"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"eval.{name} is {value}, but must be at least 1.")
 
 
 @dataclass(frozen=True)
@@ -190,7 +243,8 @@ class Recipe:
     name: str = ""
     description: str = ""
     published: dict[str, float] = field(default_factory=dict)
-    """Numbers of the paper for this row: millions of parameters by part, perplexities."""
+    """Numbers of the paper for this row: millions of parameters by part, perplexities, BLEU."""
+    task: Literal["language", "translation"] = "language"
     data: DataSettings = field(default_factory=DataSettings)
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     context: ContextSettings = field(default_factory=ContextSettings)
@@ -199,21 +253,44 @@ class Recipe:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     train: TrainSettings = field(default_factory=lambda: TrainSettings(epochs=1))
     eval: EvalSettings = field(default_factory=EvalSettings)
+    bitext: BitextSettings = field(default_factory=BitextSettings)
+    transformer: TransformerSettings = field(default_factory=TransformerSettings)
+    beam: BeamSettings = field(default_factory=BeamSettings)
 
     def __post_init__(self) -> None:
-        tied_to_bands = self.output.tied and self.output.kind in ("full", "adaptive")
-        if tied_to_bands and self.embedding.kind == "tokens":
+        _require(
+            self.task != "language" or self.train.batch_size % self.train.accumulate == 0,
+            f"train.batch_size {self.train.batch_size} cannot be cut into {self.train.accumulate} equal parts.",
+        )
+        self._check_sections()
+        if self.embedding.kind == "tokens" and self.embedding.map == "adaptive":
             _require(
-                (self.output.kind == "adaptive") == (self.embedding.map == "adaptive"),
-                f"A tied {self.output.kind} output does not fit the {self.embedding.map} map: use the adaptive kind of "
-                "both or of neither, or output.tied false.",
+                not (self.output.tied and self.output.kind == "full"),
+                "A tied full output does not fit the adaptive map: use output.kind adaptive, another embedding.map, or "
+                "output.tied false.",
             )
+
+    def _check_sections(self) -> None:
+        """What is set must have an effect: each task has sections of its own."""
+        translates = self.task == "translation"
+        defaults = {f.name: f.default_factory for f in dataclasses.fields(self) if f.name in SECTIONS}
+        for section in ("context", "eval") if translates else ("bitext", "transformer", "beam"):
+            _require(
+                getattr(self, section) == defaults[section](),  # type: ignore[operator]
+                f"The section {section} is not for the task {self.task}, so it would have no effect: leave it out"
+                + (", and set layers and widths in the section transformer." if section == "context" else "."),
+            )
+        streams = (self.train.batch_size, self.train.length, self.train.random_length)
+        _require(
+            not translates or streams == (32, 70, False),
+            "train.batch_size, length and random_length are for streams of text: use bitext.batch_tokens.",
+        )
 
     def to_yaml(self) -> str:
         return yaml.safe_dump({"format_version": FORMAT_VERSION, **to_plain(self)}, sort_keys=False, allow_unicode=True)
 
 
-SECTIONS = [f.name for f in dataclasses.fields(Recipe) if f.name not in ("name", "description", "published")]
+SECTIONS = [f.name for f in dataclasses.fields(Recipe) if f.name not in ("name", "description", "published", "task")]
 
 
 def recipe_names() -> list[str]:
@@ -246,12 +323,16 @@ def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         raise UserError(f"The recipe {name} is its own base: {' → '.join([*above, name])}.")
     values = _parse(*_recipe_text(name))
     base = values.pop("base", None)
-    if base is None:
-        return values
-    _require(isinstance(base, str), f"The base of the recipe {name} is {base!r}, but must be a name or a file.")
-    if base.endswith((".yaml", ".yml")) and not Path(base).is_absolute():
-        base = str(Path(name).parent / base)  # files refer to their neighbours
-    return _choose_measure(merge(_read_recipe(base, (*above, name)), values), values)
+    bases = base if isinstance(base, list) else [base] if base is not None else []
+    below: dict[str, Any] = {}
+    for one in bases:  # each over those before it, and the recipe's own values over all
+        _require(isinstance(one, str), f"A base of the recipe {name} is {one!r}, but must be a name or a file.")
+        if one.endswith((".yaml", ".yml")) and not Path(one).is_absolute():
+            one = str(Path(name).parent / one)  # files refer to their neighbours
+        inherited = _read_recipe(one, (*above, name))
+        inherited.pop("published", None)  # the numbers of another row
+        below = _choose_measure(merge(below, inherited), inherited)
+    return _choose_measure(merge(below, values), values)
 
 
 def _recipe_text(name: str) -> tuple[str, str]:

@@ -5,83 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from torchdefine.build import VocabularyFacts, build_language_model, open_corpus
-from torchdefine.data import Corpus, Tokenization, TokenStreams, encode_corpus, load_tokenization, resolve_corpus, shard
-from torchdefine.decoding import SamplingOptions, generate
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.models import LanguageModel
+from torchdefine.loaded_run import Run
+from torchdefine.models import LanguageModel, Translator
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.settings import to_plain
-from torchdefine.training import Evaluation, RunFolder, Trainer, evaluate
+from torchdefine.tasks import describe, fresh_model, load_tokens, make_trainer, open_data, unloaded_model
+from torchdefine.training import RunFolder
 from torchdefine.training.checkpoint import load_weights, read_checkpoint
 from torchdefine.training.distributed import Processes, joined_processes
 from torchdefine.training.environment import describe_environment
+from torchdefine.training.kept_checkpoints import average_checkpoints
 from torchdefine.training.precision import flush_denormals
 from torchdefine.training.progress import QuietReporter, Reporter
-from torchdefine.training.result import describe_result, training_counts
-
-
-@dataclass
-class Run:
-    """A trained model with its vocabulary, settings and result."""
-
-    folder: RunFolder
-    recipe: Recipe
-    tokenization: Tokenization
-    model: LanguageModel
-
-    @property
-    def result(self) -> dict[str, Any]:
-        return self.folder.read_result()
-
-    def evaluate(
-        self,
-        split: str = "test",
-        *,
-        data: str | Path | None = None,
-        batch_size: int | None = None,
-        length: int | None = None,
-        progress: Progress | None = None,
-    ) -> Evaluation:
-        """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary."""
-        source = resolve_corpus(str(data or self.recipe.data.corpus))
-        corpus = encode_corpus(source, vocabulary=self.tokenization)
-        if split not in corpus.splits:
-            raise UserError(f"{source} has no {split} text: it has {', '.join(corpus.splits)}.")
-        return evaluate(
-            self.model,
-            corpus.splits[split],
-            self.tokenization.eos_id,
-            batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
-            length=self.recipe.eval.length if length is None else length,
-            progress=progress,
-        )
-
-    def generate(
-        self,
-        prompt: str = "",
-        length: int = 100,
-        options: SamplingOptions | None = None,
-        *,
-        seed: int | None = None,
-    ) -> str:
-        """Continue a text; words outside the vocabulary are read as <unk>, and <unk> is never drawn."""
-        words = self.tokenization
-        ids = [words.eos_id, *(words.encode(prompt)[:-1] if prompt else [])]
-        if options is None:
-            options = SamplingOptions(forbidden=() if words.unk_id is None else (words.unk_id,))
-        generator = torch.Generator().manual_seed(seed) if seed is not None else None
-        continuation = generate(self.model, ids, length, options, generator=generator)
-        return words.decode(continuation)
 
 
 def train(
@@ -108,16 +51,18 @@ def train(
         if folder.result.exists():
             return load_run(folder.path, device=device)
         target = processes.device(device)
-        corpus = _encoded(recipe, processes, progress)
-        folder.fingerprint(corpus.tokenization, corpus.splits["train"])
+        corpus = open_data(recipe, processes, progress)
+        folder.fingerprint(corpus.tokenization, corpus.splits["train"].tokens_sha256)
         torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
-        model = build_language_model(recipe, _trained_facts(corpus)).to(target)
+        model = fresh_model(recipe, corpus).to(target)
         torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
+        if recipe.train.start_from is not None:
+            _take_weights(model, folder, Path(recipe.train.start_from))
         if recipe.train.compile:
-            model.embedding.compile()
+            model.compile_parts()
         if reporter is None or not processes.is_first:  # one process speaks for all
             reporter = QuietReporter()
-        trainer = _trainer(model, corpus, recipe, folder, processes, reporter)
+        trainer = make_trainer(model, corpus, recipe, folder, processes, reporter)
         if resume:
             trainer.resume()
         elif processes.is_first:  # only now, when nothing speaks against the run any more
@@ -132,45 +77,58 @@ def train(
         processes.wait()
         load_weights(model, read_checkpoint(folder.best, only="model"), folder.best)
         if processes.is_first:
-            result = describe_result(recipe, changes, model, corpus, folder, position)
+            result = describe(recipe, changes, model, corpus, folder, position)
             folder.write_result(
                 {**result, **environment, "processes": processes.count, "precision": trainer.precision.name}
             )
         processes.wait()
-        return Run(folder, recipe, corpus.tokenization, model)
+        return Run(folder, recipe, corpus.tokenization, model, folder.best)
 
 
-def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None = None) -> Run:
-    """Open a run folder: ``load_run("runs/x").model``; ``checkpoint`` is "best" or "last"."""
-    if checkpoint not in ("best", "last"):
-        raise UserError(f"The checkpoint {checkpoint!r} is unknown: use best or last.")
+def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None = None, cached: bool = False) -> Run:
+    """Open a run folder: ``load_run("runs/x").model``; ``checkpoint`` is "best", "last" or "average".
+
+    With ``cached`` the finished vectors are looked up that ``Run.cache`` wrote for these weights.
+    """
+    if checkpoint not in ("best", "last", "average"):
+        raise UserError(f"The checkpoint {checkpoint!r} is unknown: use best, last or average.")
     flush_denormals()
     folder = RunFolder(path)
     recipe = folder.recipe()
-    tokenization = load_tokenization(folder.path)
+    tokenization = load_tokens(recipe, folder.path)
     folder.fingerprint(tokenization)
-    file = folder.best if checkpoint == "best" else folder.last
+    file = {"best": folder.best, "last": folder.last, "average": folder.average}[checkpoint]
+    if checkpoint == "average" and not file.exists():
+        raise UserError(f"The run in {path} has no average: make it with `torchdefine average {path}`.")
     if checkpoint == "best" and not file.exists() and folder.last.exists():
         raise UserError(
             f"The run in {path} has not been validated yet, so it has no best weights: use --checkpoint last."
         )
     weights = read_checkpoint(file, only="model")
     folder.check_fingerprints(weights.facts, file)
-    model = build_language_model(recipe, _loaded_facts(tokenization))
+    model = unloaded_model(recipe, tokenization)
     load_weights(model, weights, file)
-    return Run(folder, recipe, tokenization, model.to(Processes().device(device)).eval())
+    run = Run(folder, recipe, tokenization, model.to(Processes().device(device)).eval(), file)
+    if cached:
+        run.use_cache()
+    return run
 
 
-def _loaded_facts(tokenization: Tokenization) -> VocabularyFacts:
-    """For a model whose weights are about to be loaded: where bands go by rank, the ranks come with the weights."""
-    size = len(tokenization)
-    return VocabularyFacts(size, np.zeros(size, np.int64) if tokenization.kind == "subwords" else None)
+def average_run(path: str | Path, last: int | None = None) -> tuple[RunFolder, list[int]]:
+    """Average the ``last`` checkpoints that a run has kept, all by default; ``load_run`` then knows "average" too."""
+    folder = RunFolder(path)
+    folder.fingerprint(load_tokens(folder.recipe(), folder.path))
+    return folder, average_checkpoints(folder, last)
 
 
-def _trained_facts(corpus: Corpus) -> VocabularyFacts:
-    """Words are in frequency order; subwords are not, so their bands go by how often they occur in training."""
-    subwords = corpus.tokenization.kind == "subwords"
-    return VocabularyFacts(len(corpus.tokenization), training_counts(corpus) if subwords else None)
+def _take_weights(model: LanguageModel | Translator, folder: RunFolder, start_from: Path) -> None:
+    """Begin where another run was best; its vocabulary must be this run's, its text need not."""
+    file = RunFolder(start_from).best
+    if not file.exists():
+        raise UserError(f"train.start_from {start_from} has no best weights: name a run's folder.")
+    weights = read_checkpoint(file, only="model")
+    folder.check_vocabulary(weights.facts, file)
+    load_weights(model, weights, file)
 
 
 def _changes(data: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -190,21 +148,12 @@ def _resolve(recipe: str | Path | Recipe, changes: Mapping[str, Any]) -> Recipe:
     elif changes:
         raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
     corpus = Path(recipe.data.corpus).expanduser()
-    if recipe.data.corpus and corpus.is_dir():  # a run must find its text from anywhere
+    if recipe.data.corpus and corpus.exists():  # a run must find its text from anywhere
         recipe = replace(recipe, data=replace(recipe.data, corpus=str(corpus.resolve())))
+    if recipe.train.start_from is not None:
+        start_from = Path(recipe.train.start_from).expanduser().resolve()
+        recipe = replace(recipe, train=replace(recipe.train, start_from=str(start_from)))
     return recipe
-
-
-def _encoded(recipe: Recipe, processes: Processes, progress: Progress | None) -> Corpus:
-    """The first process fetches and encodes the text; the others then find it in the cache."""
-    for mine in (True, False):
-        if processes.is_first == mine:
-            corpus = open_corpus(recipe.data, progress if processes.is_first else None)
-            if processes.is_first:
-                for text in corpus.splits.values():
-                    text.verify()
-        processes.wait()
-    return corpus
 
 
 @contextmanager
@@ -248,27 +197,3 @@ def _new_path(name: str) -> Path:
     while (path := Path("runs") / f"{stem}-{number}").exists():
         number += 1
     return path
-
-
-def _trainer(
-    model: LanguageModel,
-    corpus: Corpus,
-    recipe: Recipe,
-    folder: RunFolder,
-    processes: Processes,
-    reporter: Reporter,
-) -> Trainer:
-    device = next(model.parameters()).device
-    start = corpus.tokenization.eos_id
-    rows = shard(recipe.train.batch_size, processes.rank, processes.count)
-    if (rows.stop - rows.start) % recipe.train.accumulate:
-        raise UserError(
-            f"The {rows.stop - rows.start} streams of a process cannot be cut into {recipe.train.accumulate} equal "
-            "parts: change train.batch_size or train.accumulate."
-        )
-    streams = TokenStreams(np.asarray(corpus.splits["train"].tokens), recipe.train.batch_size, device, start, rows)
-    validate = None
-    if "valid" in corpus.splits:
-        valid = corpus.splits["valid"]
-        validate = partial(evaluate, model, valid, start, batch_size=recipe.eval.batch_size, length=recipe.eval.length)
-    return Trainer(model, streams, recipe, folder, validate, processes, reporter)

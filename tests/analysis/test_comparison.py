@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchdefine import train
-from torchdefine.analysis.comparison import COLUMNS, Comparison, compare_runs
+from torchdefine.analysis.comparison import BASIC_COLUMNS, Comparison, compare_runs
 from torchdefine.analysis.plan_picture import draw_plan
 from torchdefine.embedding import PlanRules, make_plan
 
@@ -21,7 +21,7 @@ def runs(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Pa
 def test_equal_runs_compare_without_warnings_and_the_best_is_marked(runs: list[Path]) -> None:
     comparison = compare_runs(runs)
     assert comparison.warnings == []
-    test = COLUMNS.index("test")
+    test = BASIC_COLUMNS.index("test")
     marked = [row for row in comparison.rows() if row[test].endswith("*")]
     best = min(run.result["test_perplexity"] for run in comparison.runs)
     assert [float(row[test].rstrip("*")) for row in marked] == [round(best, 2)]

@@ -7,7 +7,8 @@ from torchdefine import AdaptiveMap, DeFINE, StandardMap
 from torchdefine.context import LSTM
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
-from torchdefine.models import LanguageModel
+from torchdefine.models import LanguageModel, LossOptions
+from torchdefine.ops import locked_dropout
 from torchdefine.output import AdaptiveSoftmax, FullSoftmax
 
 
@@ -27,9 +28,9 @@ def test_loss_is_the_mean_of_its_own_log_probabilities(make) -> None:
     model = make().double().eval()
     ids = torch.randint(0, 50, (3, 8))
     inputs, targets = ids[:, :-1], ids[:, 1:]
-    loss, state = model(inputs, targets, model.initial_state(3))
+    losses, state = model(inputs, targets, model.initial_state(3))
     log_probs, same_state = model.log_prob(inputs, model.initial_state(3))
-    torch.testing.assert_close(loss, -log_probs.gather(-1, targets.unsqueeze(-1)).mean())
+    torch.testing.assert_close(losses.cross_entropy, -log_probs.gather(-1, targets.unsqueeze(-1)).mean())
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3, 7, dtype=torch.float64))
     torch.testing.assert_close(state[0][0], same_state[0][0])
 
@@ -70,12 +71,70 @@ def test_parameters_by_part_add_up() -> None:
 
 def test_label_smoothing_counts_in_training_only() -> None:
     table = StandardMap(50, 16)
-    model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table), label_smoothing=0.3)
+    model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table), LossOptions(label_smoothing=0.3))
     ids = torch.randint(0, 50, (2, 5))
     smoothed, _ = model(ids, ids, model.initial_state(2))
     model.eval()
     plain, _ = model(ids, ids, model.initial_state(2))
-    assert smoothed != plain
+    assert smoothed.cross_entropy != plain.cross_entropy
+
+
+def test_output_dropout_zeroes_whole_features_in_training() -> None:
+    table = StandardMap(50, 16)
+    seen = []
+
+    class Watched(FullSoftmax):
+        def loss(self, hidden, targets, **options):
+            seen.append(hidden)
+            return super().loss(hidden, targets, **options)
+
+    model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), Watched(16, table), LossOptions(output_dropout=0.5))
+    ids = torch.randint(0, 50, (2, 5))
+    model(ids, ids, model.initial_state(2))
+    zero = seen[0] == 0
+    assert torch.equal(zero.all(1), zero.any(1))
+    assert zero.any()
+    model.eval()
+    model(ids, ids, model.initial_state(2))
+    assert not (seen[1] == 0).any()
+
+
+def test_penalties_against_a_plain_loop_in_float64() -> None:
+    table = StandardMap(50, 16)
+    options = LossOptions(activation_penalty=2.0, temporal_penalty=1.0)
+    model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table), options).double()
+    ids = torch.randint(0, 50, (3, 6))
+    losses, _ = model(ids, ids, model.initial_state(3))
+    hidden, _ = model.hidden(ids, model.initial_state(3))
+    squares = sum(h**2 for h in hidden.flatten().tolist()) / hidden.numel()
+    steps = [(hidden[:, t + 1] - hidden[:, t]).square().sum() for t in range(5)]
+    expected = losses.cross_entropy + 2.0 * squares + 1.0 * sum(steps) / (3 * 5 * 16)
+    torch.testing.assert_close(losses.objective, expected)
+    gradient = torch.autograd.grad(losses.objective, model.embedding.map.table.weight, retain_graph=True)[0]
+    plain = torch.autograd.grad(losses.cross_entropy, model.embedding.map.table.weight)[0]
+    assert not torch.allclose(gradient, plain)
+    model.eval()
+    losses, _ = model(ids, ids, model.initial_state(3))
+    assert losses.objective is losses.cross_entropy
+
+
+def test_activation_penalty_sees_dropped_vectors_and_the_temporal_one_whole_ones() -> None:
+    table = StandardMap(50, 16)
+    parts = (TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table))
+    ids = torch.randint(0, 50, (3, 6))
+    penalties = {}
+    for name in ("activation_penalty", "temporal_penalty"):
+        model = LanguageModel(*parts, LossOptions(output_dropout=0.5, **{name: 1.0}))
+        hidden, _ = model.hidden(ids, model.initial_state(3))
+        torch.manual_seed(5)
+        losses, _ = model(ids, ids, model.initial_state(3))
+        torch.manual_seed(5)
+        dropped = locked_dropout(hidden, 0.5, time_dim=1)
+        penalties[name] = (losses.objective - losses.cross_entropy, hidden, dropped)
+    penalty, _, dropped = penalties["activation_penalty"]
+    torch.testing.assert_close(penalty, dropped.square().mean(), rtol=1e-3, atol=1e-6)
+    penalty, hidden, _ = penalties["temporal_penalty"]
+    torch.testing.assert_close(penalty, hidden.diff(dim=1).square().mean(), rtol=1e-3, atol=1e-6)
 
 
 def test_row_dropout_zeroes_whole_token_types() -> None:

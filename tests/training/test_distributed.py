@@ -77,3 +77,23 @@ def test_two_killed_processes_resume(alone: Path, recipe_file: Path, tmp_path: P
     process.wait()
     run(command(2, recipe_file, out, "--resume"))
     assert losses(out) == pytest.approx(losses(alone), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_reproduce_one_with_everything_of_awd_lstm_but_dropout(recipe_file: Path, tmp_path: Path) -> None:
+    awd = [
+        *("--context.activation_penalty", "2", "--context.temporal_penalty", "1", "--train.random_length", "true"),
+        *("--optim.averaging", "always", "--optim.optimizer", "sgd", "--optim.lr", "2", "--train.eval_every", "25"),
+    ]
+    for processes in (1, 2):
+        run(command(processes, recipe_file, tmp_path / str(processes), *awd))
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
+    curves = [json.loads((tmp_path / str(n) / "result.json").read_text())["curve"] for n in (1, 2)]
+    assert [p["loss"] for p in curves[1]] == pytest.approx([p["loss"] for p in curves[0]], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_train_with_recurrent_dropout(recipe_file: Path, tmp_path: Path) -> None:
+    run(command(2, recipe_file, tmp_path / "run", "--context.recurrent_dropout", "0.3"))
+    found = losses(tmp_path / "run")
+    assert found[-1] < found[0]

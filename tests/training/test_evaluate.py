@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchdefine.build import VocabularyFacts
+from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.data import encode_corpus
-from torchdefine.models import LanguageModel
+from torchdefine.models import LanguageModel, Losses
 from torchdefine.recipe import load_recipe
-from torchdefine.run import build_language_model
 from torchdefine.training import evaluate, unigram_perplexity
 
 
@@ -29,10 +28,11 @@ class Unigram(nn.Module):
     def host_hint(self, targets: np.ndarray) -> None:
         return None
 
-    def forward(self, ids: Tensor, targets: Tensor, state: Tensor, reduction: str, hint: None) -> tuple[Tensor, Tensor]:
+    def forward(self, ids: Tensor, targets: Tensor, state: Tensor, reduction: str, hint: None) -> tuple[Losses, Tensor]:
         wanted = targets[targets != -100]
         self.asked += torch.bincount(wanted, minlength=len(self.asked))
-        return -self.log_probs[wanted].sum(), state
+        loss = -self.log_probs[wanted].sum()
+        return Losses(loss, loss), state
 
 
 @pytest.mark.parametrize(("batch_size", "length"), [(1, 140), (1, 7), (3, 16), (10, 1), (64, 33)])

@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from torchdefine.errors import UserError
 from torchdefine.recipe import ScheduleSettings
 from torchdefine.training.schedules import Schedule
 
@@ -38,3 +39,12 @@ def test_cosine_and_linear_reach_their_final_rate() -> None:
 def test_plateau_goes_by_stalled_validations() -> None:
     schedule = Schedule(ScheduleSettings(kind="plateau", factor=4), 100)
     assert [schedule.ratio(5, drops) for drops in (0, 1, 2)] == [1, 0.25, 0.0625]
+
+
+def test_noam_is_the_published_formula() -> None:
+    rates = ratios(total=50, kind="noam", warmup=10, noam_width=64)
+    expected = [64**-0.5 * min(s**-0.5, s * 10**-1.5) for s in range(1, 51)]
+    assert rates == pytest.approx(expected)
+    assert max(rates) == rates[9] == pytest.approx((64 * 10) ** -0.5)
+    with pytest.raises(UserError, match=r"noam needs a schedule\.warmup"):
+        ScheduleSettings(kind="noam")

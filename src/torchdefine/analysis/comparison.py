@@ -12,7 +12,7 @@ from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.analysis.tables import print_table
 from torchdefine.errors import UserError
 
-COLUMNS = ["run", "unit", "context", "tables", "total M", "valid", "test", "bits/byte", "tokens/s", "seconds"]
+BASIC_COLUMNS = ["run", "unit", "context", "tables", "total M", "valid", "test", "bits/byte", "tokens/s", "seconds"]
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,16 @@ class Comparison:
         )
         return f"Unit, context model, tables and total in millions of parameters; * marks the best perplexity.{counted}"
 
+    @property
+    def translates(self) -> bool:
+        return any(run.recipe.task == "translation" for run in self.runs)
+
+    @property
+    def columns(self) -> list[str]:
+        return [*BASIC_COLUMNS, *(["BLEU", "chrF"] if self.translates else [])]
+
     def rows(self) -> list[list[str]]:
-        """The cells under ``COLUMNS``; the best perplexities are marked."""
+        """The cells under ``columns``; the best perplexities are marked."""
         best = {
             split: min((p for run in self.runs if (p := run.perplexity(split)) is not None), default=None)
             for split in ("valid", "test")
@@ -67,6 +75,7 @@ class Comparison:
                 _number((run.fact("evaluation") or {}).get("test", {}).get("bits_per_byte"), ".4f"),
                 _number(run.fact("tokens_per_second"), ",.0f"),
                 _number(run.fact("seconds"), ",.0f"),
+                *([_number(run.fact(f"test_{score}"), ".2f") for score in ("bleu", "chrf")] if self.translates else []),
             ]
             for run in self.runs
         ]
@@ -79,6 +88,8 @@ class Comparison:
             "seconds",
             "tokens_per_second",
             "test_unigram_perplexity",
+            "test_bleu",
+            "test_chrf",
             "commit",
             "hardware",
         )
@@ -106,7 +117,7 @@ def compare_runs(folders: Sequence[str | Path]) -> Comparison:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    print_table(COLUMNS, comparison.rows(), comparison.note)
+    print_table(comparison.columns, comparison.rows(), comparison.note)
     for warning in comparison.warnings:
         print(f"Beware: {warning}")
 

@@ -9,8 +9,10 @@ import torch
 
 from torchdefine.analysis.tables import print_table
 from torchdefine.build import VocabularyFacts, build_language_model, open_corpus
+from torchdefine.build_translation import build_translator
 from torchdefine.embedding import Plan
 from torchdefine.embedding.unit import DefineUnit
+from torchdefine.models import LanguageModel, Translator
 from torchdefine.recipe import Recipe
 
 PARTS = ("define", "context", "input_output", "total")
@@ -40,13 +42,21 @@ class ParameterReport:
 
 
 def parameter_report(recipe: Recipe) -> ParameterReport:
-    """Build the model without its memory and count; the vocabulary is the recipe's, or read from its text."""
+    """Build the model without its memory and count; the vocabulary is the recipe's, or read from its text.
+
+    A translator's is the recipe's or as many subwords as its BPE may have.
+    """
     size = recipe.data.vocabulary_size
-    if size is None:
-        size = len(open_corpus(recipe.data).tokenization)
-    with torch.device("meta"):
-        model = build_language_model(recipe, VocabularyFacts(size))
-    unit = model.embedding.unit
+    model: LanguageModel | Translator
+    if recipe.task == "translation":
+        size = size or recipe.bitext.bpe_size
+        with torch.device("meta"):
+            model = build_translator(recipe, VocabularyFacts(size), VocabularyFacts(size), pad_id=0)
+    else:
+        size = size or len(open_corpus(recipe.data).tokenization)
+        with torch.device("meta"):
+            model = build_language_model(recipe, VocabularyFacts(size))
+    unit = list(model.embeddings().values())[-1].unit
     plan = unit.plan if isinstance(unit, DefineUnit) else None
     return ParameterReport(recipe.name, size, model.parameters_by_part(), recipe.published, plan)
 

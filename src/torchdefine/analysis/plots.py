@@ -46,4 +46,4 @@ def _maps(summary: RunSummary, centred: bool) -> dict[str, CorrelationMap]:
     run = summary.open()
     if run is None:
         raise UserError(f"The run in {summary.folder.path} has written no weights that can be read.")
-    return embedding_maps(run.model.embedding, centred=centred)
+    return embedding_maps(run.embedding, centred=centred)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchdefine.analysis.comparison import COLUMNS, Comparison
+from torchdefine.analysis.comparison import Comparison
 from torchdefine.analysis.correlation import CorrelationMap, embedding_maps
 from torchdefine.analysis.neighbours import nearest_neighbours
 from torchdefine.analysis.pictures import (
@@ -56,7 +56,7 @@ def write_report(
             progress(done, 2 * len(comparison.runs))
     maps = {}
     for done, (summary, run) in enumerate(opened, start=1):
-        maps[summary.name] = embedding_maps(run.model.embedding)
+        maps[summary.name] = embedding_maps(run.embedding)
         if progress:
             progress(len(comparison.runs) + done, len(comparison.runs) + len(opened))
     sections = [
@@ -74,7 +74,7 @@ def write_report(
 
 def _result_section(comparison: Comparison) -> str:
     warnings = "".join(f'<p class="warning">{html.escape(w)}</p>' for w in comparison.warnings)
-    return f"{_wide(html_table(COLUMNS, comparison.rows()))}<p>{html.escape(comparison.note)}</p>{warnings}"
+    return f"{_wide(html_table(comparison.columns, comparison.rows()))}<p>{html.escape(comparison.note)}</p>{warnings}"
 
 
 def _parameter_section(runs: list[RunSummary]) -> str:
@@ -179,18 +179,35 @@ def _reference(runs: list[RunSummary], finished: dict[str, CorrelationMap]) -> C
 def _sample_section(opened: list[tuple[RunSummary, Run]], options: ReportOptions) -> str:
     if not opened:
         return "<p>No run has written weights that can be read.</p>"
-    parts = [f"<p>Continuations of “{html.escape(options.prompt)}”, drawn with seed {options.seed}.</p>"]
+    parts = []
+    if any(run.recipe.task == "language" for _, run in opened):
+        parts.append(f"<p>Continuations of “{html.escape(options.prompt)}”, drawn with seed {options.seed}.</p>")
     for summary, run in opened:
+        if run.recipe.task == "translation":
+            parts.append(f"<h3>{html.escape(summary.name)}</h3>{_translations(summary)}")
+            continue
         text = run.generate(options.prompt, options.length, seed=options.seed)
         shown = html.escape(f"{options.prompt} {text}".strip())
         parts.append(f"<h3>{html.escape(summary.name)}</h3><blockquote>{shown}</blockquote>")
     return "".join(parts)
 
 
+def _translations(summary: RunSummary) -> str:
+    """Sentences of the test text as the finished run translates them."""
+    shown = summary.fact("translations") or []
+    if not shown:
+        return "<p>The run has not translated a test text yet.</p>"
+    rows = [[item["source"], item["translation"], item["reference"]] for item in shown]
+    return _wide(html_table(["source", "translation", "reference"], rows))
+
+
 def _neighbour_section(opened: list[tuple[RunSummary, Run]], options: ReportOptions) -> str:
     parts = []
     for summary, run in opened:
-        found = nearest_neighbours(run.model.embedding.table(), run.tokenization, options.words)
+        tokens, words = run.tokenization, options.words
+        if run.recipe.task == "translation":  # its subwords carry the space before a word
+            tokens, words = run.tokenization.target, [f"Ġ{word}" for word in words]
+        found = nearest_neighbours(run.embedding.table(), tokens, words)
         rows = [[word, ", ".join(f"{other} {cosine:.2f}" for other, cosine in near)] for word, near in found.items()]
         table = _wide(html_table(["word", "nearest by cosine"], rows)) if rows else "<p>None of the words is known.</p>"
         parts.append(f"<h3>{html.escape(summary.name)}</h3>{table}")

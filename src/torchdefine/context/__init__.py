@@ -1,5 +1,19 @@
 """Vectors → vectors in context."""
 
 from torchdefine.context.lstm import LSTM, LSTMDropout, LSTMState
+from torchdefine.context.transformer import DecoderState, Transformer, TransformerShape
+from torchdefine.context.transformer_xl import LayerSizes, Reach, TransformerDropout, TransformerXL, TransformerXLState
 
-__all__ = ["LSTM", "LSTMDropout", "LSTMState"]
+__all__ = [
+    "LSTM",
+    "DecoderState",
+    "LSTMDropout",
+    "LSTMState",
+    "LayerSizes",
+    "Reach",
+    "Transformer",
+    "TransformerDropout",
+    "TransformerShape",
+    "TransformerXL",
+    "TransformerXLState",
+]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.errors import UserError
+from torchdefine.ops import cudnn_lstm, has_kernel, locked_dropout, persistent_lstm
 
 LSTMState = list[tuple[Tensor, Tensor]]
 """Hidden and cell state of every layer, each (1, B, width)."""
@@ -23,7 +24,6 @@ class LSTMDropout:
     input: float = 0.0
     hidden: float = 0.0
     """Between the layers."""
-    output: float = 0.0
     recurrent: float = 0.0
     """Of the weights from one position's hidden state to the next, in every layer; also one mask a segment."""
 
@@ -37,7 +37,8 @@ class LSTMLayer(nn.LSTM):
     """One layer, (T, B, input) → (T, B, output), whose recurrent weights can be dropped in training.
 
     The mask is drawn in the forward pass and the weights themselves stay whole, so there is nothing to restore in
-    evaluation or in a checkpoint.
+    evaluation or in a checkpoint. In half precision on a GPU the recurrence is a kernel of our own where one fits;
+    otherwise cuDNN's, which gets dropped weights in the one piece that it wants, cast on the way.
     """
 
     def __init__(self, input_dim: int, output_dim: int, recurrent_dropout: float = 0.0) -> None:
@@ -45,11 +46,19 @@ class LSTMLayer(nn.LSTM):
         self.recurrent_dropout = recurrent_dropout
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
-        if not self.training or self.recurrent_dropout == 0:
+        fast = has_kernel(x, self.hidden_size)
+        dropping = self.training and self.recurrent_dropout > 0
+        if not (dropping or fast):
             return super().forward(x, state)
         weights: list[Any] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
-        weights[1] = F.dropout(weights[1], self.recurrent_dropout)  # (4 · output, output)
-        y, h, c = torch._VF.lstm(x, state, weights, True, 1, 0.0, True, False, False)
+        if dropping:
+            weights[1] = F.dropout(weights[1], self.recurrent_dropout)  # (4 · output, output)
+        if fast:
+            y, h, c = persistent_lstm(x, *state, weights)
+        elif x.is_cuda and torch.backends.cudnn.is_acceptable(x):
+            y, h, c = cudnn_lstm(x, *state, weights)
+        else:
+            y, h, c = torch._VF.lstm(x, state, weights, True, 1, 0.0, True, False, False)
         return y, (h, c)
 
 
@@ -93,12 +102,9 @@ class LSTM(nn.Module):
             before = (state[index][0].to(hidden.dtype), state[index][1].to(hidden.dtype))
             hidden, (h, c) = layer(hidden, before)  # (T, B, width)
             after.append((h.detach().to(state[index][0].dtype), c.detach().to(state[index][1].dtype)))
-            last = index == len(self.layers) - 1
-            hidden = self._drop(hidden, self.dropout.output if last else self.dropout.hidden)
+            if index < len(self.layers) - 1:
+                hidden = self._drop(hidden, self.dropout.hidden)
         return hidden.transpose(0, 1), after  # (B, T, output_dim)
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
-        if not self.training or p == 0:
-            return x
-        kept = torch.empty(1, x.shape[1], x.shape[2], device=x.device, dtype=x.dtype).bernoulli_(1 - p)
-        return x * (kept / (1 - p))
+        return locked_dropout(x, p, time_dim=0) if self.training else x

@@ -98,7 +98,7 @@ def encode_corpus(
             return Corpus.open(folder)
         except UserError:
             pass  # a damaged cache is made again
-    meter = _Meter(_disk_bytes(texts, passes_over_train=1 if chosen else 2), progress)
+    meter = Meter(_disk_bytes(texts, passes_over_train=1 if chosen else 2), progress)
     tokenization = chosen or _count_vocabulary(texts["train"], min_count, max_size, meter.advance)
     for split, paths in texts.items():
         write_token_file(_token_path(folder, split), paths, tokenization, meter.advance)
@@ -143,11 +143,11 @@ def _token_path(folder: Path, split: str) -> Path:
 
 
 def _cache_key(texts: dict[str, list[Path]], settings: list[int | str | None]) -> str:
-    files = {split: [_identity(path) for path in paths] for split, paths in texts.items()}
+    files = {split: [file_identity(path) for path in paths] for split, paths in texts.items()}
     return hashlib.sha256(json.dumps([VERSION, files, settings]).encode()).hexdigest()
 
 
-def _identity(path: Path) -> tuple[str, int, int]:
+def file_identity(path: Path) -> tuple[str, int, int]:
     status = path.stat()
     return str(path.resolve()), status.st_size, status.st_mtime_ns
 
@@ -157,7 +157,7 @@ def _disk_bytes(texts: dict[str, list[Path]], passes_over_train: int) -> int:
     return sum(sizes.values()) + (passes_over_train - 1) * sizes.get("train", 0)
 
 
-class _Meter:
+class Meter:
     """Adds up what is read and tells the caller's progress callback."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:

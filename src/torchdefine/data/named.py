@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchdefine.data.bitext_files import BITEXT_LAYOUT
 from torchdefine.data.download import download, extract, hash_record
 from torchdefine.data.text_files import FOLDER_LAYOUT, find_splits
 from torchdefine.errors import MachineError, UserError
@@ -17,6 +18,9 @@ _SAMPLES = Path(__file__).parent / "samples"
 
 SHIPPED = ("wikitext-2-shuffled",)
 """Corpora inside the package; a NOTICE.md beside each says where it comes from and under which licence."""
+
+SHIPPED_BITEXTS = ("tatoeba-en-de",)
+"""Parallel texts inside the package, likewise with a notice."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,19 @@ def resolve_corpus(name_or_path: str | Path, cache: str | Path | None = None, pr
     raise UserError(
         f"There is neither a folder nor a corpus called {name}{hint}: the known corpora are "
         f"{', '.join(corpus_names())}, and {FOLDER_LAYOUT}."
+    )
+
+
+def resolve_bitext(name_or_path: str | Path) -> Path:
+    """The folder (or .tsv file) of a bitext: an existing one as it is, else the shipped one of that name."""
+    path = Path(name_or_path).expanduser()
+    if str(name_or_path) and path.exists():
+        return path
+    if str(name_or_path) in SHIPPED_BITEXTS:
+        return _SAMPLES / str(name_or_path)
+    raise UserError(
+        f"There is neither a folder nor a bitext called {str(name_or_path)!r}: {', '.join(SHIPPED_BITEXTS)} comes with "
+        f"torchdefine, and {BITEXT_LAYOUT}; name yours with --data."
     )
 
 

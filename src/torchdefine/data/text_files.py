@@ -67,6 +67,14 @@ def read_text(path: Path) -> Iterator[TextBlock]:
         raise UserError(f"{path} is empty: give a file with text in it.")
 
 
+def decode_text(raw: bytes, name: str) -> list[str]:
+    """The lines of a UTF-8 text that is in memory already, none for an empty one; ``name`` is for messages."""
+    if not raw:
+        return []
+    text = _decode(raw, name, 0, 0).removeprefix("\ufeff")
+    return text.removesuffix("\n").split("\n")
+
+
 def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, list[Path]]:
     """The files of each split ("train", "valid", "test") of a corpus folder, numbered parts in their order.
 
@@ -78,9 +86,9 @@ def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, 
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: {FOLDER_LAYOUT}.")
     splits: dict[str, list[Path]] = {}
-    files = sorted((path for path in folder.iterdir() if _is_candidate(path)), key=_natural_order)
+    files = sorted((path for path in folder.iterdir() if is_candidate(path)), key=natural_order)
     for path in files:
-        named = _splits_named_by(path)
+        named = splits_named_by(path)
         if len(named) > 1:
             raise UserError(f"{path} names several splits ({', '.join(sorted(named))}): rename it to one of them.")
         for split in named:
@@ -94,16 +102,16 @@ def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, 
     return {split: splits[split] for split in ("train", "valid", "test") if split in splits}
 
 
-def _is_candidate(path: Path) -> bool:
+def is_candidate(path: Path) -> bool:
     return path.is_file() and not path.name.startswith(".")
 
 
-def _splits_named_by(path: Path) -> set[str]:
+def splits_named_by(path: Path) -> set[str]:
     parts = (part.rstrip("0123456789") for part in re.split(r"[._-]+", path.name.lower()))
     return {_SPLIT_OF_PART[part] for part in parts if part in _SPLIT_OF_PART}
 
 
-def _natural_order(path: Path) -> list[tuple[int, str]]:
+def natural_order(path: Path) -> list[tuple[int, str]]:
     """Digits count as numbers, so that train-2 stands before train-10."""
     pieces = re.findall(r"\d+|\D+", path.name)
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces]
@@ -207,7 +215,7 @@ def _whole_lines(chunks: Iterable[bytes], path: Path) -> Iterator[bytes]:
         yield b"".join(pending)
 
 
-def _decode(raw: bytes, path: Path, lines_before: int, bytes_before: int) -> str:
+def _decode(raw: bytes, path: Path | str, lines_before: int, bytes_before: int) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

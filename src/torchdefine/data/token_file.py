@@ -17,9 +17,11 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -79,6 +81,11 @@ class TokenFile:
     def __len__(self) -> int:
         return self.header.tokens
 
+    @property
+    def tokens_sha256(self) -> str:
+        """Equal for equal ids in the same order."""
+        return self.header.tokens_sha256
+
     def verify(self) -> None:
         """Read all the data and compare its hash to the header's."""
         digest = hashlib.sha256()
@@ -92,37 +99,61 @@ def write_token_file(
     path: Path, texts: Sequence[Path], tokenization: Tokenization, advance: Callable[[int], None]
 ) -> None:
     """Encode text files, in order, into one token file; ``advance`` is told how many bytes have been read."""
-    dtype_name = "uint16" if len(tokenization) <= 1 << 16 else "uint32"
-    text_hash, tokens_hash = hashlib.sha256(), hashlib.sha256()
-    tokens = lines = text_bytes = unknown = 0
-    with atomic_file(path) as file:
-        file.write(bytes(_DATA_OFFSET))
+    with token_file_writer(path, tokenization, _names(texts)) as writer:
         for text in texts:
             for block in read_text(text):
-                ids = tokenization.encode_lines(block.lines).astype(_DTYPES[dtype_name])
-                file.write(ids.data)
-                text_hash.update(block.raw)
-                tokens_hash.update(ids.data)
-                tokens += len(ids)
-                lines += len(block.lines)
-                text_bytes += len(block.raw)
-                if tokenization.unk_id is not None:
-                    unknown += int(np.count_nonzero(ids == tokenization.unk_id))
+                writer.add(tokenization.encode_lines(block.lines), block.raw, len(block.lines))
                 advance(block.disk_bytes)
-        if tokens < FEWEST_TOKENS:
-            raise UserError(f"{_names(texts)} has {tokens} token, but at least {FEWEST_TOKENS} are needed: add text.")
-        header = TokenHeader(
-            dtype=dtype_name,
-            tokens=tokens,
-            lines=lines,
-            bytes=text_bytes,
-            unknown=unknown,
-            vocabulary_sha256=tokenization.sha256,
-            text_sha256=text_hash.hexdigest(),
-            tokens_sha256=tokens_hash.hexdigest(),
+
+
+class TokenFileWriter:
+    """Takes a text's ids block by block; nothing but the current block is held in memory."""
+
+    def __init__(self, file: BinaryIO, tokenization: Tokenization) -> None:
+        self._file, self._tokenization = file, tokenization
+        self.dtype = "uint16" if len(tokenization) <= 1 << 16 else "uint32"
+        self._text_hash, self._tokens_hash = hashlib.sha256(), hashlib.sha256()
+        self._lines = self._bytes = self._unknown = 0
+        self.tokens = 0
+
+    def add(self, ids: np.ndarray, raw: bytes, lines: int) -> None:
+        """The ids of some more lines, each line ended by ``<eos>``, and the bytes that they were made of."""
+        ids = ids.astype(_DTYPES[self.dtype])
+        self._file.write(ids.data)
+        self._text_hash.update(raw)
+        self._tokens_hash.update(ids.data)
+        self.tokens += len(ids)
+        self._lines += lines
+        self._bytes += len(raw)
+        if self._tokenization.unk_id is not None:
+            self._unknown += int(np.count_nonzero(ids == self._tokenization.unk_id))
+
+    def header(self) -> TokenHeader:
+        return TokenHeader(
+            dtype=self.dtype,
+            tokens=self.tokens,
+            lines=self._lines,
+            bytes=self._bytes,
+            unknown=self._unknown,
+            vocabulary_sha256=self._tokenization.sha256,
+            text_sha256=self._text_hash.hexdigest(),
+            tokens_sha256=self._tokens_hash.hexdigest(),
         )
+
+
+@contextmanager
+def token_file_writer(path: Path, tokenization: Tokenization, text_name: str) -> Iterator[TokenFileWriter]:
+    """Write a token file; it appears, whole, only if the block ends without an error."""
+    with atomic_file(path) as file:
+        file.write(bytes(_DATA_OFFSET))
+        writer = TokenFileWriter(file, tokenization)
+        yield writer
+        if writer.tokens < FEWEST_TOKENS:
+            raise UserError(
+                f"{text_name} has {writer.tokens} token, but at least {FEWEST_TOKENS} are needed: add text."
+            )
         file.seek(0, os.SEEK_SET)
-        file.write(_pack(header))
+        file.write(_pack(writer.header()))
 
 
 def _pack(header: TokenHeader) -> bytes:

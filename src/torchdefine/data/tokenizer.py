@@ -105,6 +105,28 @@ class SubwordTokenizer:
                 lines[-1].append(int(index))
         return "\n".join(self._tokenizer.decode(line, skip_special_tokens=False) for line in lines)
 
+    def encode_sentences(self, sentences: Sequence[str]) -> list[list[int]]:
+        """The ids of each sentence by itself, without ``<eos>``; what looks like a special token in it is only text."""
+        specials = {self.pad_id, self.bos_id, self.eos_id}
+        self._tokenizer.encode_special_tokens = True
+        try:
+            encoded = [
+                encoding.ids
+                for start in range(0, len(sentences), _LINES_AT_ONCE)
+                for encoding in self._tokenizer.encode_batch(
+                    list(sentences[start : start + _LINES_AT_ONCE]), add_special_tokens=False
+                )
+            ]
+        finally:
+            self._tokenizer.encode_special_tokens = False
+        return [  # a tokenizer that others made may still have them among its words
+            ids if specials.isdisjoint(ids) else [self.unk_id if i in specials else i for i in ids] for ids in encoded
+        ]
+
+    def decode_sentence(self, ids: Sequence[int]) -> str:
+        """The text of one sentence in one line, without special tokens and with single spaces."""
+        return " ".join(self._tokenizer.decode(list(ids), skip_special_tokens=True).split())
+
     def save(self, path: str | Path) -> Path:
         """Write to the file ``path``, or to ``tokenizer.json`` in it if it is a folder; return the file."""
         path = Path(path)
@@ -133,16 +155,18 @@ class SubwordTokenizer:
 
 def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progress | None = None) -> SubwordTokenizer:
     """Learn a byte-level BPE of at most ``vocabulary_size`` tokens from text files; the specials come first."""
-    if vocabulary_size < SMALLEST_BPE:
-        raise UserError(
-            f"vocabulary_size is {vocabulary_size}, but must be at least {SMALLEST_BPE}: "
-            f"the 256 bytes and {', '.join(SPECIALS)}."
-        )
     if not files:
         raise UserError("Training a tokenizer needs at least one text file.")
+    check_bpe_size(vocabulary_size)
+    return train_bpe_on(_lines_of([Path(file) for file in files], progress), vocabulary_size)
+
+
+def train_bpe_on(blocks: Iterable[list[str]], vocabulary_size: int, *, sentences: bool = False) -> SubwordTokenizer:
+    """The same from blocks of lines; with ``sentences`` a word is the same token at a line's start and within it."""
+    check_bpe_size(vocabulary_size)
     tokenizers = _tokenizers()
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=sentences)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocabulary_size,
@@ -150,8 +174,16 @@ def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progr
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_lines_of([Path(file) for file in files], progress), trainer)
+    tokenizer.train_from_iterator(blocks, trainer)
     return SubwordTokenizer(tokenizer.to_str())
+
+
+def check_bpe_size(vocabulary_size: int) -> None:
+    if vocabulary_size < SMALLEST_BPE:
+        raise UserError(
+            f"vocabulary_size is {vocabulary_size}, but must be at least {SMALLEST_BPE}: "
+            f"the 256 bytes and {', '.join(SPECIALS)}."
+        )
 
 
 def _lines_of(files: Sequence[Path], progress: Progress | None) -> Iterator[list[str]]:

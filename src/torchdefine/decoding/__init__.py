@@ -1,5 +1,27 @@
-"""Models → text."""
+"""What trained models are asked for: continuations, and probabilities that look back at the text."""
 
+from torchdefine.decoding.beam import BeamOptions, Hypothesis, TargetTokens, beam_search
+from torchdefine.decoding.bleu import TranslationScores, require_sacrebleu, score_translations
+from torchdefine.decoding.neural_cache import NeuralCache, tune_neural_cache
 from torchdefine.decoding.sampling import SamplingOptions, generate
+from torchdefine.decoding.target_sampling import sample_targets
+from torchdefine.decoding.translation import LongLine, Translation, TranslationOptions, translate_lines
 
-__all__ = ["SamplingOptions", "generate"]
+__all__ = [
+    "BeamOptions",
+    "Hypothesis",
+    "LongLine",
+    "NeuralCache",
+    "SamplingOptions",
+    "TargetTokens",
+    "Translation",
+    "TranslationOptions",
+    "TranslationScores",
+    "beam_search",
+    "generate",
+    "require_sacrebleu",
+    "sample_targets",
+    "score_translations",
+    "translate_lines",
+    "tune_neural_cache",
+]

@@ -148,7 +148,7 @@ class ProjectiveMap(nn.Module):
         if output_dim < 1:
             raise UserError(f"output_dim is {output_dim}, but must be at least 1.")
         self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, output_dim
-        self.scale, self.std = scale, 1.0
+        self.scale, self.std, self.projection_std = scale, 1.0, map_dim**-0.5
         self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx)
         self.projection = nn.Linear(map_dim, output_dim, bias=False)
         self.reset_parameters()
@@ -156,7 +156,7 @@ class ProjectiveMap(nn.Module):
     def reset_parameters(self, std: float = 1.0) -> None:
         self.std = std
         fill_table(self.table, std)
-        nn.init.normal_(self.projection.weight, std=self.map_dim**-0.5)
+        nn.init.normal_(self.projection.weight, std=self.projection_std)
 
     def forward(self, ids: Tensor) -> Tensor:
         ids = as_ids(ids, self.num_embeddings)

@@ -27,6 +27,15 @@ class TokenEmbedding(nn.Module):
         self.unit = unit
         self.embedding_dim = map_layer.output_dim if embedding_dim is None else embedding_dim
         self.row_dropout = 0.0
+        self.finished: Tensor | None
+        self.register_buffer("finished", None, persistent=False)
+
+    @classmethod
+    def beside(cls, map_layer: MapLayer, partner: TokenEmbedding) -> TokenEmbedding:
+        """An embedding with its own map and the unit of ``partner``, which alone trains, saves and moves that unit."""
+        embedding = TokenEmbedding(map_layer, None, partner.embedding_dim)
+        object.__setattr__(embedding, "unit", partner.unit)  # past nn.Module, which would register it a second time
+        return embedding
 
     @property
     def num_embeddings(self) -> int:
@@ -43,6 +52,8 @@ class TokenEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """(…) whole numbers → (…, embedding_dim)."""
         ids = as_ids(ids, self.num_embeddings)
+        if self.finished is not None:
+            return F.embedding(ids, self.finished).to(next(self.map.parameters()).dtype)  # type: ignore[attr-defined]
         vectors = self.map(ids)  # (…, n)
         if self.training and self.row_dropout:
             vectors = vectors * self._kept_rows(vectors)[ids].unsqueeze(-1)
@@ -56,6 +67,20 @@ class TokenEmbedding(nn.Module):
     def _kept_rows(self, like: Tensor) -> Tensor:
         """1 / (1 - p) for the token types kept in this step and 0 for the others: (V,)."""
         return F.dropout(torch.ones(self.num_embeddings, device=like.device, dtype=like.dtype), self.row_dropout)
+
+    def look_up(self, finished: Tensor | None) -> None:
+        """Take the vectors from a table, (V, m), instead of computing them, until ``train()``; None computes them."""
+        if finished is not None and finished.shape != (self.num_embeddings, self.embedding_dim):
+            raise UserError(
+                f"The finished table is {tuple(finished.shape)}, but the embedding has {self.num_embeddings} vectors "
+                f"of {self.embedding_dim}."
+            )
+        self.finished = finished
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            self.finished = None  # the weights are about to change
+        return super().train(mode)
 
     def reset_parameters(self) -> None:
         self.map.reset_parameters()
@@ -79,6 +104,7 @@ class TokenEmbedding(nn.Module):
         The table becomes a new parameter, so give it to the optimiser again.
         """
         self.map.resize(num_embeddings)
+        self.finished = None
         return self
 
 

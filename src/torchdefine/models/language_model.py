@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
+from torchdefine.ops import locked_dropout
 from torchdefine.output import OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
 
@@ -27,11 +30,42 @@ class ContextModel(Protocol):
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]: ...
 
 
+@dataclass(frozen=True)
+class LossOptions:
+    """What the training loss has beside the plain cross-entropy; evaluation has none of it."""
+
+    label_smoothing: float = 0.0
+    output_dropout: float = 0.0
+    """On what the context model gives, with one mask for all positions."""
+    activation_penalty: float = 0.0
+    """Weight of the mean square of what the output layer sees (Merity et al.'s α)."""
+    temporal_penalty: float = 0.0
+    """Weight of the mean square of the step from one position's hidden vector to the next's (their β)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.output_dropout < 1:
+            raise UserError(f"The output dropout is {self.output_dropout}, but must be at least 0 and below 1.")
+        for name in ("activation_penalty", "temporal_penalty"):
+            if getattr(self, name) < 0:
+                raise UserError(f"The {name} is {getattr(self, name)}, but must not be negative.")
+
+
+class Losses(NamedTuple):
+    """What a step minimises, and what a reader compares."""
+
+    objective: Tensor
+    cross_entropy: Tensor
+
+
 class LanguageModel(nn.Module):
     """Predicts every token of a stream from those before it; any embedding, context model and output layer fit."""
 
     def __init__(
-        self, embedding: TokenEmbedding, context: ContextModel, output: OutputLayer, label_smoothing: float = 0.0
+        self,
+        embedding: TokenEmbedding,
+        context: ContextModel,
+        output: OutputLayer,
+        options: LossOptions | None = None,
     ) -> None:
         super().__init__()
         for giver, width, taker, needs in (
@@ -43,10 +77,22 @@ class LanguageModel(nn.Module):
         self.embedding: TokenEmbedding = embedding
         self.context: ContextModel = context
         self.output: OutputLayer = output
-        self.label_smoothing = label_smoothing
+        self.options = options or LossOptions()
 
     def initial_state(self, batch_size: int) -> State:
         return self.context.initial_state(batch_size)
+
+    @property
+    def carried(self) -> str:
+        """What goes from one segment to the next in evaluation, in words; a context model may say it itself."""
+        return getattr(self.context, "carried", "state")
+
+    def compile_parts(self) -> None:
+        """Let torch.compile have the embedding and, where the context model offers them, its layers."""
+        self.embedding.compile()
+        compile_layers = getattr(self.context, "compile_layers", None)
+        if compile_layers is not None:
+            compile_layers()
 
     def hidden(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
         """(B, T) ids → (B, T, width) vectors for the output layer, and the state to carry on with."""
@@ -60,11 +106,27 @@ class LanguageModel(nn.Module):
         state: State,
         reduction: Reduction = "mean",
         hint: tuple[int, ...] | None = None,
-    ) -> tuple[Tensor, State]:
-        """The loss in nats of predicting ``targets`` (B, T), each the token after its id, and the state after them."""
+    ) -> tuple[Losses, State]:
+        """The losses in nats of predicting ``targets`` (B, T), each the token after its id, and the state after."""
         hidden, state = self.hidden(ids, state)
-        smoothing = self.label_smoothing if self.training else 0.0
-        return self.output.loss(hidden, targets, reduction=reduction, label_smoothing=smoothing, hint=hint), state
+        if not self.training:
+            loss = self.output.loss(hidden, targets, reduction=reduction, hint=hint)
+            return Losses(loss, loss), state
+        dropped = locked_dropout(hidden, self.options.output_dropout, time_dim=1)  # (B, T, width)
+        loss = self.output.loss(
+            dropped, targets, reduction=reduction, label_smoothing=self.options.label_smoothing, hint=hint
+        )
+        return Losses(loss + self._penalties(hidden, dropped), loss), state
+
+    def _penalties(self, hidden: Tensor, dropped: Tensor) -> Tensor:
+        """Activation regularisation looks at what the output layer sees, the temporal kind at the vectors before."""
+        total = hidden.new_zeros((), dtype=torch.float64 if hidden.dtype == torch.float64 else torch.float32)
+        if self.options.activation_penalty:
+            total = total + self.options.activation_penalty * dropped.to(total.dtype).square().mean()
+        if self.options.temporal_penalty and hidden.shape[1] > 1:
+            steps = hidden[:, 1:].to(total.dtype) - hidden[:, :-1].to(total.dtype)
+            total = total + self.options.temporal_penalty * steps.square().mean()
+        return total
 
     def log_prob(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities of every token after each position: (B, T, V)."""
@@ -74,6 +136,10 @@ class LanguageModel(nn.Module):
     def host_hint(self, targets: np.ndarray) -> tuple[int, ...] | None:
         """What the output layer wants to know of the targets before they are on the device, so that it need not ask."""
         return self.output.host_hint(targets)
+
+    def embeddings(self) -> dict[str, TokenEmbedding]:
+        """The embeddings by the side that they stand on; a language model has one."""
+        return {"": self.embedding}
 
     def parameters_by_part(self) -> dict[str, int]:
         """Who owns the parameters, in the paper's columns; tied ones count once, in input_output."""

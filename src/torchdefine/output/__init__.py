@@ -1,8 +1,18 @@
 """Vectors → loss and log-probabilities, tied to the map's table."""
 
-from torchdefine.output.adaptive import AdaptiveSoftmax
+from torchdefine.output.adaptive import AdaptiveSoftmax, BandedSoftmax
+from torchdefine.output.adaptive_table import AdaptiveTableSoftmax
 from torchdefine.output.layer import OutputLayer
 from torchdefine.output.linear import FullSoftmax
 from torchdefine.output.linear_cross_entropy import linear_cross_entropy
+from torchdefine.output.mixture import MixtureSoftmax
 
-__all__ = ["AdaptiveSoftmax", "FullSoftmax", "OutputLayer", "linear_cross_entropy"]
+__all__ = [
+    "AdaptiveSoftmax",
+    "AdaptiveTableSoftmax",
+    "BandedSoftmax",
+    "FullSoftmax",
+    "MixtureSoftmax",
+    "OutputLayer",
+    "linear_cross_entropy",
+]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Self
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -26,13 +27,195 @@ from torchdefine.output.linear_cross_entropy import (
 NOT_COUNTED = -100  # among the columns of the head, whatever id the caller ignores
 
 
-class AdaptiveSoftmax(OutputLayer):
+class Band(NamedTuple):
+    """The rows that hidden vectors are compared with, and what is added."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+class BandedSoftmax(OutputLayer):
+    """Softmax over bands of tokens, the most frequent first.
+
+    The head holds the tokens of band 0 and, behind them, one column for each further band (``cluster_weight``).
+    log p(token of band i) = log p(column i in the head) + log p(token within the band). A layer says what its bands
+    are by ``cutoffs``, ``ranks``, ``_bands`` and ``_facing``.
+    """
+
+    def __init__(self, hidden_dim: int) -> None:
+        super().__init__(hidden_dim)
+        self._ranks_on_host: tuple[Tensor, int, np.ndarray] | None = None
+
+    @property
+    @abstractmethod
+    def cutoffs(self) -> tuple[int, ...]:
+        """The ranks that every band but the first starts at."""
+
+    @property
+    def ranks(self) -> Tensor | None:
+        """The frequency rank of every id, (V,); None where ids are ranks."""
+        return None
+
+    @abstractmethod
+    def _bands(self) -> list[Band]:
+        """Rows and biases of the bands, (V_i, n_i) and (V_i,); the head comes first, with the columns of bands last."""
+
+    @abstractmethod
+    def _facing(self, rows: Tensor, band: int) -> Tensor:
+        """Vectors as ``_shared`` gave them, as the rows of a band are compared with them: (T, …) → (T, n_i)."""
+
+    def _shared(self, rows: Tensor) -> Tensor:
+        """What happens to hidden vectors before any band sees them."""
+        return rows
+
+    def loss(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        *,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        hint: Sequence[int] | None = None,
+    ) -> Tensor:
+        """As for every output layer. Without ``hint`` the host waits for the device once.
+
+        Label smoothing is exact and therefore dear: it needs every band for every token.
+        """
+        check_loss_options(reduction, label_smoothing)
+        rows, flat_targets = self._rows_and_targets(hidden, targets)
+        counted = flat_targets != ignore_index
+        ids = torch.where(counted, flat_targets, 0)
+        check_ids(ids, self.num_embeddings)
+        per_token = reduction == "none"
+        if label_smoothing:
+            loss = self._smoothed_losses(rows, ids, counted, label_smoothing)  # (T,)
+        else:
+            loss = self._band_losses(self._shared(rows), ids, counted, hint, per_token)  # (T,) or ()
+        if per_token:
+            return loss.reshape(targets.shape)
+        return loss.sum() if reduction == "sum" else mean_over(loss.sum(), counted)
+
+    def _band_losses(
+        self, rows: Tensor, ids: Tensor, counted: Tensor, hint: Sequence[int] | None, per_token: bool
+    ) -> Tensor:
+        """Losses (T,) or their sum: the head for every token, each tail only for its own."""
+        reduction: Reduction = "none" if per_token else "sum"
+        ranks = ids if self.ranks is None else self.ranks[ids]
+        band_of = torch.zeros_like(ranks)
+        for cutoff in self.cutoffs:
+            band_of += ranks >= cutoff
+        first = self.cutoffs[0]
+        columns = torch.where(ranks < first, ranks, first - 1 + band_of)
+        columns = torch.where(counted, columns, NOT_COUNTED)
+        head, *tails = self._bands()
+        loss = self._band_loss(rows, 0, head, columns, reduction)
+
+        band_of = torch.where(counted, band_of, len(self.cutoffs) + 1)  # tokens that do not count are sorted last
+        sizes = torch.stack([(band_of == band).sum() for band in range(len(self.cutoffs) + 1)])
+        rooms = self._rooms(sizes, hint)
+        ends, order = sizes.cumsum(0), torch.argsort(band_of, stable=True)
+        # A band without tokens takes part as well, so that its own parameters get a gradient on every worker.
+        for index, (band, start, room) in enumerate(zip(tails, self.cutoffs, rooms, strict=True), start=1):
+            places = torch.arange(room, device=ids.device)
+            taken = order[(ends[index - 1] + places).clamp(max=len(ids) - 1)]  # (room,), of which the band's size count
+            columns = torch.where(places < sizes[index], ranks[taken] - start, NOT_COUNTED)
+            tail = self._band_loss(rows.index_select(0, taken), index, band, columns, reduction)
+            loss = loss.index_add(0, taken, tail) if per_token else loss + tail
+        return loss
+
+    def _band_loss(self, rows: Tensor, index: int, band: Band, columns: Tensor, reduction: Reduction) -> Tensor:
+        facing = self._facing(rows, index)  # (T, n_i)
+        return linear_cross_entropy(
+            facing, band.weight, columns, band.bias, ignore_index=NOT_COUNTED, reduction=reduction
+        )
+
+    def _smoothed_losses(self, rows: Tensor, ids: Tensor, counted: Tensor, label_smoothing: float) -> Tensor:
+        """Losses (T,) from whole rows of log-probabilities, of which only a chunk exists at a time."""
+
+        def chunk_losses(rows: Tensor, ids: Tensor) -> Tensor:
+            return F.cross_entropy(self.log_prob(rows), ids, reduction="none", label_smoothing=label_smoothing)
+
+        chunks = self._chunks(rows)
+        chunked_ids = ids.split([len(chunk) for chunk in chunks])
+        losses = [
+            checkpoint(chunk_losses, chunk, chunk_ids, use_reentrant=False, preserve_rng_state=False)
+            for chunk, chunk_ids in zip(chunks, chunked_ids, strict=True)
+        ]
+        return torch.where(counted, torch.cat(losses), 0.0)
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        rows = self._shared(self._rows(hidden))  # (T, …)
+        bands = self._bands()
+        head = F.log_softmax(self._band_logits(rows, 0, bands[0]), dim=-1)  # (T, first + tails)
+        first = self.cutoffs[0]
+        pieces = [head[:, :first]]
+        for index, band in enumerate(bands[1:], start=1):
+            within = F.log_softmax(self._band_logits(rows, index, band), dim=-1)  # (T, V_i)
+            pieces.append(within + head[:, first + index - 1].unsqueeze(1))
+        log_probs = torch.cat(pieces, dim=-1)  # (T, V) by rank
+        if self.ranks is not None:
+            log_probs = log_probs.index_select(1, self.ranks)
+        return log_probs.reshape(*hidden.shape[:-1], self.num_embeddings)  # (…, V)
+
+    def _band_logits(self, rows: Tensor, index: int, band: Band) -> Tensor:
+        logits = F.linear(self._facing(rows, index), band.weight).to(exact_dtype(rows))  # (T, V_i)
+        return logits if band.bias is None else logits + band.bias
+
+    @torch.no_grad()
+    def predict(self, hidden: Tensor) -> Tensor:
+        """The most probable ids, (…). Tails are computed only where one of their columns wins the head.
+
+        Where a frequent token wins, no rarer one can be more probable, since none is more so than its whole band.
+        """
+        rows = self._rows(hidden)
+        head = self._bands()[0]
+        logits = (self._band_logits(self._shared(chunk), 0, head) for chunk in self._chunks(rows))
+        best = torch.cat([chunk.argmax(-1) for chunk in logits])  # (T,)
+        in_tails = (best >= self.cutoffs[0]).nonzero().squeeze(1)
+        if self.ranks is not None:
+            ids_by_rank = torch.empty_like(self.ranks)
+            ids_by_rank[self.ranks] = torch.arange(self.num_embeddings, device=best.device)
+            best = ids_by_rank[best]
+        best[in_tails] = super().predict(rows[in_tails])
+        return best.reshape(hidden.shape[:-1])
+
+    def host_hint(self, targets: np.ndarray, *, ignore_index: int = -100) -> tuple[int, ...]:
+        """How many targets lie in each band but the first. Larger numbers do as well: they are room, not counts."""
+        ids = targets[targets != ignore_index].astype(np.int64)
+        check_ids(torch.from_numpy(ids), self.num_embeddings)
+        ranks = self._host_ranks()
+        band_of = np.searchsorted(self.cutoffs, ids if ranks is None else ranks[ids], side="right")
+        return tuple(np.bincount(band_of, minlength=len(self.cutoffs) + 1)[1:].tolist())
+
+    def _host_ranks(self) -> np.ndarray | None:
+        """The map's ranks in host memory, copied anew only when they have changed."""
+        ranks = self.ranks
+        if ranks is None:
+            return None
+        kept = self._ranks_on_host
+        if kept is None or kept[0] is not ranks or kept[1] != ranks._version:
+            kept = self._ranks_on_host = (ranks, ranks._version, ranks.cpu().numpy().copy())
+        return kept[2]
+
+    def _rooms(self, sizes: Tensor, hint: Sequence[int] | None) -> list[int]:
+        """For how many tokens each tail is computed: shapes that depend on nothing but the hint."""
+        if hint is None:
+            return sizes[1:].tolist()
+        on_host = sizes.device.type == "cpu"
+        if len(hint) != len(sizes) - 1 or (on_host and any(np.less(hint, sizes[1:].numpy()))):
+            raise UserError(
+                f"The hint {tuple(hint)} leaves no room for targets in {len(sizes)} bands: "
+                f"pass host_hint of the same targets, or None."
+            )
+        return list(hint)
+
+
+class AdaptiveSoftmax(BandedSoftmax):
     """Softmax over the bands of an adaptive map, whose tables and projections it shares with the input.
 
-    The head holds the tokens of band 0 and, behind them, one column for each further band (``cluster_weight``, the
-    layer's own). log p(token of band i) = log p(column i in the head) + log p(token within the band). A bias-free
-    ``projection`` comes first where hidden vectors are not as wide as the map. ``AdaptiveSoftmax.untied`` makes a
-    layer with tables of its own.
+    Only ``cluster_weight`` is the layer's own, and a bias-free ``projection`` that comes first where hidden vectors are
+    not as wide as the map. ``AdaptiveSoftmax.untied`` makes a layer with tables of its own.
 
     Args:
         hidden_dim: width of the context model's vectors.
@@ -44,13 +227,12 @@ class AdaptiveSoftmax(OutputLayer):
         if not isinstance(map_layer, AdaptiveMap):
             raise UserError(
                 f"An adaptive softmax ties to an adaptive map, not to {type(map_layer).__name__}: "
-                f"pass the embedding's map, or use FullSoftmax for another one."
+                f"pass the embedding's map, or use FullSoftmax or AdaptiveTableSoftmax for another one."
             )
         self.own_map: AdaptiveMap | None = None
         self._map = (map_layer,)  # in a tuple, so that tied tables are not registered and saved a second time
         self.projection = hidden_projection(hidden_dim, map_layer.map_dim)
         self.cluster_weight = nn.Parameter(torch.empty(len(map_layer.cutoffs), map_layer.map_dim))
-        self._ranks_on_host: tuple[Tensor, int, np.ndarray] | None = None
         self.reset_parameters()
 
     @classmethod
@@ -77,147 +259,23 @@ class AdaptiveSoftmax(OutputLayer):
     def num_embeddings(self) -> int:
         return self.map.num_embeddings
 
-    def loss(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        *,
-        ignore_index: int = -100,
-        reduction: Reduction = "mean",
-        label_smoothing: float = 0.0,
-        hint: Sequence[int] | None = None,
-    ) -> Tensor:
-        """As for every output layer. Without ``hint`` the host waits for the device once.
+    @property
+    def cutoffs(self) -> tuple[int, ...]:
+        return self.map.cutoffs
 
-        Label smoothing is exact and therefore dear: it needs every band for every token.
-        """
-        check_loss_options(reduction, label_smoothing)
-        rows, flat_targets = self._rows_and_targets(hidden, targets)
-        counted = flat_targets != ignore_index
-        ids = torch.where(counted, flat_targets, 0)
-        check_ids(ids, self.num_embeddings)
-        per_token = reduction == "none"
-        if label_smoothing:
-            loss = self._smoothed_losses(rows, ids, counted, label_smoothing)  # (T,)
-        else:
-            loss = self._band_losses(self._projected(rows), ids, counted, hint, per_token)  # (T,) or ()
-        if per_token:
-            return loss.reshape(targets.shape)
-        return loss.sum() if reduction == "sum" else mean_over(loss.sum(), counted)
+    @property
+    def ranks(self) -> Tensor | None:
+        return self.map.ranks
 
-    def _band_losses(
-        self, rows: Tensor, ids: Tensor, counted: Tensor, hint: Sequence[int] | None, per_token: bool
-    ) -> Tensor:
-        """Losses (T,) or their sum: the head for every token, each tail only for its own."""
-        reduction: Reduction = "none" if per_token else "sum"
-        ranks = ids if self.map.ranks is None else self.map.ranks[ids]
-        band_of = torch.zeros_like(ranks)
-        for cutoff in self.map.cutoffs:
-            band_of += ranks >= cutoff
-        first = self.map.cutoffs[0]
-        columns = torch.where(ranks < first, ranks, first - 1 + band_of)
-        columns = torch.where(counted, columns, NOT_COUNTED)
-        loss = linear_cross_entropy(rows, self._head(), columns, ignore_index=NOT_COUNTED, reduction=reduction)
-
-        band_of = torch.where(counted, band_of, len(self.map.bands))  # tokens that do not count are sorted last
-        frequent, *sizes, ignored = self._band_sizes(band_of, hint)
-        in_tails = torch.argsort(band_of, stable=True)[frequent : len(ids) - ignored]
-        tail_rows, tail_ranks = rows.index_select(0, in_tails), ranks.index_select(0, in_tails)
-        # A band without tokens takes part as well, so that its own parameters get a gradient on every worker.
-        tails = [
-            linear_cross_entropy(F.linear(band_rows, projection), table, band_ranks - start, reduction=reduction)
-            for (table, projection, start), band_rows, band_ranks in zip(
-                self._tails(), tail_rows.split(sizes), tail_ranks.split(sizes), strict=True
-            )
-        ]
-        return loss.index_add(0, in_tails, torch.cat(tails)) if per_token else torch.stack((loss, *tails)).sum()
-
-    def _smoothed_losses(self, rows: Tensor, ids: Tensor, counted: Tensor, label_smoothing: float) -> Tensor:
-        """Losses (T,) from whole rows of log-probabilities, of which only a chunk exists at a time."""
-
-        def chunk_losses(rows: Tensor, ids: Tensor) -> Tensor:
-            return F.cross_entropy(self.log_prob(rows), ids, reduction="none", label_smoothing=label_smoothing)
-
-        chunks = self._chunks(rows)
-        chunked_ids = ids.split([len(chunk) for chunk in chunks])
-        losses = [
-            checkpoint(chunk_losses, chunk, chunk_ids, use_reentrant=False, preserve_rng_state=False)
-            for chunk, chunk_ids in zip(chunks, chunked_ids, strict=True)
-        ]
-        return torch.where(counted, torch.cat(losses), 0.0)
-
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        rows = self._projected(self._rows(hidden))  # (T, map_dim)
-        exact = exact_dtype(hidden)
-        head = F.log_softmax(F.linear(rows, self._head()).to(exact), dim=-1)  # (T, first + tails)
-        first = self.map.cutoffs[0]
-        pieces = [head[:, :first]]
-        for column, (table, projection, _) in enumerate(self._tails(), start=first):
-            within = F.log_softmax(F.linear(F.linear(rows, projection), table).to(exact), dim=-1)  # (T, V_i)
-            pieces.append(within + head[:, column : column + 1])
-        log_probs = torch.cat(pieces, dim=-1)  # (T, V) by rank
-        if self.map.ranks is not None:
-            log_probs = log_probs.index_select(1, self.map.ranks)
-        return log_probs.reshape(*hidden.shape[:-1], self.num_embeddings)  # (…, V)
-
-    @torch.no_grad()
-    def predict(self, hidden: Tensor) -> Tensor:
-        """The most probable ids, (…). Tails are computed only where one of their columns wins the head.
-
-        Where a frequent token wins, no rarer one can be more probable, since none is more so than its whole band.
-        """
-        rows = self._rows(hidden)
-        head = self._head()
-        best = torch.cat([F.linear(self._projected(chunk), head).argmax(-1) for chunk in self._chunks(rows)])  # (T,)
-        in_tails = (best >= self.map.cutoffs[0]).nonzero().squeeze(1)
-        if self.map.ranks is not None:
-            ids_by_rank = torch.empty_like(self.map.ranks)
-            ids_by_rank[self.map.ranks] = torch.arange(self.num_embeddings, device=best.device)
-            best = ids_by_rank[best]
-        best[in_tails] = super().predict(rows[in_tails])
-        return best.reshape(hidden.shape[:-1])
-
-    def host_hint(self, targets: np.ndarray, *, ignore_index: int = -100) -> tuple[int, ...]:
-        """How many targets lie in each band and, last, how many are ignored."""
-        ids = targets[targets != ignore_index].astype(np.int64)
-        check_ids(torch.from_numpy(ids), self.num_embeddings)
-        ranks = self._host_ranks()
-        band_of = np.searchsorted(self.map.cutoffs, ids if ranks is None else ranks[ids], side="right")
-        sizes = np.bincount(band_of, minlength=len(self.map.bands))
-        return (*sizes.tolist(), targets.size - ids.size)
-
-    def _host_ranks(self) -> np.ndarray | None:
-        """The map's ranks in host memory, copied anew only when they have changed."""
-        ranks = self.map.ranks
-        if ranks is None:
-            return None
-        kept = self._ranks_on_host
-        if kept is None or kept[0] is not ranks or kept[1] != ranks._version:
-            kept = self._ranks_on_host = (ranks, ranks._version, ranks.cpu().numpy().copy())
-        return kept[2]
-
-    def _band_sizes(self, band_of: Tensor, hint: Sequence[int] | None) -> list[int]:
-        bands = len(self.map.bands)
-        if hint is None:
-            return torch.bincount(band_of, minlength=bands + 1).tolist()
-        if len(hint) != bands + 1 or sum(hint) != len(band_of):
-            raise UserError(
-                f"The hint {tuple(hint)} does not fit {len(band_of)} targets in {bands} bands: "
-                f"pass host_hint of the same targets, or None."
-            )
-        return list(hint)
-
-    def _head(self) -> Tensor:
-        most_frequent, _ = self.map.bands_with_starts()[0]
-        return torch.cat((most_frequent.weight, self.cluster_weight))  # (first + tails, map_dim)
-
-    def _tails(self) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """Table (V_i, n_i), projection (n_i, map_dim) and first rank of every band but the first."""
-        for (band, start), projection in zip(self.map.bands_with_starts()[1:], self.map.projections, strict=True):
-            yield band.weight, projection, start
-
-    def _projected(self, rows: Tensor) -> Tensor:
+    def _shared(self, rows: Tensor) -> Tensor:
         return rows if self.projection is None else self.projection(rows)  # (T, map_dim)
+
+    def _facing(self, rows: Tensor, band: int) -> Tensor:
+        return F.linear(rows, self.map.projections[band - 1]) if band else rows  # (T, n_i)
+
+    def _bands(self) -> list[Band]:
+        first, *tails = (band.weight for band, _ in self.map.bands_with_starts())
+        return [Band(torch.cat((first, self.cluster_weight))), *map(Band, tails)]
 
     def extra_repr(self) -> str:
         tie = "own tables" if self.own_map is not None else "tied to the map"

@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torchdefine.data import TokenFile, evaluation_streams
 from torchdefine.errors import UserError
 from torchdefine.models import LanguageModel
+from torchdefine.models.language_model import State
+
+PUBLIC_STREAMS = 10
+"""So many streams, each from an empty memory, in the evaluation of the public Transformer-XL code."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,10 @@ class Evaluation:
         return asdict(self)
 
 
-@torch.no_grad()
+Predict = Callable[[Tensor, Tensor, State, tuple[int, ...] | None], tuple[Tensor, State]]
+"""Inputs and targets (B, T), state, hint → nats of all targets together, in any shape, and the state after them."""
+
+
 def evaluate(
     model: LanguageModel,
     text: TokenFile,
@@ -40,43 +48,71 @@ def evaluate(
     *,
     batch_size: int = 1,
     length: int = 140,
+    predict: Predict | None = None,
+    note: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Predict every token of ``text`` from those before it, in float32, the state carried from segment to segment.
 
     With ``batch_size`` streams, each but the first starts without the context that came before it; 1 is exact.
+    ``predict`` takes the place of the model's own loss, and ``note`` says in the protocol what it does.
     """
-    for name, value in (("batch_size", batch_size), ("length", length)):
-        if value < 1:
-            raise UserError(f"The {name} of an evaluation is {value}, but must be at least 1.")
-    device = next(model.parameters()).device
-    batch_size = min(batch_size, len(text))
-    streams = evaluation_streams(np.asarray(text.tokens), batch_size, start_token, device)
-    training = model.training
-    model.eval()
-    try:
-        state = model.initial_state(batch_size)
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        for start in range(0, streams.length, length):
-            inputs, targets = streams.segment(start, length)
-            hint = model.host_hint(streams.host_targets(start, length))
-            loss, state = model(inputs, targets, state, reduction="sum", hint=hint)
-            total += loss.double()
-            if progress:
-                progress(min(start + length, streams.length), streams.length)
-    finally:
-        model.train(training)
+    streams = min(batch_size, len(text))
+    options = {"batch_size": batch_size, "length": length, "progress": progress}
+    nats = float(total_nats(model, text, start_token, predict or _plain(model), **options))  # type: ignore[arg-type]
     header = text.header
-    nats = float(total)
     return Evaluation(
         tokens=len(text),
         loss=nats / len(text),
         perplexity=perplexity(nats / len(text)),
         bits_per_byte=nats / math.log(2) / header.bytes if header.bytes else None,
         unknown_share=header.unknown / len(text),
-        protocol=f"{batch_size} stream{'s' if batch_size > 1 else ''} from an empty state, state carried over segments "
-        f"of {length} tokens, every token predicted once, float32",
+        protocol=f"{streams} stream{'s' if streams > 1 else ''} from an empty state, "
+        f"{getattr(model, 'carried', 'state')} carried over segments of {length} tokens, every token predicted once, "
+        f"float32{note}",
     )
+
+
+@torch.no_grad()
+def total_nats(
+    model: LanguageModel,
+    text: TokenFile,
+    start_token: int,
+    predict: Predict,
+    *,
+    batch_size: int = 1,
+    length: int = 140,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """The sum of what ``predict`` says of every segment of a text, in float64."""
+    for name, value in (("batch_size", batch_size), ("length", length)):
+        if value < 1:
+            raise UserError(f"The {name} of an evaluation is {value}, but must be at least 1.")
+    device = next(model.parameters()).device
+    streams = evaluation_streams(np.asarray(text.tokens), min(batch_size, len(text)), start_token, device)
+    training = model.training
+    model.eval()
+    try:
+        state = model.initial_state(streams.batch_size)
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for start in range(0, streams.length, length):
+            inputs, targets = streams.segment(start, length)  # (B, T)
+            hint = model.host_hint(streams.host_targets(start, length))
+            nats, state = predict(inputs, targets, state, hint)
+            total = total + nats.double()
+            if progress:
+                progress(min(start + length, streams.length), streams.length)
+        return total
+    finally:
+        model.train(training)
+
+
+def _plain(model: LanguageModel) -> Predict:
+    def predict(inputs: Tensor, targets: Tensor, state: State, hint: tuple[int, ...] | None) -> tuple[Tensor, State]:
+        losses, state = model(inputs, targets, state, reduction="sum", hint=hint)
+        return losses.cross_entropy, state
+
+    return predict
 
 
 def perplexity(loss: float) -> float:

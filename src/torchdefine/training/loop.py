@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
-from torchdefine.data import TokenStreams
 from torchdefine.errors import MachineError
-from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe
+from torchdefine.training.averaging import WeightAverage, stalled
+from torchdefine.training.batches import TrainingData
 from torchdefine.training.checkpoint import (
     Checkpoint,
     flat_tensors,
@@ -26,12 +25,13 @@ from torchdefine.training.checkpoint import (
     write_checkpoint,
 )
 from torchdefine.training.distributed import Processes
-from torchdefine.training.evaluate import Evaluation, perplexity
+from torchdefine.training.evaluate import perplexity
 from torchdefine.training.optimizers import make_optimizer
 from torchdefine.training.precision import Precision
 from torchdefine.training.progress import Reporter
 from torchdefine.training.run_folder import RunFolder
 from torchdefine.training.schedules import Schedule
+from torchdefine.training.step import StepParts, TrainingStep
 from torchdefine.training.stopping import stop_requests
 
 
@@ -51,41 +51,61 @@ class Position:
     best_step: int = 0
     plateau_drops: int = 0
     stale_validations: int = 0
+    validation_losses: list[float] = field(default_factory=list)
+    """All of them, as long as one may still decide that the run has stalled."""
+    averaged_steps: int = 0
+    finished: bool = False
+    """Whether the run has ended before its last step."""
+
+
+class Validation(Protocol):
+    """What the loop wants to know of an evaluation."""
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def perplexity(self) -> float: ...
 
 
 class Trainer:
-    """Trains a model on token streams and keeps the run folder up to date.
+    """Trains a model on batches and keeps the run folder up to date.
 
-    ``validate`` evaluates the current weights on the validation text, or is None where there is none.
+    The model's forward takes a batch's inputs, the carried state and ``hint=``, and gives ``Losses`` and the state
+    after; ``initial_state`` and ``host_hint`` are its other two methods. ``validate`` evaluates the current weights on
+    the validation text, or is None where there is none.
     """
 
     def __init__(
         self,
-        model: LanguageModel,
-        streams: TokenStreams,
+        model: Any,
+        data: TrainingData,
         recipe: Recipe,
         folder: RunFolder,
-        validate: Callable[[], Evaluation] | None,
+        validate: Callable[[], Validation] | None,
         processes: Processes,
         reporter: Reporter,
     ) -> None:
-        self.model, self.streams, self.folder = model, streams, folder
+        self.model, self.data, self.folder = model, data, folder
         self.settings, self.optim = recipe.train, recipe.optim
         self.validate, self.processes, self.reporter = validate, processes, reporter
         self.device = next(model.parameters()).device
         self.precision = Precision(self.settings.precision, self.device)
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(self.parameters, self.optim, self.device)
-        self.step_module = processes.wrap(model)
-        self.segments = streams.num_segments(self.settings.length)
-        self.total_steps = self.settings.steps or math.ceil((self.settings.epochs or 0) * self.segments)
-        drop_unit = 1.0 if self.settings.steps else float(self.segments)
-        self.schedule = Schedule(recipe.schedule, self.total_steps, drop_unit)
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.optimizer = make_optimizer(trained.values(), self.optim, self.device)
+        self.average = WeightAverage(trained)
+        if self.optim.averaging == "always":
+            self.average.start()
+        self.step = TrainingStep(
+            StepParts(model, processes.wrap(model), self.optimizer, self.precision),
+            [data.rows_per_part] * self.settings.accumulate,
+            self.optim.clip,
+            recorded=self.settings.record and processes.count == 1,
+        )
+        drop_unit = 1.0 if self.settings.steps else data.steps_per_epoch
+        self.schedule = Schedule(recipe.schedule, data.total_steps, drop_unit)
         self.position = Position()
-        self.carried = self._fresh_state()
-        self._losses = torch.zeros((), device=self.device)
-        self._gradient_norm = torch.zeros((), device=self.device)
-        self._first_bad_step = torch.full((), -1, dtype=torch.long, device=self.device)
+        self._rate = 0.0
         self._steps_since_log = self._tokens_since_log = 0
         self._seconds_since_log = 0.0
 
@@ -103,6 +123,7 @@ class Trainer:
         if checkpoint.facts["loss_scale"]:
             self.precision.scaler.load_state_dict(checkpoint.facts["loss_scale"])
         self.position = Position(**checkpoint.facts["position"])
+        self.average.restore(checkpoint.under("average"), self.position.averaged_steps)
         self._restore_process(checkpoint)
         if self.processes.is_first:
             self.folder.forget_after(self.position.step)
@@ -110,7 +131,7 @@ class Trainer:
     def run(self) -> Position:
         """Train to the end, or raise ``Interrupted`` after writing a checkpoint."""
         self.model.train()
-        self.reporter.started(self.position.step, self.total_steps)
+        self.reporter.started(self.position.step, self.data.total_steps)
         try:
             with stop_requests() as stop_asked, self.precision.matmul_mode():
                 self._steps(stop_asked)
@@ -121,18 +142,19 @@ class Trainer:
     def _steps(self, stop_asked: Callable[[], bool]) -> None:
         self._clock = time.monotonic()
         started = self._clock - self.position.total_seconds
-        while self.position.step < self.total_steps:
+        while self.position.step < self.data.total_steps and not self.position.finished:
             self._train_step()
             self.position.total_seconds = time.monotonic() - started
             step = self.position.step
-            logging = step % self.settings.log_every == 0 or step == self.total_steps
+            logging = step % self.settings.log_every == 0 or step == self.data.total_steps
             if logging:
                 self._log()
             if self._validation_due():
                 self._validate()
-            elif step % self.settings.checkpoint_every == 0:
+            ends = self.position.finished or step == self.data.total_steps
+            if ends or step % self.settings.checkpoint_every == 0:
                 self._write_last()
-            if self._all_agree_to_stop(stop_asked(), logging):
+            if not ends and self._all_agree_to_stop(stop_asked(), logging):
                 self._write_last()
                 raise Interrupted(f"Stopped at step {step}; the same command with --resume goes on from there.")
 
@@ -143,66 +165,35 @@ class Trainer:
         return may_ask_others and self.processes.any(asked, self.device)
 
     def _train_step(self) -> None:
-        segment = self.position.step % self.segments
-        if segment == 0:
-            self.carried = self._fresh_state()
-        rate = self.optim.lr * self.schedule.ratio(self.position.step, self.position.plateau_drops)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        start = segment * self.settings.length
-        inputs, targets = self.streams.segment(start, self.settings.length)  # (B, T)
-        host_targets = self.streams.host_targets(start, self.settings.length)
-        parts = self.settings.accumulate
-        share = inputs.shape[0] // parts
-        self.optimizer.zero_grad(set_to_none=True)
-        step_loss = torch.zeros((), device=self.device)
-        for part in range(parts):
-            rows = slice(part * share, (part + 1) * share)
-            hint = self.model.host_hint(host_targets[rows])
-            with self.precision.autocast():
-                loss, self.carried[part] = self.step_module(inputs[rows], targets[rows], self.carried[part], hint=hint)
-            self.precision.scaler.scale(loss / parts).backward()
-            step_loss += loss.detach() / parts
-        self._update(step_loss)
-        tokens = targets.numel() * self.processes.count
-        self.position.step += 1
-        self.position.tokens += tokens
+        position = self.position
+        batch = self.data.batch(position.step)
+        self._rate = self.optim.lr * self.schedule.ratio(position.step, position.plateau_drops)
+        self.step(batch, self._rate * batch.rate)
+        if self.average.running:
+            self.average.update()
+        tokens = batch.tokens * self.processes.count
+        position.step += 1
+        position.tokens += tokens
+        self._steps_since_log += 1
         self._tokens_since_log += tokens
 
-    def _update(self, step_loss: Tensor) -> None:
-        """Clip and step, and note on the device, without asking it, whether anything is not finite."""
-        scaler = self.precision.scaler
-        scaler.unscale_(self.optimizer)
-        largest = math.inf if self.optim.clip is None else self.optim.clip
-        norm = clip_grad_norm_(self.parameters, largest)
-        scaler.step(self.optimizer)
-        scaler.update()
-        fine = step_loss.isfinite()
-        if not scaler.is_enabled():  # loss scaling meets infinite gradients by design, and skips them
-            fine = fine & norm.isfinite()
-        first = (self._first_bad_step < 0) & ~fine
-        self._first_bad_step = torch.where(first, self.position.step + 1, self._first_bad_step)
-        self._losses += step_loss
-        self._gradient_norm = norm.detach()
-        self._steps_since_log += 1
-
     def _log(self) -> None:
-        loss = float(self.processes.mean(self._losses)) / self._steps_since_log  # the first look at the device
+        loss = float(self.processes.mean(self.step.summed_loss)) / self._steps_since_log  # the first look at the device
         self._check_finite()
         self._count_seconds()
         speed = self._tokens_since_log / max(self._seconds_since_log, 1e-9)
         record = {
             "step": self.position.step,
-            "epoch": round(self.position.step / self.segments, 4),
+            "epoch": round(self.data.epoch_after(self.position.step), 4),
             "tokens": self.position.tokens,
             "loss": loss,
             "perplexity": perplexity(loss),
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "gradient_norm": float(self._gradient_norm),
+            "lr": self._rate,
+            "gradient_norm": float(self.step.gradient_norm),
             "tokens_per_second": round(speed, 1),
             "seconds": round(self.position.total_seconds, 3),
         }
-        self._losses.zero_()
+        self.step.summed_loss.zero_()
         self._steps_since_log = self._tokens_since_log = 0
         self._seconds_since_log = 0.0
         if self.processes.is_first:
@@ -217,66 +208,77 @@ class Trainer:
         self._clock = now
 
     def _validation_due(self) -> bool:
-        step, every = self.position.step, self.settings.eval_every or self.segments
-        return step % every == 0 or step == self.total_steps
+        step, every = self.position.step, self.settings.eval_every
+        epoch_ends = self.data.epoch_after(step).is_integer()
+        return (step % every == 0 if every else epoch_ends) or step == self.data.total_steps
 
     def _validate(self) -> None:
+        """Evaluate, keep the best weights, and decide what follows."""
         self._check_finite()
         self._count_seconds()
-        if self.validate is None:
-            self.position.best_step = self.position.step
-            self._write_best()
-        else:
-            evaluation = self.validate()
-            position = self.position
-            better = evaluation.loss < position.best_loss
-            if better:
-                position.best_loss, position.best_step, position.stale_validations = evaluation.loss, position.step, 0
+        with self.average.in_place():
+            if self.validate is None:
+                self.position.best_step = self.position.step
                 self._write_best()
             else:
-                position.stale_validations += 1
-                if self.schedule.settings.kind == "plateau" and (
-                    position.stale_validations > self.schedule.settings.patience
-                ):
-                    position.plateau_drops += 1
-                    position.stale_validations = 0
-            record = {
-                "step": position.step,
-                "tokens": position.tokens,
-                "seconds": round(position.total_seconds, 3),
-                "loss": evaluation.loss,
-                "perplexity": evaluation.perplexity,
-                "best": better,
-            }
-            if self.processes.is_first:
-                self.folder.log("valid", record)
-                self.reporter.validated(record)
-        self._write_last()
+                self._judge(self.validate())
         self._clock = time.monotonic()  # validation is no training time
 
+    def _judge(self, evaluation: Validation) -> None:
+        position, averaged = self.position, self.average.running
+        better = evaluation.loss < position.best_loss
+        if better:
+            position.best_loss, position.best_step, position.stale_validations = evaluation.loss, position.step, 0
+            self._write_best()
+        else:
+            position.stale_validations += 1
+            schedule = self.schedule.settings
+            if schedule.kind == "plateau" and position.stale_validations > schedule.patience:
+                position.plateau_drops += 1
+                position.stale_validations = 0
+        record = {
+            "step": position.step,
+            "tokens": position.tokens,
+            "seconds": round(position.total_seconds, 3),
+            "loss": evaluation.loss,
+            "perplexity": evaluation.perplexity,
+            "best": better,
+            **({"averaged_steps": self.average.steps} if averaged else {}),
+        }
+        if self.processes.is_first:
+            self.folder.log("valid", record)
+            self.reporter.validated(record)
+        self._react_to_stall(evaluation.loss)
+
+    def _react_to_stall(self, loss: float) -> None:
+        """Start averaging, or end the run, where the recipe says so."""
+        earlier = self.position.validation_losses
+        has_stalled = stalled(earlier, loss, self.optim.stall_patience)
+        earlier.append(loss)
+        if has_stalled and self.optim.averaging == "stalled" and not self.average.running:
+            self.average.start()
+            earlier.clear()  # the average has a record of its own
+        elif has_stalled:
+            self.position.finished = self.settings.stop_when_stalled
+
     def _check_finite(self) -> None:
-        bad = int(self._first_bad_step)
+        bad = int(self.step.first_bad_step)
         collapsed = self.precision.scale_collapsed()
         if bad < 0 and not collapsed:
             return
         what = f"The loss or its gradient stopped being finite at step {bad}"
         if bad < 0:
             what = f"The loss scale of fp16 collapsed by step {self.position.step}"
-        segment = (max(bad, 1) - 1) % self.segments
+        place = self.data.batch(max(bad, 1) - 1).place
         kept = (
             f"The checkpoint in {self.folder.last.parent} is from before that"
             if self.folder.last.exists()
             else ("No checkpoint was written yet")
         )
         raise MachineError(
-            f"{what} (segment {segment} of the epoch's {self.segments}, from token {segment * self.settings.length} of "
-            f"every stream). {kept}; in a new run, try a smaller --optim.lr, a --schedule.warmup, a smaller "
+            f"{what} ({place}). {kept}; in a new run, try a smaller --optim.lr, a --schedule.warmup, a smaller "
             "--optim.clip, or --train.precision fp32."
         )
-
-    def _fresh_state(self) -> list[Any]:
-        rows = self.streams.batch_size // self.settings.accumulate
-        return [self.model.initial_state(rows) for _ in range(self.settings.accumulate)]
 
     def _write_best(self) -> None:
         if self.processes.is_first:
@@ -288,9 +290,11 @@ class Trainer:
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         optimizer, plain = optimizer_tensors(self.optimizer)
         tensors.update({f"optimizer.{name}": tensor for name, tensor in optimizer.items()})
+        tensors.update({f"average.{name}": tensor for name, tensor in self.average.tensors().items()})
         for name, tensor in self._process_tensors().items():
             for rank, everyones in enumerate(self.processes.gather(tensor)):
                 tensors[f"process.{rank}.{name}"] = everyones
+        self.position.averaged_steps = self.average.steps
         facts = {
             "position": asdict(self.position),
             "optimizer": plain,
@@ -303,11 +307,12 @@ class Trainer:
 
     def _process_tensors(self) -> dict[str, Tensor]:
         """What each process has of its own: carried state, random state, losses not yet logged."""
-        tensors = {f"carried.{index}": tensor for index, tensor in enumerate(flat_tensors(self.carried))}
+        tensors = {f"carried.{index}": tensor for index, tensor in enumerate(flat_tensors(self.step.carried))}
         tensors["random.cpu"] = torch.get_rng_state().to(self.device)
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device).to(self.device)
-        tensors["losses"] = torch.stack((self._losses, self._losses.new_tensor(float(self._steps_since_log))))
+        losses = self.step.summed_loss
+        tensors["losses"] = torch.stack((losses, losses.new_tensor(float(self._steps_since_log))))
         return tensors
 
     def _restore_process(self, checkpoint: Checkpoint) -> None:
@@ -317,10 +322,11 @@ class Trainer:
                 f"not with {self.processes.count}."
             )
         own = checkpoint.under(f"process.{self.processes.rank}")
-        for index, tensor in enumerate(flat_tensors(self.carried)):
+        for index, tensor in enumerate(flat_tensors(self.step.carried)):
             tensor.copy_(own[f"carried.{index}"])
         torch.set_rng_state(own["random.cpu"].cpu())
         if self.device.type == "cuda" and "random.cuda" in own:
             torch.cuda.set_rng_state(own["random.cuda"].cpu(), self.device)
-        self._losses.copy_(own["losses"][0])
+        self.step.summed_loss.copy_(own["losses"][0])
+        self.step.steps_done.fill_(self.position.step)
         self._steps_since_log = int(own["losses"][1])

@@ -11,7 +11,7 @@ from torchdefine.data import Corpus
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe
 from torchdefine.settings import to_plain
-from torchdefine.training.evaluate import evaluate, unigram_perplexity
+from torchdefine.training.evaluate import PUBLIC_STREAMS, Evaluation, evaluate, unigram_perplexity
 from torchdefine.training.loop import Position
 from torchdefine.training.run_folder import RunFolder
 
@@ -30,25 +30,12 @@ def describe_result(
     position: Position,
 ) -> dict[str, Any]:
     """What a finished run has to show, from the weights that were best on the validation text."""
-    evaluations = {
-        split: evaluate(
-            model,
-            corpus.splits[split],
-            corpus.tokenization.eos_id,
-            batch_size=recipe.eval.batch_size,
-            length=recipe.eval.length,
-        )
-        for split in ("valid", "test")
-        if split in corpus.splits
-    }
+    evaluations = _evaluations(recipe, model, corpus, recipe.eval.batch_size)
+    public = _evaluations(recipe, model, corpus, PUBLIC_STREAMS) if recipe.eval.public else {}
     counts = training_counts(corpus)
     unigram = {split: unigram_perplexity(counts, np.asarray(corpus.splits[split].tokens)) for split in evaluations}
     return {
-        "recipe": recipe.name,
-        "overrides": {section: dict(values) for section, values in changes.items() if values},
-        "settings": to_plain(recipe),
-        "seed": recipe.train.seed,
-        "parameters": model.parameters_by_part(),
+        **describe_training(recipe, changes, model.parameters_by_part(), folder, position),
         "data": {
             "corpus": corpus.name,
             "vocabulary_size": len(corpus.tokenization),
@@ -62,16 +49,39 @@ def describe_result(
                 for name, text in corpus.splits.items()
             },
         },
+        **{f"{split}_perplexity": evaluation.perplexity for split, evaluation in evaluations.items()},
+        **{f"{split}_unigram_perplexity": value for split, value in unigram.items()},
+        "evaluation": {split: evaluation.to_dict() for split, evaluation in evaluations.items()},
+        **({"public_evaluation": {split: one.to_dict() for split, one in public.items()}} if public else {}),
+    }
+
+
+def describe_training(
+    recipe: Recipe, changes: Mapping[str, Any], parameters: dict[str, int], folder: RunFolder, position: Position
+) -> dict[str, Any]:
+    """What every run has, whatever its model: settings, sizes, how long it took, and its curves."""
+    return {
+        "recipe": recipe.name,
+        "overrides": {section: dict(values) for section, values in changes.items() if values},
+        "settings": to_plain(recipe),
+        "seed": recipe.train.seed,
+        "parameters": parameters,
         "steps": position.step,
         "tokens": position.tokens,
         "seconds": round(position.total_seconds, 2),
         "tokens_per_second": round(position.tokens / max(position.train_seconds, 1e-9), 1),
         "best_step": position.best_step,
-        **{f"{split}_perplexity": evaluation.perplexity for split, evaluation in evaluations.items()},
-        **{f"{split}_unigram_perplexity": value for split, value in unigram.items()},
-        "evaluation": {split: evaluation.to_dict() for split, evaluation in evaluations.items()},
         "curve": [{k: v for k, v in record.items() if k != "kind"} for record in folder.records("valid")],
         "train_curve": [
             {k: record[k] for k in ("step", "tokens", "seconds", "loss", "lr")} for record in folder.records("train")
         ],
+    }
+
+
+def _evaluations(recipe: Recipe, model: LanguageModel, corpus: Corpus, streams: int) -> dict[str, Evaluation]:
+    start, length = corpus.tokenization.eos_id, recipe.eval.length
+    return {
+        split: evaluate(model, corpus.splits[split], start, batch_size=streams, length=length)
+        for split in ("valid", "test")
+        if split in corpus.splits
     }

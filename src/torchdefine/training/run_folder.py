@@ -7,14 +7,24 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from torchdefine.data import TokenFile, Tokenization
 from torchdefine.errors import UserError
 from torchdefine.files import cache_folder, read_json, write_failure, write_json, write_text
 from torchdefine.recipe import Recipe, load_recipe
 
 RESULT_VERSION = 1
+
+
+class Fingerprinted(Protocol):
+    """A vocabulary, or the two of a translator."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+    def save(self, path: str | Path) -> Path: ...
 
 
 class RunFolder:
@@ -27,6 +37,9 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.last = self.path / "last" / "checkpoint.safetensors"
         self.best = self.path / "best" / "checkpoint.safetensors"
+        self.average = self.path / "average" / "checkpoint.safetensors"
+        self.kept = self.path / "kept"
+        """Checkpoints of the last validations, for ``average``, where the recipe asks for them."""
         self.fingerprints: dict[str, Any] = {}
         """Hashes that every checkpoint carries, so that it is never used with another vocabulary or text."""
 
@@ -39,7 +52,8 @@ class RunFolder:
             raise UserError(f"{self.path} holds a run already: go on with --resume, or choose another --out.")
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file, but a run is a folder: choose another --out.")
-        ours = ("vocab.txt", "tokenizer.json", "log.jsonl", "result.json", "last", "best")
+        tokenizers = ("vocab.txt", "tokenizer.json", "source.tokenizer.json", "target.tokenizer.json")
+        ours = (*tokenizers, "log.jsonl", "result.json", "last", "best", "kept", "average")
         found = [name for name in ours if (self.path / name).exists()]
         if found:
             raise UserError(f"{self.path} holds {', '.join(found)} already: choose another --out.")
@@ -68,7 +82,7 @@ class RunFolder:
                 ) from None
             yield
 
-    def create(self, recipe: Recipe, tokenization: Tokenization) -> None:
+    def create(self, recipe: Recipe, tokenization: Fingerprinted) -> None:
         """Start a new run here; a place that is not free is left alone."""
         self.check_free()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -80,24 +94,27 @@ class RunFolder:
             raise UserError(f"{self.path} holds no run: config.yaml is missing.")
         return load_recipe(str(self.config))
 
-    def fingerprint(self, tokenization: Tokenization, training_text: TokenFile | None = None) -> None:
+    def fingerprint(self, tokenization: Fingerprinted, train_tokens_sha256: str | None = None) -> None:
         """Say what vocabulary, and in training what text, goes with this run."""
         self.fingerprints = {"vocabulary_sha256": tokenization.sha256, "vocabulary_size": len(tokenization)}
-        if training_text is not None:
-            self.fingerprints["train_tokens_sha256"] = training_text.header.tokens_sha256
+        if train_tokens_sha256 is not None:
+            self.fingerprints["train_tokens_sha256"] = train_tokens_sha256
 
     def check_fingerprints(self, facts: dict[str, Any], path: Path) -> None:
         """Refuse a checkpoint that was written with another vocabulary, or to go on training on another text."""
-        if facts.get("vocabulary_sha256") != self.fingerprints["vocabulary_sha256"]:
-            raise UserError(
-                f"{path} was trained with another vocabulary ({facts.get('vocabulary_size')} tokens) than the one "
-                f"given ({self.fingerprints['vocabulary_size']} tokens): use the run's own text and vocabulary."
-            )
+        self.check_vocabulary(facts, path)
         text = self.fingerprints.get("train_tokens_sha256")
         if text is not None and facts.get("train_tokens_sha256") != text:
             raise UserError(
                 f"The training text has changed since {path} was written: restore it, or start a new run with "
                 "another --out."
+            )
+
+    def check_vocabulary(self, facts: dict[str, Any], path: Path) -> None:
+        if facts.get("vocabulary_sha256") != self.fingerprints["vocabulary_sha256"]:
+            raise UserError(
+                f"{path} was trained with another vocabulary ({facts.get('vocabulary_size')} tokens) than the one "
+                f"given ({self.fingerprints['vocabulary_size']} tokens): use the run's own text and vocabulary."
             )
 
     def log(self, kind: str, record: dict[str, Any]) -> None:

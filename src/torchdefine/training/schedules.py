@@ -22,6 +22,8 @@ class Schedule:
     def ratio(self, step: int, plateau_drops: int = 0) -> float:
         """The share for step ``step``, counted from 0; ``plateau_drops`` is how often validation stalled so far."""
         s = self.settings
+        if s.kind == "noam":
+            return float(s.noam_width**-0.5 * min((step + 1) ** -0.5, (step + 1) * s.warmup**-1.5))
         warm = min(1.0, (step + 1) / s.warmup) if s.warmup else 1.0
         if s.kind == "drops":
             passed = sum(step >= drop * self.drop_unit for drop in s.drops)

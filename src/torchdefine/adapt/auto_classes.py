@@ -1,0 +1,99 @@
+"""Classes for models of transformers with replaced tables, and their place among the Auto classes.
+
+On disk such a model has the model type "torchdefine", which only an imported torchdefine knows; in memory it is of its
+old type, so that everything in transformers that goes by the type goes on working.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torchdefine.errors import UserError
+from torchdefine.files import write_text
+
+MODEL_TYPE = "torchdefine"
+RECIPE = "torchdefine"
+"""The attribute of a configuration that tells of the replaced tables."""
+HOW_TO_LOAD = "This model has tables of torchdefine: import torchdefine, and load it with an Auto class."
+
+
+class CompactConfigMixin:
+    """A configuration that knows of replaced tables. Mixed in before the configuration's class."""
+
+    def to_json_file(self, json_file_path: str | PathLike[str], use_diff: bool = True) -> None:
+        """Write it so that a class that knows nothing of the tables stops at the first look."""
+        settings = json.loads(self.to_json_string(use_diff=use_diff))  # type: ignore[attr-defined]
+        settings["model_type"] = MODEL_TYPE
+        if "vocab_size" in settings:
+            settings[RECIPE]["vocab_size"] = settings["vocab_size"]
+            settings["vocab_size"] = HOW_TO_LOAD  # no whole number: what expects one refuses, and shows this sentence
+        write_text(Path(json_file_path), json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+class CompactConfig:
+    """What ``AutoConfig`` finds under the model type "torchdefine"; it gives the configuration of the model's own."""
+
+    model_type = MODEL_TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
+        from transformers import CONFIG_MAPPING
+
+        settings = dict(config_dict)
+        recipe = dict(settings.get(RECIPE) or {})
+        own_type = recipe.get("own_type")
+        if own_type not in CONFIG_MAPPING:
+            raise UserError(
+                f"This model is a {own_type!r} with tables of torchdefine, but this transformers knows no such model: "
+                "import what defines it, or use a newer transformers."
+            )
+        if "vocab_size" in recipe:
+            settings["vocab_size"] = recipe.pop("vocab_size")
+        settings |= {"model_type": own_type, RECIPE: recipe}
+        plain = CONFIG_MAPPING[own_type]
+        register_compact_classes(plain)
+        return compact_config_class(plain).from_dict(settings, **options)
+
+
+@cache
+def compact_config_class(config_class: Any) -> Any:
+    """The configuration's class with knowledge of replaced tables.
+
+    It has the plain one's name and module: transformers goes by these to find a tokenizer, for instance.
+    """
+    names = {"__module__": config_class.__module__, "__qualname__": config_class.__qualname__}
+    return type(config_class.__name__, (CompactConfigMixin, config_class), names)
+
+
+@cache
+def compact_model_class(model_class: Any) -> Any:
+    """The model's class with knowledge of replaced tables.
+
+    It has the plain one's name and module: transformers goes by these to record outputs and to convert weights.
+    """
+    from torchdefine.adapt.pretrained import CompactMixin
+
+    names = {
+        "__module__": model_class.__module__,
+        "__qualname__": model_class.__qualname__,
+        "config_class": compact_config_class(model_class.config_class),
+    }
+    return type(model_class.__name__, (CompactMixin, model_class), names)
+
+
+@cache
+def register_compact_classes(config_class: Any) -> None:
+    """Let every Auto class that knows a configuration know it with replaced tables too."""
+    from transformers.models.auto import modeling_auto
+
+    for auto_class in vars(modeling_auto).values():
+        mapping = getattr(auto_class, "_model_mapping", None)
+        if not isinstance(auto_class, type) or mapping is None or config_class not in mapping:
+            continue
+        plain = mapping[config_class]
+        compact = tuple(map(compact_model_class, plain)) if isinstance(plain, tuple) else compact_model_class(plain)
+        mapping.register(compact_config_class(config_class), compact, exist_ok=True)

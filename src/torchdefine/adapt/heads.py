@@ -1,0 +1,102 @@
+"""Output layers that take their matrix from a replaced input table."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchdefine.adapt.stand_in import StandIn
+from torchdefine.embedding import TokenEmbedding
+from torchdefine.embedding.map import ProjectiveMap, StandardMap
+from torchdefine.embedding.table import TOKENS_AT_ONCE
+from torchdefine.errors import UserError
+
+
+class TiedHead(nn.Module):
+    """Hidden vectors → logits, (…, in_features) → (…, V), like the ``nn.Linear`` that it replaces.
+
+    It owns its bias and no table; that is trained and saved at ``stand_in``.
+    """
+
+    def __init__(self, stand_in: StandIn, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self._stand_in = (stand_in,)  # in a tuple, so that the shared table is not registered a second time
+        self.bias = bias
+
+    @property
+    def stand_in(self) -> StandIn:
+        return self._stand_in[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.stand_in.embedding_dim
+
+    @property
+    def out_features(self) -> int:
+        return self.stand_in.num_embeddings
+
+    def follow_resize(self) -> None:
+        """Give the bias the size that the table has got; new tokens start at zero."""
+        if self.bias is None or len(self.bias) == self.out_features:
+            return
+        kept = self.bias.detach()[: self.out_features]
+        resized = torch.cat((kept, kept.new_zeros(self.out_features - len(kept))))
+        self.bias = nn.Parameter(resized, requires_grad=self.bias.requires_grad)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features} → {self.out_features:,}, bias={self.bias is not None}"
+
+
+class MapHead(TiedHead):
+    """Tied to the map's table, V × n, through a projection of its own from the hidden width to n.
+
+    This is the paper's tie: the output layer is as small as the map, and shares its numbers.
+    """
+
+    def __init__(self, stand_in: StandIn, bias: nn.Parameter | None, logit_scale: float | None = None) -> None:
+        map_layer = tied_map(stand_in.table)
+        super().__init__(stand_in, bias)
+        like = stand_in.weight
+        self.projection = nn.Linear(
+            self.in_features, map_layer.map_dim, bias=False, dtype=like.dtype, device=like.device
+        )
+        if logit_scale is not None:
+            nn.init.normal_(self.projection.weight, std=logit_scale * map_layer.map_dim**-0.5)
+
+    @property
+    def weight(self) -> Tensor:
+        """The output matrix behind the projection, (V, n)."""
+        return tied_map(self.stand_in.table).table.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(self.projection(hidden), self.weight, self.bias)
+
+
+class FinishedHead(TiedHead):
+    """Tied to the finished vectors, as the old head was to the old table: for tables that were fitted to one.
+
+    They are made anew, a stretch of the vocabulary at a time, unless the stand-in is cached.
+    """
+
+    @property
+    def weight(self) -> Tensor:
+        """The output matrix, (V, m), made anew each time."""
+        return self.stand_in.rows(0, self.out_features)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        total = self.out_features
+        logits = [
+            hidden @ self.stand_in.rows(start, min(start + TOKENS_AT_ONCE, total)).T.to(hidden.dtype)
+            for start in range(0, total, TOKENS_AT_ONCE)
+        ]
+        whole = logits[0] if len(logits) == 1 else torch.cat(logits, dim=-1)  # (…, V)
+        return whole if self.bias is None else whole + self.bias
+
+
+def tied_map(table: nn.Module) -> StandardMap | ProjectiveMap:
+    """The map that an output layer can share, or a refusal."""
+    if isinstance(table, TokenEmbedding) and isinstance(table.map, StandardMap | ProjectiveMap):
+        return table.map
+    kind = type(table.map).__name__ if isinstance(table, TokenEmbedding) else type(table).__name__
+    raise UserError(f"The output layer cannot be tied to the map of a {kind}: use heads='untie'.")

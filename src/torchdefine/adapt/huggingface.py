@@ -1,0 +1,72 @@
+"""Models of the package transformers with DeFINE, or a compact table, as their token table (extra ``hf``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from torch import nn
+
+from torchdefine.adapt.fit import Fitted
+from torchdefine.adapt.replace import Heads, replace_embeddings
+from torchdefine.adapt.stand_in import cache_tables
+from torchdefine.adapt.survey import Targets
+from torchdefine.embedding import UnitOptions
+from torchdefine.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Model = TypeVar("Model", bound="PreTrainedModel")
+
+__all__ = ["cache_tables", "with_define", "with_table"]
+
+
+def with_define(
+    model: Model,
+    *,
+    map_dim: int = 128,
+    expand_dim: int = 1024,
+    depth: int = 3,
+    unit: UnitOptions | str = "define",
+    targets: Targets = None,
+    heads: Heads = "tie",
+) -> Model:
+    """The model with a fresh DeFINE in place of its token tables, to be trained; it is changed in place.
+
+    It saves by ``save_pretrained``, and after ``import torchdefine`` loads by ``AutoModel…from_pretrained``, bit for
+    bit. Without torchdefine it is refused. The arguments are those of ``replace_embeddings``, which gives a report.
+    """
+    _check(model)
+    replace_embeddings(
+        model, map_dim=map_dim, expand_dim=expand_dim, depth=depth, unit=unit, targets=targets, heads=heads
+    )
+    return model
+
+
+def with_table(
+    model: Model,
+    table: Fitted | nn.Module | Mapping[str, nn.Module],
+    *,
+    targets: Targets = None,
+    heads: Heads = "tie",
+) -> Model:
+    """The model with a table that was fitted to its own: what ``fit`` gave, or a module; several come by name.
+
+    Like ``with_define`` it changes the model in place, and the model saves and loads.
+    """
+    _check(model)
+    given = table.table if isinstance(table, Fitted) else table
+    replace_embeddings(model, table=given, targets=targets, heads=heads)
+    return model
+
+
+def _check(model: object) -> None:
+    try:
+        from transformers import PreTrainedModel
+    except ImportError:
+        raise UserError("Models of transformers need that package: pip install 'torchdefine[hf]'.") from None
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"A {type(model).__name__} is no model of transformers: use replace_embeddings, which takes any module."
+        )

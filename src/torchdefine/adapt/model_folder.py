@@ -1,0 +1,112 @@
+"""A folder with a model of transformers: opened with its tokenizer, written whole or not at all (extra ``hf``)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from torchdefine.errors import UserError
+from torchdefine.files import write_failure
+
+CONFIG_FILE = "config.json"
+_OF_THE_MODEL = ("model", "pytorch_model", "tf_model", "flax_model", "rust_model", "openvino", "onnx")
+"""Files and folders that hold weights, in whatever format: they are not carried over."""
+
+_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "*.bpe.model", "*.spm")
+"""Where tokenizers keep their tokens: without any of these, transformers makes one that knows none."""
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model in evaluation mode with its tokenizer, and where they came from."""
+
+    folder: Path
+    model: Any
+    tokenizer: Any
+
+
+def open_model(folder: str | Path, device: str = "cpu") -> OpenedModel:
+    """Read a folder that ``save_pretrained`` wrote; nothing is fetched from anywhere."""
+    folder = Path(folder)
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserError(f"{folder} has no {CONFIG_FILE}: give a folder that a model's save_pretrained wrote.")
+    if not any(path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
+        raise UserError(f"The tokenizer in {folder} is missing: save it beside the model, with save_pretrained.")
+    transformers = import_transformers()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        names = getattr(config, "architectures", None) or [""]
+        model_class = getattr(transformers, names[0], transformers.AutoModel)
+        if getattr(config, "torchdefine", None) is not None:
+            raise UserError(
+                f"The tables of the model in {folder} were replaced already: give the model it was made of."
+            )
+        model = model_class.from_pretrained(folder, config=config, local_files_only=True)
+    except UserError:
+        raise
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"The model in {folder} cannot be read ({_first_line(error)}): save it again.") from None
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"The tokenizer in {folder} cannot be read ({_first_line(error)}): save it beside the model."
+        ) from None
+    return OpenedModel(folder, model.to(device).eval(), tokenizer)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to write into; it appears as ``path``, whole, only if the block ends without an error."""
+    path = Path(path)
+    check_new_folder(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if path.is_dir():
+            path.rmdir()
+        os.replace(temporary, path)
+    except OSError as error:
+        raise write_failure(path, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # after a success there is nothing left to remove
+
+
+def check_new_folder(path: str | Path) -> None:
+    """Refuse a place where something is already."""
+    path = Path(path)
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise UserError(f"{path} exists already and is not empty: choose another folder.")
+
+
+def carry_over(source: Path, target: Path) -> None:
+    """Copy what lies beside a model's weights: tokenizer, pooling, licences. What ``target`` has already stays."""
+    for path in sorted(source.iterdir()):
+        is_weights = path.name.split(".")[0].split("-")[0] in _OF_THE_MODEL
+        if is_weights or path.name.startswith(".") or (target / path.name).exists():
+            continue
+        if path.is_dir():
+            shutil.copytree(path, target / path.name)
+        else:
+            shutil.copyfile(path, target / path.name)
+
+
+def import_transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise UserError("Models of transformers need that package: pip install 'torchdefine[hf]'.") from None
+    return transformers
+
+
+def _first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".")

@@ -1,0 +1,252 @@
+"""Replace the embedding tables of any model, and put them back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor, nn
+
+from torchdefine.adapt.heads import TiedHead
+from torchdefine.adapt.stand_in import HeadKind
+from torchdefine.adapt.survey import Table, Targets, choose, listed, survey
+from torchdefine.adapt.swap import Swap, put_in, scales_of, swaps_of
+from torchdefine.embedding import DeFINE, TokenEmbedding, UnitOptions
+from torchdefine.errors import UserError
+from torchdefine.inference import CompactTable
+
+if TYPE_CHECKING:
+    from torchdefine.adapt.pretrained import Adoption
+
+Heads = Literal["tie", "untie"]
+
+
+@dataclass(frozen=True)
+class ReplacedTable:
+    """What became of one table; a table that stood in several places counts once."""
+
+    names: tuple[str, ...]
+    heads: tuple[str, ...]
+    rows: int
+    width: int
+    parameters_before: int
+    parameters_after: int
+    bytes_before: int
+    bytes_after: int
+
+    def __str__(self) -> str:
+        tied = f", output layer {', '.join(self.heads)}" if self.heads else ""
+        return (
+            f"{', '.join(self.names)}: {self.rows:,} × {self.width}, {self.parameters_before:,} → "
+            f"{self.parameters_after:,} parameters, {self.bytes_before:,} → {self.bytes_after:,} bytes{tied}"
+        )
+
+
+@dataclass(frozen=True)
+class ReplacementReport:
+    """What ``replace_embeddings`` did, table by table, and what ``restore`` needs: it keeps the old tables alive."""
+
+    tables: tuple[ReplacedTable, ...]
+    parameters_before: int
+    parameters_after: int
+    """Of the whole model."""
+    swaps: tuple[Swap, ...] = field(repr=False)
+    adoptions: tuple[Adoption, ...] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        tables = [
+            {name: list(value) if isinstance(value, tuple) else value for name, value in vars(table).items()}
+            for table in self.tables
+        ]
+        whole = {"parameters_before": self.parameters_before, "parameters_after": self.parameters_after}
+        return {**whole, "tables": tables}
+
+    def __str__(self) -> str:
+        whole = f"whole model: {self.parameters_before:,} → {self.parameters_after:,} parameters"
+        return "\n".join([*map(str, self.tables), whole])
+
+
+def replace_embeddings(
+    model: nn.Module,
+    *,
+    map_dim: int = 128,
+    expand_dim: int = 1024,
+    depth: int = 3,
+    unit: UnitOptions | str = "define",
+    table: nn.Module | Mapping[str, nn.Module] | None = None,
+    targets: Targets = None,
+    heads: Heads = "tie",
+) -> ReplacementReport:
+    """Put DeFINE, or ``table``, where a model has its embedding tables; the model is changed in place.
+
+    Everything is checked before anything is changed. Device, dtype, padding and training mode stay. Give the new
+    parameters to the optimiser, and see ``restore``.
+
+    Args:
+        model: any module. One of transformers can be saved and loaded afterwards, as ``adapt.huggingface`` says.
+        map_dim, expand_dim, depth, unit: of a fresh ``DeFINE``; its vectors start as large as the old ones are.
+        table: a table that was fitted to the old one instead (``CompactTable``, ``DeFINE``); for several tables, a
+            mapping from their names.
+        targets: which tables: a name or the end of one, a pattern ("encoder.*" or compiled), a type, or several of
+            these. By default those that look tokens up, where the model says which they are, or the only one.
+        heads: output layers that share a table are tied to the replacement ("tie": to DeFINE's map through a
+            projection, or to the vectors of a given ``table``), or keep the old matrix for themselves ("untie").
+    """
+    if heads not in ("tie", "untie"):
+        raise UserError(f"heads is {heads!r}, but must be 'tie' or 'untie'.")
+    found = survey(model)
+    chosen = choose(found, targets, _token_tables(model))
+    adoptions = _adoptions(model)
+    kind: HeadKind = "own" if heads == "untie" else "map" if table is None else "finished"
+    if table is None:
+        new: list[nn.Module] = [_fresh(old, map_dim, expand_dim, depth, unit) for old in chosen]
+    else:
+        new = _given(chosen, table, found)
+        _check_savable(new, adoptions)
+    swaps = [
+        swaps_of(old, made, kind, scales_of(old), fresh=table is None) for old, made in zip(chosen, new, strict=True)
+    ]
+    all_swaps = [swap for group in swaps for swap in group]
+
+    before = _numbers(model)
+    put_in(all_swaps)
+    try:
+        for adoption in adoptions:
+            adoption.complete()
+    except BaseException:
+        _take_out(all_swaps, adoptions)
+        raise
+    reports = tuple(_reported(old, group) for old, group in zip(chosen, swaps, strict=True))
+    return ReplacementReport(reports, before, _numbers(model), tuple(all_swaps), tuple(adoptions))
+
+
+def restore(model: nn.Module, report: ReplacementReport) -> None:
+    """Undo ``replace_embeddings``: the old tables come back as they were, where the model is now."""
+    for swap in report.swaps:
+        if getattr(swap.place.parent, swap.place.attribute, None) is not swap.new:
+            raise UserError(
+                f"{swap.place.name} has changed since its table was replaced, so nothing is restored: "
+                "undo what came later first."
+            )
+    if not {id(swap.place.parent) for swap in report.swaps} <= {id(module) for module in model.modules()}:
+        raise UserError("This report is of another model: give the one whose tables were replaced.")
+    for swap in report.swaps:
+        like = swap.new.stand_in.weight if isinstance(swap.new, TiedHead) else swap.new.weight
+        assert isinstance(like, Tensor)
+        swap.place.module.to(device=like.device, dtype=like.dtype).train(swap.new.training)
+    _take_out(report.swaps, report.adoptions)
+
+
+def _take_out(swaps: Sequence[Swap], adoptions: Sequence[Adoption]) -> None:
+    for swap in swaps:
+        setattr(swap.place.parent, swap.place.attribute, swap.place.module)
+    for adoption in adoptions:
+        adoption.undo()
+
+
+def _token_tables(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules that a model, or a model inside it, names as its input embeddings."""
+    for module in model.modules():
+        named = getattr(module, "get_input_embeddings", None)
+        if named is not None:
+            try:
+                yield named()
+            except (NotImplementedError, AttributeError):  # a part that has none of its own
+                continue
+
+
+def _fresh(old: Table, map_dim: int, expand_dim: int, depth: int, unit: UnitOptions | str) -> DeFINE:
+    weight, padding_idx = old.module.weight, old.module.padding_idx
+    rows, width = weight.shape
+    with weight.device:
+        made = DeFINE(rows, width, map_dim, expand_dim, depth, padding_idx=padding_idx, unit=unit)
+    return made.to(weight.dtype)
+
+
+def _given(
+    chosen: Sequence[Table], given: nn.Module | Mapping[str, nn.Module], found: Sequence[Table]
+) -> list[nn.Module]:
+    """The table that was given for each of the chosen ones, checked against it."""
+    if isinstance(given, nn.Module):
+        if len(chosen) > 1:
+            names = ", ".join(table.name for table in chosen)
+            raise UserError(f"One table was given for {names}: give a mapping with one for each, or name a target.")
+        given = {chosen[0].name: given}
+    wanted = {place.name: number for number, table in enumerate(chosen) for place in table.places}
+    unknown = [name for name in given if name not in wanted]
+    if unknown:
+        raise UserError(f"A table was given for {unknown[0]}, which is not to be replaced: {listed(found)}")
+    by_number = {wanted[name]: table for name, table in given.items()}
+    missing = [table.name for number, table in enumerate(chosen) if number not in by_number]
+    if missing:
+        raise UserError(f"No table was given for {missing[0]}: {listed(found)}")
+    for number, old in enumerate(chosen):
+        _check_fit(old, by_number[number])
+    return [by_number[number].to(chosen[number].module.weight.device) for number in range(len(chosen))]
+
+
+def _check_fit(old: Table, new: nn.Module) -> None:
+    if not isinstance(new, CompactTable | TokenEmbedding):
+        raise UserError(
+            f"The table for {old.name} is a {type(new).__name__}: give a CompactTable or a TokenEmbedding (DeFINE)."
+        )
+    size, wanted = (new.num_embeddings, new.embedding_dim), tuple(old.module.weight.shape)
+    if size != wanted:
+        raise UserError(
+            f"The table for {old.name} is {size[0]:,} × {size[1]}, but the model's is {wanted[0]:,} × {wanted[1]}."
+        )
+    if new.padding_idx not in (None, old.module.padding_idx):
+        raise UserError(
+            f"The table for {old.name} has the padding row {new.padding_idx}, but the model's has "
+            f"{old.module.padding_idx}: fit it with the model's padding_idx, or with none."
+        )
+
+
+def _check_savable(new: Sequence[nn.Module], adoptions: Sequence[Adoption]) -> None:
+    for made in new:
+        if adoptions and not hasattr(made, "to_config"):
+            kind = type(made).__name__
+            raise UserError(f"A {kind} cannot be saved with a model of transformers: give a CompactTable or a DeFINE.")
+
+
+def _adoptions(model: nn.Module) -> list[Adoption]:
+    """What transformers must be told, for the outermost of its models here; nothing is changed yet."""
+    if "transformers.modeling_utils" not in sys.modules:  # then no model of it can be here
+        return []
+    from torchdefine.adapt.pretrained import Adoption, outermost_pretrained
+
+    return [Adoption(pretrained) for pretrained in outermost_pretrained(model)]
+
+
+def _numbers(model: nn.Module) -> int:
+    """Parameters of a model, shared ones once; codes of a compact table count as parameters."""
+    codes = sum(m.num_values - _parameters(m) for m in model.modules() if isinstance(m, CompactTable))
+    return _parameters(model) + codes
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+
+
+def _reported(old: Table, swaps: Sequence[Swap]) -> ReplacedTable:
+    weight = old.module.weight
+    new = [swap.new for swap in swaps]
+    biases = sum(_parameters(m) - m.weight.numel() if isinstance(m, nn.Linear) else 0 for m in new)
+    biases += sum(0 if m.bias is None else m.bias.numel() for m in new if isinstance(m, TiedHead))
+    after = sum(map(_numbers, new)) - biases
+    return ReplacedTable(
+        names=tuple(place.name for place in old.places),
+        heads=tuple(place.name for place in old.heads),
+        rows=weight.shape[0],
+        width=weight.shape[1],
+        parameters_before=weight.numel(),
+        parameters_after=after,
+        bytes_before=weight.numel() * weight.element_size(),
+        bytes_after=sum(map(_bytes, new)) - biases * weight.element_size(),
+    )

@@ -1,0 +1,217 @@
+"""A folder with a model → one with the same model and a smaller token table, chosen by measurement (extra ``hf``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchdefine.adapt.behaviour import Behaviour
+from torchdefine.adapt.budget import Budget
+from torchdefine.adapt.distill import Distillation, distill
+from torchdefine.adapt.fit import FitOptions, Fitted, fit
+from torchdefine.adapt.likeness import Likeness, encode_batch, likeness, sentence_batches, sentence_vectors
+from torchdefine.adapt.model_folder import OpenedModel, carry_over, check_new_folder, new_folder, open_model
+from torchdefine.adapt.plain_text import SentenceParts, sentence_parts, token_counts
+from torchdefine.adapt.replace import ReplacementReport, replace_embeddings
+from torchdefine.adapt.stand_in import StandIn
+from torchdefine.adapt.survey import Table, choose, lookup_scale, survey
+from torchdefine.errors import UserError
+from torchdefine.files import Progress, write_json
+
+REPORT_FILE, PICTURE_FILE = "adapt.json", "front.svg"
+REPORT_VERSION = 1
+QUICK_FAMILIES = ("transform", "weighted SVD", "frequent rows whole", "quantised")
+
+Stage = Callable[[str], AbstractContextManager[Progress]]
+"""Given what is being done, a context that takes reports of progress."""
+
+
+@dataclass(frozen=True)
+class ShrinkOptions:
+    """How much is measured, and how long the chosen table learns."""
+
+    choosing: int = 300
+    """Sentences that candidates are compared on."""
+    held_out: int = 2_000
+    """Sentences that the result is judged on; no choice has seen them."""
+    distill_steps: int = 200
+    """Of self-distillation; 0 for none."""
+    quick: bool = False
+    """Leave out what is trained for minutes: units and codes."""
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, least in (("choosing", 1), ("held_out", 2), ("distill_steps", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}, but must be at least {least}.")
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """What became of a model."""
+
+    folder: Path
+    fitted: dict[str, Fitted]
+    """By the name of the table."""
+    likeness: Likeness
+    """Of the new model to the old, on held-out sentences."""
+    held_out: int
+    """How many there were."""
+    replacement: ReplacementReport
+    file_bytes: tuple[int, int]
+    """Of the weights on disk, before and after."""
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": "torchdefine adaptation",
+            "version": REPORT_VERSION,
+            "held_out": {"sentences": self.held_out, **asdict(self.likeness)},
+            "weights_bytes_before": self.file_bytes[0],
+            "weights_bytes_after": self.file_bytes[1],
+            "seconds": round(self.seconds, 1),
+            **self.replacement.to_dict(),
+            "fits": {name: fitted.to_dict() for name, fitted in self.fitted.items()},
+        }
+
+
+def shrink_model(
+    folder: str | Path,
+    text: str | Path,
+    out: str | Path,
+    budget: int | str | Budget,
+    *,
+    options: ShrinkOptions | None = None,
+    stage: Stage | None = None,
+) -> Shrunk:
+    """Replace the token tables of the model in ``folder`` by the best that fit ``budget``, and write it to ``out``.
+
+    ``text`` is a file of plain text like that which the model will read. Nothing is written before everything is done.
+    Several tables share the budget by their sizes.
+    """
+    began = time.monotonic()
+    options, stage = options or ShrinkOptions(), stage or _silent
+    allowed = Budget.of(budget)
+    check_new_folder(out)
+    parts = sentence_parts(text, choosing=options.choosing, held_out=options.held_out)
+    opened = open_model(folder, options.device)
+    tables = _token_tables(opened)
+    with stage("reading the held-out sentences"):
+        before = sentence_vectors(opened.model, opened.tokenizer, parts.held_out)
+    rows = sum(table.module.weight.numel() for table in tables)
+    fitted = {
+        table.name: _fitted(opened, table, parts, allowed.share(table.module.weight.numel() / rows), options, stage)
+        for table in tables
+    }
+    given = {name: one.table for name, one in fitted.items()}
+    report = replace_embeddings(opened.model, table=given, targets=list(given))
+    with stage("reading them again"):
+        after = sentence_vectors(opened.model, opened.tokenizer, parts.held_out)
+    with new_folder(out) as folder_in_making:
+        opened.model.save_pretrained(folder_in_making)
+        carry_over(opened.folder, folder_in_making)
+        sizes = (_weight_bytes(opened.folder), _weight_bytes(folder_in_making))
+        alike, seconds = likeness(before, after), time.monotonic() - began
+        shrunk = Shrunk(Path(out), fitted, alike, len(parts.held_out), report, sizes, seconds)
+        write_json(folder_in_making / REPORT_FILE, shrunk.to_dict())
+        _draw(fitted, folder_in_making)
+    return shrunk
+
+
+class _InPlace(Behaviour):
+    """Looks at a table as it will stand in the model: with the scale that the model's own applies."""
+
+    def __init__(self, model: nn.Module, target: str, scale: float, batches: Sequence[dict[str, Tensor]]) -> None:
+        super().__init__(model, target, encode_batch, batches)
+        self.scale, self.like = scale, model.get_submodule(target).weight
+
+    @contextmanager
+    def swapped(self, table: nn.Module) -> Iterator[None]:
+        assert isinstance(self.like, Tensor)
+        with super().swapped(StandIn(table, self.like, self.scale)):
+            yield
+
+
+def _token_tables(opened: OpenedModel) -> list[Table]:
+    """The tables that the compared part of a model looks tokens up in, and those that it shares them with."""
+    named = (module.get_input_embeddings() for module in (opened.model, _decoder(opened.model)) if module is not None)
+    return choose(survey(opened.model), None, named)
+
+
+def _decoder(model: Any) -> Any:
+    return model.get_decoder() if model.config.is_encoder_decoder else None
+
+
+def _fitted(
+    opened: OpenedModel,
+    table: Table,
+    parts: SentenceParts,
+    budget: Budget,
+    options: ShrinkOptions,
+    stage: Stage,
+) -> Fitted:
+    weight = table.module.weight.detach()
+    counts = token_counts(opened.tokenizer, parts.fitting, len(weight))
+    looked_up = _place_in_use(opened.model, table)
+    scale = lookup_scale(opened.model.get_submodule(looked_up))
+    if scale is None:
+        raise UserError(f"The table {looked_up} does more than look rows up, so it cannot be replaced.")
+    sentences = (parts.choosing, parts.fitting[: 32 * max(options.distill_steps, 1)])
+    choosing, teaching = (
+        _InPlace(opened.model, looked_up, scale, sentence_batches(opened.model, opened.tokenizer, some))
+        for some in sentences
+    )
+    with stage(f"feeling {table.name}") as progress:
+        sensitivity = choosing.sensitivity(progress=progress)
+    polish = None
+    if options.distill_steps:
+        polish = _teacher(teaching, options.distill_steps)
+    families = QUICK_FAMILIES if options.quick else ()
+    settings = FitOptions(choosing.similarity, "mean cosine", sensitivity, polish, families=families)
+    padding = table.module.padding_idx
+    zero_padding = padding if padding is not None and not weight[padding].any() else None
+    with stage(f"fitting {table.name}") as progress:
+        return fit(weight, counts, budget, options=settings, padding_idx=zero_padding, progress=progress)
+
+
+def _teacher(behaviour: Behaviour, steps: int) -> Callable[[Any], Any]:
+    return lambda table: distill(behaviour, table, Distillation(steps))
+
+
+def _place_in_use(model: Any, table: Table) -> str:
+    """Where the compared part of the model looks this table up."""
+    body = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+    inside = {id(module) for module in body.modules()}
+    for place in table.places:
+        if id(place.parent) in inside:
+            return place.name
+    raise UserError(
+        f"The table {table.name} is not used by the part of the model that sentences are compared with, so it cannot "
+        "be chosen by measurement: fit it with torchdefine.adapt.fit, and put it in with with_table."
+    )
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) or sum(
+        path.stat().st_size for path in folder.glob("pytorch_model*.bin")
+    )
+
+
+def _draw(fitted: dict[str, Fitted], folder: Path) -> None:
+    """The front of each table, where there is something to draw with."""
+    for number, one in enumerate(fitted.values()):
+        try:
+            one.draw(folder / (PICTURE_FILE if number == 0 else f"front-{number + 1}.svg"))
+        except UserError:  # matplotlib is an extra, and the numbers are in the report
+            return
+
+
+@contextmanager
+def _silent(what: str) -> Iterator[Progress]:
+    yield lambda done, total: None

@@ -1,0 +1,165 @@
+"""What stands where an ``nn.Embedding`` stood, and where its table was shared."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchdefine.embedding import TokenEmbedding, finished_table
+from torchdefine.embedding.map import ProjectiveMap, StandardMap
+from torchdefine.errors import UserError
+from torchdefine.inference import CompactTable
+from torchdefine.inference.banded import BandedRows
+from torchdefine.inference.rows import DenseRows
+
+LAYOUT_VERSION = 1
+
+HeadKind = Literal["map", "finished", "own"]
+"""What an output layer is tied to: the map's table through a projection, the finished vectors, or nothing."""
+
+
+class StandIn(nn.Module):
+    """Ids → the vectors of ``table``, times ``scale``; (…) → (…, embedding_dim), looked at like an ``nn.Embedding``.
+
+    ``table`` is a ``TokenEmbedding`` (DeFINE and its baselines) or a ``CompactTable``. ``weight`` is no table but one
+    number, the version of this layout. It has the dtype of the vectors and their device; and it lies in files under
+    the name of the table that was replaced, where a program that expects the old table meets a wrong shape and stops,
+    instead of going on with random numbers. ``heads`` says what an output layer that shared the old table gets.
+    """
+
+    def __init__(self, table: nn.Module, like: Tensor, scale: float = 1.0, heads: HeadKind = "own") -> None:
+        super().__init__()
+        self.table = table
+        self.scale, self.heads = scale, heads
+        self.weight: Tensor
+        self.finished: Tensor | None
+        self.register_buffer("weight", torch.full((1,), LAYOUT_VERSION, dtype=like.dtype, device=like.device))
+        self.register_buffer("finished", None, persistent=False)
+
+    @property
+    def num_embeddings(self) -> int:
+        return int(self.table.num_embeddings)  # type: ignore[arg-type]
+
+    @property
+    def embedding_dim(self) -> int:
+        return int(self.table.embedding_dim)  # type: ignore[arg-type]
+
+    @property
+    def padding_idx(self) -> int | None:
+        return self.table.padding_idx  # type: ignore[return-value]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.scaled(ids, self.scale)
+
+    def scaled(self, ids: Tensor, scale: float) -> Tensor:
+        vectors = self.table(ids) if self.finished is None else F.embedding(ids, self.finished)
+        vectors = vectors.to(self.weight.dtype)  # (…, m)
+        return vectors if scale == 1.0 else vectors * scale
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Finished vectors of a stretch of ids, unscaled: (stop - start, m)."""
+        if self.finished is not None:
+            return self.finished[start:stop].to(self.weight.dtype)
+        return self.table(torch.arange(start, stop, device=self.weight.device)).to(self.weight.dtype)
+
+    def cache(self) -> Self:
+        """Look finished vectors up from now on, until ``train()``, a resize or a load: V × m numbers of memory."""
+        self.finished = None
+        self.finished = finished_table(self.table, dtype=self.weight.dtype, device=self.weight.device)
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            self.finished = None
+        return super().train(mode)
+
+    def resize(self, num_embeddings: int, *, from_mean: bool = False) -> None:
+        """Change the vocabulary in place: old rows stay, new ones are drawn like the others or start at their mean."""
+        if isinstance(self.table, CompactTable):
+            self.table = _grown(self.table, num_embeddings, from_mean)
+        elif isinstance(self.table, TokenEmbedding):
+            old = self.num_embeddings
+            self.table.resize(num_embeddings)
+            if from_mean and num_embeddings > old and isinstance(self.table.map, StandardMap | ProjectiveMap):
+                weight = self.table.map.table.weight
+                with torch.no_grad():
+                    weight[old:] = weight[:old].mean(0)
+        else:
+            raise UserError(f"A table of the kind {type(self.table).__name__} cannot change its size.")
+        self.finished = None
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        self.finished = None
+        super()._load_from_state_dict(*arguments, **options)
+
+    def extra_repr(self) -> str:
+        scale = "" if self.scale == 1.0 else f", scale={self.scale:g}"
+        return f"{self.num_embeddings:,}, {self.embedding_dim}{scale}" + ("" if self.finished is None else ", cached")
+
+
+class SharedStandIn(nn.Module):
+    """Another place where the same table is looked up. It owns nothing: the ``StandIn`` is trained and saved."""
+
+    def __init__(self, stand_in: StandIn, scale: float = 1.0) -> None:
+        super().__init__()
+        self._stand_in = (stand_in,)  # in a tuple, so that the shared table is not registered a second time
+        self.scale = scale
+
+    @property
+    def stand_in(self) -> StandIn:
+        return self._stand_in[0]
+
+    @property
+    def weight(self) -> Tensor:
+        return self.stand_in.weight
+
+    @property
+    def num_embeddings(self) -> int:
+        return self.stand_in.num_embeddings
+
+    @property
+    def embedding_dim(self) -> int:
+        return self.stand_in.embedding_dim
+
+    @property
+    def padding_idx(self) -> int | None:
+        return self.stand_in.padding_idx
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.stand_in.scaled(ids, self.scale)
+
+
+def cache_tables(model: nn.Module) -> int:
+    """Let every replaced table of a model look finished vectors up, for inference; returns how many there are.
+
+    It lasts until ``model.train()``. The memory of the old tables is needed again, the time of the units is not.
+    """
+    stand_ins = [module for module in model.modules() if isinstance(module, StandIn)]
+    if not stand_ins:
+        raise UserError("The model has no replaced table to cache: replace its embeddings first.")
+    for stand_in in stand_ins:
+        stand_in.eval()
+        stand_in.cache()
+    return len(stand_ins)
+
+
+@torch.no_grad()
+def _grown(table: CompactTable, num_embeddings: int, from_mean: bool) -> CompactTable:
+    """The same table with rows added, uncompressed, after its own."""
+    added = num_embeddings - table.num_embeddings
+    if added < 0:
+        raise UserError(
+            f"A compact table cannot lose rows: keep at least {table.num_embeddings}, or resize the model before its "
+            "table is fitted."
+        )
+    if not added:
+        return table
+    start = torch.zeros(table.embedding_dim, device=table.mean.device)
+    if from_mean:
+        start = finished_table(table, dtype=torch.float32).mean(0) - table.mean
+    rows = DenseRows.of(start.expand(added, -1)).to(table.mean.device)
+    bands = BandedRows([table.rows, rows], ranked=False)
+    return CompactTable(bands, table.mean, table.padding_idx).train(table.training)

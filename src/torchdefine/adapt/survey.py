@@ -1,0 +1,256 @@
+"""Which tables a model has, where each of them is used, and why some cannot be replaced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from torchdefine.adapt.stand_in import SharedStandIn, StandIn
+from torchdefine.embedding import TokenEmbedding
+from torchdefine.errors import UserError
+from torchdefine.inference import CompactTable
+from torchdefine.spelling import did_you_mean
+
+Target = str | re.Pattern[str] | type[nn.Module]
+Targets = Target | Sequence[Target] | None
+
+_ALREADY_OURS = (StandIn, SharedStandIn, TokenEmbedding, CompactTable)
+_PROBED_IDS = 8
+
+
+@dataclass(frozen=True)
+class Place:
+    """One attribute of one module where something stands."""
+
+    name: str
+    parent: nn.Module
+    attribute: str
+    module: nn.Module
+
+
+@dataclass(frozen=True)
+class Table:
+    """One matrix of vectors with everything that uses it."""
+
+    places: tuple[Place, ...]
+    """Where ids are looked up in it; the first is the one that it is named after."""
+    heads: tuple[Place, ...]
+    """Linear layers that share it."""
+    problem: str | None
+    """Why it cannot be replaced, as the end of a sentence that began with its name."""
+
+    @property
+    def name(self) -> str:
+        return self.places[0].name
+
+    @property
+    def module(self) -> nn.Embedding:
+        assert isinstance(self.places[0].module, nn.Embedding)
+        return self.places[0].module
+
+    def described(self) -> str:
+        weight = getattr(self.places[0].module, "weight", None)
+        size = " × ".join(f"{length:,}" for length in weight.shape) if isinstance(weight, Tensor) else "no size"
+        facts = [size]
+        facts += [f"also at {place.name}" for place in self.places[1:]]
+        facts += [f"tied to {head.name}" for head in self.heads]
+        return f"{self.name} ({', '.join(facts)}{f'; {self.problem}' if self.problem else ''})"
+
+
+def survey(model: nn.Module, ties: Mapping[str, str] | None = None) -> list[Table]:
+    """All tables of a model, and those that look like one but cannot be replaced.
+
+    Modules that hold the same parameter are one table. ``ties`` names parameters that will be the same though they are
+    not yet: {name: name of the one it will be}, as a model that is being loaded knows them.
+    """
+    same = _declared_ties(model, ties or {})
+    groups: dict[int, list[Place]] = {}
+    for place in _table_like(model):
+        weight = place.module._parameters.get("weight")
+        groups.setdefault(id(place.module) if weight is None else same.get(id(weight), id(weight)), []).append(place)
+    return [_table(model, places, same) for places in groups.values()]
+
+
+def choose(tables: Sequence[Table], targets: Targets, fallback: Iterable[nn.Module] = ()) -> list[Table]:
+    """The tables that ``targets`` name, each once; refuses what it cannot match, with the list of what was found.
+
+    Without targets, ``fallback`` says which modules are meant; without that, a model with one table means that one.
+    """
+    if targets is None:
+        meant = {id(module) for module in fallback}
+        chosen = [table for table in tables if any(id(place.module) in meant for place in table.places)]
+        if not chosen and len(tables) == 1:
+            chosen = list(tables)
+        if not chosen:
+            reason = "has no table to replace" if not tables else "has several tables, and none is named"
+            raise UserError(f"The model {reason}: {listed(tables)}")
+    else:
+        wanted = [targets] if isinstance(targets, str | re.Pattern | type) else list(targets)
+        if not wanted:
+            raise UserError(f"The targets are an empty list: {listed(tables)}")
+        found = [table for target in wanted for table in _matching(tables, target)]
+        chosen = list({id(table): table for table in found}.values())
+    for table in chosen:
+        if table.problem:
+            raise UserError(f"The table {table.name} {table.problem}: {listed(tables)}")
+    return chosen
+
+
+def listed(tables: Sequence[Table]) -> str:
+    """What was found, as the end of a sentence."""
+    if not tables:
+        return "no nn.Embedding was found in it."
+    return f"name what is meant with targets=…; found were {'; '.join(table.described() for table in tables)}."
+
+
+def lookup_scale(module: nn.Embedding) -> float | None:
+    """The number by which a table multiplies its rows, found by trying; None if it does anything else to them."""
+    if type(module).forward is nn.Embedding.forward:
+        return 1.0
+    if module.weight.is_meta:
+        return None
+    rows = len(module.weight)
+    ids = torch.arange(min(_PROBED_IDS, rows), device=module.weight.device) * (rows // min(_PROBED_IDS, rows))
+    with torch.no_grad():
+        given, stored = module(ids), module.weight[ids]
+        if not isinstance(given, Tensor) or given.shape != stored.shape:
+            return None
+        scale = (given.double() * stored).sum() / (stored.double() ** 2).sum().clamp_min(1e-30)
+        fits = torch.allclose(given.double(), stored.double() * scale, rtol=1e-2, atol=1e-6)
+    if not fits:
+        return None
+    stated = getattr(module, "embed_scale", None)  # exact where the module says it itself
+    if stated is not None and abs(float(stated) - float(scale)) < 1e-2 * abs(float(scale)):
+        return float(stated)
+    return float(scale)
+
+
+def _declared_ties(model: nn.Module, ties: Mapping[str, str]) -> dict[int, int]:
+    """id of a parameter → id of the parameter that takes its place."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    same = {}
+    for target, source in ties.items():
+        while source in ties:
+            source = ties[source]
+        if target in named and source in named:
+            same[id(named[target])] = id(named[source])
+    return same
+
+
+def _table_like(model: nn.Module) -> Iterator[Place]:
+    """Every place of a module that maps ids to vectors, whether we understand it or not."""
+    ours: list[str] = []
+    parents = dict(model.named_modules(remove_duplicate=False))
+    for name, module in parents.items():
+        if any(name == prefix or name.startswith(f"{prefix}.") for prefix in ours):
+            continue
+        if isinstance(module, _ALREADY_OURS):
+            ours.append(name)
+        elif not name or not _looks_like_a_table(module):
+            continue
+        parent, _, attribute = name.rpartition(".")
+        yield Place(name, parents[parent], attribute, module)
+
+
+def _looks_like_a_table(module: nn.Module) -> bool:
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return True
+    weight = getattr(module, "weight", None) if "Embedding" in type(module).__name__ else None
+    return isinstance(weight, Tensor) and weight.ndim == 2 and not list(module.children())
+
+
+def _table(model: nn.Module, places: list[Place], same: Mapping[int, int]) -> Table:
+    problems = [_problem(place.module) for place in places]
+    weight = places[0].module._parameters.get("weight")
+    heads, unknown = ([], "") if weight is None else _other_users(model, weight, same)
+    problem = next(filter(None, problems), None) or unknown or None
+    return Table(tuple(places), tuple(heads), problem)
+
+
+def _problem(module: nn.Module) -> str | None:
+    """Why a module cannot be replaced, or None."""
+    kind = type(module).__name__
+    if isinstance(module, _ALREADY_OURS):
+        return "was replaced already, so restore it first"
+    if "Parallel" in kind or hasattr(module, "vocab_start_index"):
+        return f"is spread over several processes ({kind})"
+    if isinstance(module, nn.EmbeddingBag):
+        return "gives sums of vectors (EmbeddingBag)"
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or hasattr(module, "parametrizations"):
+        return f"has no plain weight ({kind})"
+    held = type(weight.data).__name__
+    if held == "DTensor":
+        return "is spread over several processes (DTensor)"
+    if type(weight.data) is not Tensor or not weight.is_floating_point() or "uant" in type(module).__module__:
+        return f"is quantised ({held if type(weight.data) is not Tensor else str(weight.dtype).split('.')[-1]}, {kind})"
+    if not isinstance(module, nn.Embedding):
+        return f"is no nn.Embedding but a {kind}"
+    if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
+        return "uses max_norm, sparse or scale_grad_by_freq, which a replacement does not have"
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return "has hooks, which would be lost"
+    return None
+
+
+def _other_users(model: nn.Module, weight: nn.Parameter, same: Mapping[int, int]) -> tuple[list[Place], str]:
+    """Linear layers that share a table's parameter, and why something else that does is not understood."""
+    wanted = same.get(id(weight), id(weight))
+    heads, parents = [], dict(model.named_modules(remove_duplicate=False))
+    for name, module in parents.items():
+        for key, parameter in module._parameters.items():
+            if parameter is None or (isinstance(module, nn.Embedding) and key == "weight" and parameter is weight):
+                continue
+            is_shared = same.get(id(parameter), id(parameter)) == wanted
+            if is_shared and isinstance(module, nn.Embedding) and key == "weight":
+                continue
+            if is_shared and type(module) is nn.Linear and key == "weight" and not module._forward_hooks:
+                parent, _, attribute = name.rpartition(".")
+                heads.append(Place(name, parents[parent], attribute, module))
+            elif is_shared or _overlap(parameter, weight):
+                return heads, f"shares its memory with {name or 'the model'}.{key} in a way that is not understood"
+    return heads, ""
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors lie in the same memory."""
+    if one.is_meta or other.is_meta or type(one.data) is not Tensor or type(other.data) is not Tensor:
+        return False
+    pointer = one.untyped_storage().data_ptr()
+    return pointer != 0 and pointer == other.untyped_storage().data_ptr()
+
+
+def _matching(tables: Sequence[Table], target: Target) -> list[Table]:
+    if isinstance(target, str) and not set("*?[") & set(target):
+        return [_named(tables, target)]
+    if isinstance(target, str):
+        matched = [t for t in tables if any(fnmatchcase(place.name, target) for place in t.places)]
+    elif isinstance(target, re.Pattern):
+        matched = [t for t in tables if any(target.fullmatch(place.name) for place in t.places)]
+    else:
+        matched = [t for t in tables if any(isinstance(place.module, target) for place in t.places)]
+    if not matched:
+        meant = target.pattern if isinstance(target, re.Pattern) else getattr(target, "__name__", target)
+        raise UserError(f"The target {meant!r} matches no table: {listed(tables)}")
+    return matched
+
+
+def _named(tables: Sequence[Table], name: str) -> Table:
+    """The one table of that name, or of the only name that ends so."""
+    for exact in (True, False):
+        matched = [
+            t for t in tables if any(p.name == name or (not exact and p.name.endswith(f".{name}")) for p in t.places)
+        ]
+        if len(matched) > 1:
+            raise UserError(f"The target {name!r} is the end of several names: {listed(tables)}")
+        if matched:
+            return matched[0]
+    known = [place.name for table in tables for place in table.places]
+    raise UserError(
+        f"The target {name!r} matches no table{did_you_mean(name, known) if known else '.'} {listed(tables)}"
+    )

@@ -1,0 +1,79 @@
+"""New modules for one table: the stand-in, its shared places and its output layers, ready to be put in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from torchdefine.adapt.heads import FinishedHead, MapHead
+from torchdefine.adapt.stand_in import HeadKind, SharedStandIn, StandIn
+from torchdefine.adapt.survey import Place, Table, lookup_scale
+from torchdefine.embedding import DeFINE
+from torchdefine.errors import UserError
+from torchdefine.inference import CompactTable
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One module that takes the place of another."""
+
+    place: Place
+    new: nn.Module
+
+
+def scales_of(old: Table, known: Mapping[str, float] | None = None) -> list[float]:
+    """What each place multiplies its vectors by."""
+    scales = []
+    for place in old.places:
+        assert isinstance(place.module, nn.Embedding)
+        scale = known[place.name] if known and place.name in known else lookup_scale(place.module)
+        if scale is None:
+            kind = type(place.module).__name__
+            raise UserError(f"The table {place.name} does more than look rows up ({kind}), so it cannot be replaced.")
+        scales.append(scale)
+    return scales
+
+
+def swaps_of(old: Table, made: nn.Module, kind: HeadKind, scales: Sequence[float], *, fresh: bool) -> list[Swap]:
+    """Everything new for one table, ready to be put in. What is ``fresh`` starts with numbers as large as the old."""
+    weight = old.module.weight
+    fresh = fresh and not weight.is_meta
+    if isinstance(made, CompactTable):
+        made.mean.data = made.mean.data.to(weight.dtype)  # which makes this the dtype of its vectors
+    if fresh and isinstance(made, DeFINE):
+        with torch.no_grad():
+            made.unit.last.weight.mul_(root_mean_square(weight))  # type: ignore[union-attr, operator]
+    stand_in = StandIn(made, weight, scales[0], kind).train(old.module.training)
+    swaps = [Swap(old.places[0], stand_in)]
+    swaps += [
+        Swap(place, SharedStandIn(stand_in, scale).train(place.module.training))
+        for place, scale in zip(old.places[1:], scales[1:], strict=True)
+    ]
+    for place in old.heads:
+        assert isinstance(place.module, nn.Linear)
+        swaps.append(Swap(place, _head(place.module, stand_in, kind, fresh).train(place.module.training)))
+    return swaps
+
+
+def _head(old: nn.Linear, stand_in: StandIn, kind: HeadKind, fresh: bool) -> nn.Module:
+    bias = old.bias  # the same parameter, since the model may share it too
+    if kind == "map":
+        return MapHead(stand_in, bias, float(root_mean_square(old.weight)) if fresh else None)
+    if kind == "finished":
+        return FinishedHead(stand_in, bias)
+    own = nn.Linear(old.in_features, old.out_features, bias=False, device="meta")
+    own.weight = nn.Parameter(old.weight.detach().clone(), requires_grad=old.weight.requires_grad)
+    own.bias = bias
+    return own
+
+
+def root_mean_square(weight: Tensor) -> Tensor:
+    return weight.detach().float().square().mean().sqrt()
+
+
+def put_in(swaps: Iterable[Swap]) -> None:
+    for swap in swaps:
+        setattr(swap.place.parent, swap.place.attribute, swap.new)

@@ -1,0 +1,64 @@
+"""Commands that show runs to people."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from torchdefine.cli.shared import Command, print_json
+
+PICTURES = """  curves      validation perplexity of every run
+  parameters  who owns the parameters, a stacked bar a run
+  maps        correlation maps of the finished vectors: standard, projected, DeFINE
+  layers      correlation maps of one run with a DeFINE unit, layer by layer and group by group
+  groups      mean cosines between the groups of every layer of such a run"""
+
+
+def add_commands(command: Command) -> None:
+    """What shows runs to people."""
+    sub = command("compare", _compare, "Put finished runs side by side: parameters, perplexities, speed.")
+    sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = command("report", _report, "Write one HTML file about runs, finished or not; it opens from disk.")
+    sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
+    sub.add_argument("--out", help="the HTML file (default: report.html in the first run's folder)")
+    sub.add_argument("--words", help="words whose nearest neighbours to show, with commas between")
+    sub.add_argument("--prompt", default="The", help="the text that the runs continue (default: The)")
+
+    sub = command("plot", _plot, "Draw one picture of runs for a paper: PNG, SVG or PDF.", PICTURES)
+    sub.add_argument("kind", choices=["curves", "parameters", "maps", "layers", "groups"], help="which picture")
+    sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
+    sub.add_argument("--out", required=True, help="the file to write, ending in .png, .svg or .pdf")
+    sub.add_argument("--by", default="tokens", choices=["tokens", "step", "seconds"], help="the curves' axis")
+    sub.add_argument("--centred", action="store_true", help="maps of Pearson's correlations instead of the paper's")
+
+
+def _compare(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.analysis.comparison import compare_runs, print_comparison
+
+    comparison = compare_runs(options.folders)
+    if options.json:
+        print_json(comparison.to_dict())
+    else:
+        print_comparison(comparison)
+
+
+def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.analysis.report import WORDS, ReportOptions, write_report
+    from torchdefine.training.progress import work_bar
+
+    path = Path(options.out) if options.out else Path(options.folders[0]) / "report.html"
+    words = options.words.split(",") if options.words else WORDS
+    with work_bar("looking at the runs") as progress:
+        write_report(options.folders, path, ReportOptions(words, options.prompt), progress)
+    print(f"The report is in {path}.")
+
+
+def _plot(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.analysis.plots import draw
+
+    path = Path(options.out)
+    draw(options.kind, options.folders, path, by=options.by, centred=options.centred)
+    print(f"The picture is in {path}.")

@@ -1,0 +1,131 @@
+"""Commands that start from a recipe."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from torchdefine.cli.shared import Command, add_device, print_json
+from torchdefine.errors import UserError
+from torchdefine.recipe import Recipe, load_recipe, recipe_names
+from torchdefine.settings import explain
+
+
+def add_commands(command: Command) -> None:
+    """What starts from a recipe."""
+    sub = command("recipes", _recipes, "List what there is to train, with parameters and published numbers.")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", _settings_help())
+    sub.add_argument("recipe", help="a recipe's name, or a YAML file")
+    sub.add_argument("--plan", action="store_true", help="print the layers of the unit too")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = command("train", _train, "Train a recipe on a text.", _settings_help())
+    sub.add_argument("recipe", help="a recipe's name, or a YAML file")
+    sub.add_argument("--data", help="a folder with train, valid and test text, or a named corpus")
+    sub.add_argument("--out", help="the run's folder (default: a new one under runs/)")
+    sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    add_device(sub)
+    sub.add_argument("--tensorboard", action="store_true", help="write TensorBoard logs into the run's folder too")
+    sub.add_argument("--json", action="store_true", help="print the result as JSON")
+
+    sub = command(
+        "demo", _demo, "Train four small language models on the shipped text and compare them: about 4 minutes."
+    )
+    sub.add_argument("--out", default="runs/demo", help="where the runs and the report go (default: runs/demo)")
+
+
+def _settings_help() -> str:
+    """Every setting that a command line may change, section by section."""
+    lines = ["Any setting of the recipe can be changed by --SECTION.NAME VALUE, as in --optim.lr 1e-3:", ""]
+    for name, default, explanation in explain(Recipe):
+        lines.append(f"  --{name:<28} {explanation} [{default}]")
+    return "\n".join(lines)
+
+
+def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    recipes = [load_recipe(name) for name in recipe_names()]
+    if options.json:
+        print_json([{"name": r.name, "description": r.description, "published": r.published} for r in recipes])
+        return
+    from torchdefine.analysis.tables import print_table
+
+    print_table(
+        ["recipe", "what it trains", "M parameters", "valid", "test", "BLEU"],
+        [
+            [
+                recipe.name,
+                recipe.description,
+                *(
+                    f"{recipe.published[key]:.2f}" if key in recipe.published else "–"
+                    for key in ("total", "valid_perplexity", "test_perplexity", "bleu_newstest2014")
+                ),
+            ]
+            for recipe in recipes
+        ],
+        note="Numbers are the paper's, on WikiText-103, BLEU on newstest2014; `torchdefine params RECIPE` builds the "
+        "model and counts.",
+    )
+
+
+def _params(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
+    from torchdefine.analysis.parameters import parameter_report, print_parameters
+
+    recipe = load_recipe(options.recipe, overrides)
+    report = parameter_report(recipe)
+    if options.json:
+        print_json(report.to_dict())
+    else:
+        print_parameters(report, with_plan=options.plan)
+
+
+def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
+    from torchdefine.run import train
+    from torchdefine.training.distributed import Processes
+    from torchdefine.training.precision import Precision
+    from torchdefine.training.progress import TensorBoardReporter, default_reporter, work_bar
+
+    recipe = load_recipe(options.recipe, overrides)
+    note = Precision(recipe.train.precision, Processes().device(options.device)).note
+    if note:
+        print(note, file=sys.stderr)
+    reporter: Any = default_reporter()
+    if options.tensorboard:
+        if not options.out:
+            raise UserError("TensorBoard logs go into the run's folder: name it with --out.")
+        reporter = TensorBoardReporter(reporter, str(Path(options.out) / "tensorboard"))
+    with work_bar("reading the text") as progress:
+        run = train(
+            options.recipe,
+            data=overrides.pop("data", {}) | ({} if options.data is None else {"corpus": options.data}),
+            out=options.out,
+            resume=options.resume,
+            device=options.device,
+            reporter=reporter,
+            progress=progress,
+            **overrides,
+        )
+    if os.environ.get("RANK", "0") != "0":  # under torchrun one process speaks for all
+        return
+    result = run.result
+    if options.json:
+        print_json(result)
+        return
+    if "test_bleu" in result:
+        print(f"test BLEU {result['test_bleu']:.2f}, chrF {result['test_chrf']:.2f}")
+    for split in ("valid", "test"):
+        if f"{split}_perplexity" in result:
+            unigram = result.get(f"{split}_unigram_perplexity")
+            beside = f" (unigram {unigram:,.1f})" if unigram else ""
+            print(f"{split} perplexity {result[f'{split}_perplexity']:,.2f}{beside}")
+    print(f"The run is in {run.folder.path}.")
+
+
+def _demo(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.demo import run_demo
+
+    run_demo(Path(options.out))

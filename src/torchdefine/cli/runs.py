@@ -1,0 +1,138 @@
+"""Commands that use a run."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from torchdefine.cli.shared import CACHE_DTYPES, CHECKPOINTS, Command, add_cached, add_device, print_json
+from torchdefine.cli.translation import eval_translations
+from torchdefine.errors import UserError
+
+if TYPE_CHECKING:
+    from torchdefine.decoding import NeuralCache
+
+
+def add_commands(command: Command) -> None:
+    """What uses a run."""
+    sub = command("eval", _eval, "Measure a run's perplexity on a text.")
+    sub.add_argument("folder", metavar="RUN", help="a run's folder")
+    sub.add_argument("--split", default="test", help="train, valid or test (default: test)")
+    sub.add_argument("--data", help="another text than the run's own: a folder, or a named corpus")
+    sub.add_argument("--batch-size", type=int, help="streams the text is cut into; 1 is exact (default: the recipe's)")
+    sub.add_argument("--length", type=int, help="tokens a step (default: the recipe's)")
+    sub.add_argument("--memory", type=int, help="positions a Transformer-XL remembers (default: the recipe's)")
+    sub.add_argument("--clamp", type=int, help="the largest distance that it tells apart (default: the recipe's)")
+    sub.add_argument(
+        "--neural-cache", metavar="WINDOW,THETA,SHARE", help="look back at the text itself, as in 500,1.0,0.1"
+    )
+    sub.add_argument("--tune-cache", action="store_true", help="choose these three on the validation text first")
+    sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
+    add_cached(sub)
+    add_device(sub)
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = command("generate", _generate, "Let a run continue a text.")
+    sub.add_argument("folder", metavar="RUN", help="a run's folder")
+    sub.add_argument("--prompt", default="", help="the text to continue; words as in the training text")
+    sub.add_argument("--length", type=int, default=100, help="tokens to draw (default: 100)")
+    sub.add_argument("--temperature", type=float, default=0.8, help="below 1 is more cautious, 0 greedy (default: 0.8)")
+    sub.add_argument("--top-k", type=int, help="draw among the k most probable tokens only")
+    sub.add_argument("--top-p", type=float, help="draw among the most probable tokens that make up this share")
+    sub.add_argument("--seed", type=int, help="for the same text every time")
+    sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
+    add_cached(sub)
+    add_device(sub)
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = command(
+        "cache", _cache, "Write a run's finished vectors beside its weights, so that --cached inference needs no unit."
+    )
+    sub.add_argument("folder", metavar="RUN", help="a run's folder")
+    sub.add_argument("--dtype", default="fp32", choices=CACHE_DTYPES, help="of the vectors (default: fp32)")
+    sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
+    add_device(sub)
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _cache(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.run import load_run
+    from torchdefine.training.progress import work_bar
+
+    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
+    with work_bar("computing vectors") as progress:
+        written = run.cache(options.dtype, progress)
+    if options.json:
+        print_json({"run": str(options.folder), "files": {str(file): size for file, size in written.items()}})
+        return
+    for file, size in written.items():
+        print(f"{file}: {size:,} bytes")
+
+
+def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.run import load_run
+    from torchdefine.training.evaluate import PUBLIC_STREAMS
+    from torchdefine.training.progress import work_bar
+
+    cache = _neural_cache(options)
+    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device, cached=options.cached)
+    if run.recipe.task == "translation":
+        eval_translations(run, options)
+        return
+    if options.tune_cache:
+        with work_bar("tuning the cache") as progress:
+            cache = run.tune_cache(data=options.data, batch_size=options.batch_size, progress=progress)
+    settings = {name: getattr(options, name) for name in ("data", "length", "memory", "clamp")} | {"cache": cache}
+    with work_bar("predicting") as progress:
+        evaluation = run.evaluate(options.split, batch_size=options.batch_size, progress=progress, **settings)
+    public = None
+    if run.recipe.eval.public and options.batch_size is None:
+        with work_bar("predicting in 10 streams") as progress:
+            public = run.evaluate(options.split, batch_size=PUBLIC_STREAMS, progress=progress, **settings)
+    if options.json:
+        beside = {} if cache is None else {"neural_cache": asdict(cache)}
+        beside |= {} if public is None else {"public": public.to_dict()}
+        print_json({"run": str(options.folder), "split": options.split, **evaluation.to_dict(), **beside})
+        return
+    if options.tune_cache and cache is not None:
+        print(f"Best on the validation text: --neural-cache {cache.window},{cache.theta:g},{cache.share:g}")
+    bits = f", {evaluation.bits_per_byte:.4f} bits per byte" if evaluation.bits_per_byte else ""
+    print(f"{options.split} perplexity {evaluation.perplexity:,.4f} (loss {evaluation.loss:.5f} nats{bits})")
+    print(f"{evaluation.tokens:,} tokens, {evaluation.unknown_share:.2%} of them outside the vocabulary")
+    print(evaluation.protocol)
+    if public is not None:
+        print(f"public protocol: perplexity {public.perplexity:,.4f} (loss {public.loss:.5f} nats)")
+        print(public.protocol)
+
+
+def _neural_cache(options: argparse.Namespace) -> NeuralCache | None:
+    from torchdefine.decoding import NeuralCache
+
+    given = options.neural_cache
+    if given is None:
+        return None
+    if options.tune_cache:
+        raise UserError("Give --neural-cache or --tune-cache, not both.")
+    try:
+        window, theta, share = given.split(",")
+        numbers = int(window), float(theta), float(share)
+    except ValueError:
+        raise UserError(f"--neural-cache is {given!r}, but must be three numbers, as in 500,1.0,0.1.") from None
+    return NeuralCache(*numbers)
+
+
+def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.decoding import SamplingOptions
+    from torchdefine.run import load_run
+
+    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device, cached=options.cached)
+    run.check_generates()
+    unknown = run.tokenization.unk_id
+    sampling = SamplingOptions(options.temperature, options.top_k, options.top_p, () if unknown is None else (unknown,))
+    text = run.generate(options.prompt, options.length, sampling, seed=options.seed)
+    if options.json:
+        print_json({"prompt": options.prompt, "continuation": text})
+    else:
+        between = " " if run.tokenization.kind == "words" else ""
+        print(f"{options.prompt}{between}{text}".strip())

@@ -1,0 +1,28 @@
+"""What several commands have in common."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+Command = Callable[..., argparse.ArgumentParser]
+"""Adds a command: its name, what runs it, a summary and more to read in its help."""
+
+CHECKPOINTS = ["best", "last", "average"]
+CACHE_DTYPES = ["fp32", "bf16", "fp16"]
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
+
+
+def add_cached(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cached", action="store_true", help="look up what `torchdefine cache` wrote for these weights"
+    )

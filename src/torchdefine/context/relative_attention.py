@@ -1,0 +1,167 @@
+"""Attention over the positions up to one's own, with scores that know how far away each of them is.
+
+score(i, j) = (qᵢ + u) · kⱼ + (qᵢ + v) · r(i - j), both parts over √head_dim: u asks what a position holds, v how far
+back it lies. The second part is one matrix product with the vectors of all distances. Its result has a row for each
+query and a column for each distance; read with rows one shorter than they are, it has a column for each key. Copied
+once, to where its rows begin at addresses that kernels like, it is the additive bias of torch's fused attention.
+
+No mask is added to it, which would copy it again: heads are padded to a width that kernels like anyway, and the first
+spare feature is 1 in every query and ``BLOCKED`` in the keys and distances that nobody may see.
+
+Letters: B streams, T queries, M remembered positions, K = M + T keys, H heads, P padded head width, W distances.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+BLOCKED = -3e4
+"""A score from which no probability is left in any precision; float16 still holds it."""
+ALIGNMENT = 16
+"""Rows whose length is a multiple of this are read fast, and fused attention takes a bias of such rows as it is."""
+HEAD_MULTIPLE = 8
+BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Those that give a gradient for the bias."""
+
+
+class ScoreLayout(NamedTuple):
+    """Where scores by distance lie, so that they can be read by key.
+
+    A query's row holds ``width`` distances, falling from left to right: column c is for K - 1 - c. Query i finds key j
+    in column T - 1 - i + j, one to the left of where query i - 1 finds it.
+    """
+
+    queries: int
+    keys: int
+    width: int
+
+    @classmethod
+    def of(cls, queries: int, keys: int) -> Self:
+        return cls(queries, keys, _round_up(keys + max(queries - 1, 1), ALIGNMENT))
+
+    def distances(self, device: torch.device) -> Tensor:
+        """How far back each column lies, (W,); negative for positions yet to come."""
+        return torch.arange(self.keys - 1, self.keys - 1 - self.width, -1, device=device)
+
+    def by_key(self, scores: Tensor) -> Tensor:
+        """(H, B, T, W) by distance, contiguous → a view (B, H, T, K) by key."""
+        in_one_row = scores.flatten(2)[..., self.queries - 1 : self.queries * self.width - 1]
+        return in_one_row.unflatten(2, (self.queries, self.width - 1))[..., : self.keys].transpose(0, 1)
+
+
+class _ByKey(torch.autograd.Function):
+    """``ScoreLayout.by_key``, copied to aligned rows; torch itself would move the gradient twice."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, layout: ScoreLayout) -> Tensor:
+        ctx.shape, ctx.layout = scores.shape, layout
+        heads, batch = scores.shape[:2]
+        aligned = scores.new_empty(batch, heads, layout.queries, _round_up(layout.keys, ALIGNMENT))
+        by_key = aligned[..., : layout.keys]  # (B, H, T, K)
+        by_key.copy_(layout.by_key(scores))
+        return by_key
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        by_distance = gradient.new_zeros(ctx.shape)  # (H, B, T, W)
+        ctx.layout.by_key(by_distance).copy_(gradient)
+        return by_distance, None
+
+
+class Surroundings(NamedTuple):
+    """What all layers of a model have in common in one segment, in the dtype that attention computes in."""
+
+    layout: ScoreLayout
+    distance_vectors: Tensor
+    """(W, d): one for each column of the layout."""
+    blocked_distances: Tensor
+    """(W, 1, P): zero but for the spare feature of what lies ahead or out of reach."""
+    blocked_keys: Tensor
+    """(K, 1, P): zero but for the spare feature of memory that nothing was written to yet."""
+    content_bias: Tensor
+    """(H, P): u, with a 1 in the spare feature."""
+    distance_bias: Tensor
+    """(H, P): v / √head_dim, with a 1 in the spare feature."""
+
+
+class RelativeAttention(nn.Module):
+    """(B, K, d) positions, the last T of which ask → (B, T, d)."""
+
+    def __init__(self, dim: int, heads: int, head_dim: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.heads, self.head_dim, self.dropout = heads, head_dim, dropout
+        self.inward = nn.Linear(dim, 4 * heads * head_dim, bias=False)
+        """To queries, keys, values and distances: one weight, so that it is padded in one go."""
+        self.outward = nn.Linear(heads * head_dim, dim, bias=False)
+
+    def forward(self, seen: Tensor, around: Surroundings) -> Tensor:
+        scale, own = self.head_dim**-0.5, seen[:, -around.layout.queries :]
+        to_queries, to_keys_and_values, to_distances = self._padded_weights(seen.dtype)
+        queries = self._heads(F.linear(own, to_queries))  # (B, T, H, P)
+        keys, values = self._heads(F.linear(seen, to_keys_and_values)).chunk(2, dim=2)  # (B, K, H, P) each
+        distances = self._heads(F.linear(around.distance_vectors, to_distances))  # (W, H, P)
+        bias = distance_scores(
+            torch.add(around.distance_bias, queries, alpha=scale), distances + around.blocked_distances, around.layout
+        )  # (B, H, T, K)
+        with sdpa_kernel(BACKENDS):
+            mixed = F.scaled_dot_product_attention(
+                (queries + around.content_bias).transpose(1, 2),
+                (keys + around.blocked_keys).transpose(1, 2),
+                values.transpose(1, 2),
+                attn_mask=bias,
+                dropout_p=self.dropout if self.training else 0.0,
+                scale=scale,
+            )  # (B, H, T, P)
+        from_heads = F.pad(self.outward.weight.unflatten(1, (self.heads, -1)), (0, spare_features(self.head_dim)))
+        return F.linear(mixed.transpose(1, 2).flatten(2), from_heads.flatten(1).to(seen.dtype))  # (B, T, d)
+
+    def _padded_weights(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Weights are padded rather than what they give, which is larger."""
+        weight = self.inward.weight.to(dtype).unflatten(0, (4 * self.heads, self.head_dim))
+        padded = F.pad(weight, (0, 0, 0, spare_features(self.head_dim)))  # (4 · H, P, d)
+        return tuple(part.flatten(0, 1) for part in padded.split((self.heads, 2 * self.heads, self.heads)))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(…, heads · P) → (…, heads, P)."""
+        return x.unflatten(-1, (-1, self.head_dim + spare_features(self.head_dim)))
+
+
+def distance_scores(queries: Tensor, distances: Tensor, layout: ScoreLayout) -> Tensor:
+    """The part of the scores that knows only how far: (B, T, H, P) and (W, H, P) → (B, H, T, K)."""
+    by_head = queries.permute(2, 0, 1, 3)  # (H, B, T, P)
+    scores = by_head.flatten(1, 2) @ distances.permute(1, 2, 0)  # (H, B · T, W)
+    by_key: Tensor = _ByKey.apply(scores.unflatten(1, by_head.shape[1:3]), layout)  # (B, H, T, K)
+    return by_key
+
+
+def spare_features(head_dim: int) -> int:
+    """How many features a head is padded by, at least one."""
+    return _round_up(head_dim + 1, HEAD_MULTIPLE) - head_dim
+
+
+def with_one(bias: Tensor) -> Tensor:
+    """A bias of all queries with a 1 in the spare feature: (H, head_dim) → (H, P)."""
+    return F.pad(F.pad(bias, (0, 1), value=1.0), (0, spare_features(bias.shape[1]) - 1))
+
+
+def blocking(out_of_bounds: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
+    """What to add to the heads of those that nobody may see: (K,) → (K, 1, P)."""
+    blocked = torch.where(out_of_bounds, BLOCKED, 0.0).to(dtype)
+    return F.pad(blocked[:, None, None], (head_dim, spare_features(head_dim) - 1))
+
+
+def sinusoids(distances: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Sines, then cosines, of ``dim / 2`` wave lengths from 2π to 20,000π: (W,) → (W, dim)."""
+    exponents = torch.arange(0, dim, 2, device=distances.device, dtype=dtype) / dim
+    angles = distances.to(dtype)[:, None] * torch.exp(-math.log(10_000.0) * exponents)  # (W, dim / 2)
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

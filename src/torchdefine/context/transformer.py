@@ -1,0 +1,265 @@
+"""An encoder–decoder Transformer: vectors of a source and of a target → vectors in context; fused attention, cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchdefine.errors import UserError
+
+
+@dataclass(frozen=True)
+class TransformerShape:
+    """Sizes of both stacks; the defaults are those of the base model."""
+
+    width: int = 512
+    heads: int = 8
+    hidden_dim: int = 2048
+    """Of the feed-forward layers."""
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    norm: Literal["pre", "post"] = "pre"
+    """Before every sub-layer and once at the end of each stack, or after every sub-layer."""
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    scaled: bool = True
+    """Multiply the incoming vectors by the square root of their width, which brings those of a plain table to the
+    size of the positions that are added; those behind a unit with a norm have that size already."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "hidden_dim", "encoder_layers", "decoder_layers"):
+            if getattr(self, name) < 1:
+                raise UserError(f"The Transformer's {name} is {getattr(self, name)}, but must be at least 1.")
+        if self.width % (2 * self.heads):
+            raise UserError(
+                f"The Transformer's width {self.width} does not divide into {self.heads} heads of an even width: use "
+                f"{max(self.width // (2 * self.heads), 1) * 2 * self.heads}, say."
+            )
+        if self.norm not in ("pre", "post"):
+            raise UserError(f"The Transformer's norm {self.norm!r} is unknown: use pre or post.")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"The Transformer's {name} is {getattr(self, name)}, but must be in [0, 1).")
+
+
+@dataclass
+class DecoderState:
+    """What decoding step by step remembers: N = B · K rows, K hypotheses for each of B sources."""
+
+    own: list[tuple[Tensor, Tensor]]
+    """Keys and values of the target so far in every layer, each (N, h, t, d)."""
+    memory: list[tuple[Tensor, Tensor]]
+    """Keys and values of the source in every layer, each (B, h, S, d): once for all hypotheses."""
+    visible: Tensor
+    """Which places of the source are no padding, (B, 1, 1, S)."""
+    length: int = 0
+
+    def select(self, rows: Tensor, sources: Tensor | None = None) -> DecoderState:
+        """The rows (N',) of the target side, in that order, and if given only some of the sources (B',)."""
+        own = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.own]
+        if sources is None:
+            return DecoderState(own, self.memory, self.visible, self.length)
+        memory = [(k.index_select(0, sources), v.index_select(0, sources)) for k, v in self.memory]
+        return DecoderState(own, memory, self.visible.index_select(0, sources), self.length)
+
+
+class Transformer(nn.Module):
+    """``encode`` the source once, then ``decode`` a whole target, or ``start`` and ``step`` through it with a cache."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.encoder = nn.ModuleList(EncoderLayer(shape) for _ in range(shape.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.decoder_layers))
+        pre = shape.norm == "pre"
+        self.encoder_norm = nn.LayerNorm(shape.width) if pre else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(shape.width) if pre else nn.Identity()
+
+    def encode(self, x: Tensor, visible: Tensor) -> Tensor:
+        """(B, S, width) vectors and (B, S) True where there is no padding → the memory, (B, S, width)."""
+        mask = visible[:, None, None, :]  # (B, 1, 1, S)
+        hidden = self._placed(x)
+        for layer in self.encoder:
+            hidden = layer(hidden, mask)
+        return self.encoder_norm(hidden)
+
+    def decode(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
+        """(B, T, width) vectors, each of which sees those before it and the memory → (B, T, width)."""
+        mask = visible[:, None, None, :]
+        hidden = self._placed(y)
+        for layer in self._decoder_layers():
+            hidden, _ = layer(hidden, layer.across.remember(memory), mask)
+        return self.decoder_norm(hidden)
+
+    def start(self, memory: Tensor, visible: Tensor, hypotheses: int = 1) -> DecoderState:
+        """The state before the first of ``hypotheses`` targets for each source of ``memory``."""
+        heads, width = self.shape.heads, self.shape.width // self.shape.heads
+        nothing = memory.new_zeros(memory.shape[0] * hypotheses, heads, 0, width)
+        remembered = [layer.across.remember(memory) for layer in self._decoder_layers()]
+        return DecoderState([(nothing, nothing) for _ in self.decoder], remembered, visible[:, None, None, :])
+
+    def step(self, y: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """One more vector of every target, (N, width) → (N, width), and the state that knows it."""
+        hidden = self._placed(y.unsqueeze(1), state.length)  # (N, 1, width)
+        own = []
+        for layer, before, memory in zip(self._decoder_layers(), state.own, state.memory, strict=True):
+            hidden, after = layer(hidden, memory, state.visible, before)
+            own.append(after)
+        return self.decoder_norm(hidden).squeeze(1), DecoderState(own, state.memory, state.visible, state.length + 1)
+
+    def _decoder_layers(self) -> Iterator[DecoderLayer]:
+        for layer in self.decoder:
+            assert isinstance(layer, DecoderLayer)
+            yield layer
+
+    def _placed(self, x: Tensor, start: int = 0) -> Tensor:
+        """Vectors, scaled where that is wished, with their positions added."""
+        if torch.is_autocast_enabled(x.device.type):  # a unit gives half precision, too little for sums over all layers
+            x = x.float()
+        scale = math.sqrt(self.shape.width) if self.shape.scaled else 1.0
+        placed = x * scale + sinusoids(start, x.shape[1], self.shape.width, x)
+        return F.dropout(placed, self.shape.dropout, self.training)
+
+
+def sinusoids(start: int, length: int, width: int, like: Tensor) -> Tensor:
+    """Sines and cosines of the positions from ``start`` on, (length, width), where and as precise as ``like``."""
+    exact = torch.float64 if like.dtype == torch.float64 else torch.float32
+    positions = torch.arange(start, start + length, device=like.device, dtype=exact)
+    rates = torch.exp(torch.arange(0, width, 2, device=like.device, dtype=exact) * (-math.log(10_000.0) / width))
+    angles = positions[:, None] * rates  # (length, width / 2)
+    return torch.cat((angles.sin(), angles.cos()), dim=1).to(like.dtype)
+
+
+class EncoderLayer(nn.Module):
+    """Attention to all places of the source, then a feed-forward layer."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.within = SelfAttention(shape)
+        self.feed_forward = FeedForward(shape)
+        self.attend, self.feed = Residual(shape), Residual(shape)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        attend, feed = self.attend, self.feed
+        inner = attend.before(x)
+        x = attend.after(x, self.within(inner, mask=mask)[0])
+        return feed.after(x, self.feed_forward(feed.before(x)))
+
+
+class DecoderLayer(nn.Module):
+    """Attention to the target so far, attention to the source, then a feed-forward layer."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.within = SelfAttention(shape)
+        self.across = CrossAttention(shape)
+        self.feed_forward = FeedForward(shape)
+        self.attend, self.look, self.feed = Residual(shape), Residual(shape), Residual(shape)
+
+    def forward(
+        self, y: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor, past: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """A whole target without ``past``, or one place after it; gives the keys and values so far, too."""
+        attend, look, feed = self.attend, self.look, self.feed
+        attended, present = self.within(attend.before(y), causal=past is None, past=past)
+        y = attend.after(y, attended)
+        y = look.after(y, self.across(look.before(y), memory, mask))
+        return feed.after(y, self.feed_forward(feed.before(y))), present
+
+
+class Residual(nn.Module):
+    """What stands around a sub-layer: its norm, before or after, dropout, and the way past it."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(shape.width)
+        self.pre, self.dropout = shape.norm == "pre", shape.dropout
+
+    def before(self, x: Tensor) -> Tensor:
+        return self.norm(x) if self.pre else x
+
+    def after(self, x: Tensor, inner: Tensor) -> Tensor:
+        x = x + F.dropout(inner, self.dropout, self.training)
+        return x if self.pre else self.norm(x)
+
+
+class SelfAttention(nn.Module):
+    """Every place asks the places of the same sequence."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.heads, self.dropout = shape.heads, shape.attention_dropout
+        self.query_key_value = glorot(nn.Linear(shape.width, 3 * shape.width), parts=3)
+        self.out = glorot(nn.Linear(shape.width, shape.width))
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        past: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """(B, T, width) → the same, and the keys and values; with ``past``, x is the one place after it."""
+        query, key, value = (by_head(part, self.heads) for part in self.query_key_value(x).chunk(3, dim=-1))
+        if past is not None:
+            key, value = torch.cat((past[0].to(key.dtype), key), 2), torch.cat((past[1].to(value.dtype), value), 2)
+        dropout = self.dropout if self.training else 0.0
+        found = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal)  # (B, h, T, d)
+        return self.out(found.transpose(1, 2).flatten(2)), (key, value)
+
+
+class CrossAttention(nn.Module):
+    """Every place of the target asks the places of its source."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.heads, self.dropout = shape.heads, shape.attention_dropout
+        self.query = glorot(nn.Linear(shape.width, shape.width))
+        self.key_value = glorot(nn.Linear(shape.width, 2 * shape.width), parts=2)
+        self.out = glorot(nn.Linear(shape.width, shape.width))
+
+    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """The source's keys and values, each (B, h, S, d)."""
+        key, value = (by_head(part, self.heads) for part in self.key_value(memory).chunk(2, dim=-1))
+        return key, value
+
+    def forward(self, y: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        """(N, T, width) → the same; the N = B · K targets of B sources ask together, so no source is copied."""
+        key, value = memory
+        asked = self.query(y).reshape(key.shape[0], -1, y.shape[-1])  # (B, K · T, width)
+        dropout = self.dropout if self.training else 0.0
+        found = F.scaled_dot_product_attention(by_head(asked, self.heads), key, value, mask, dropout)
+        return self.out(found.transpose(1, 2).reshape(y.shape))
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with ReLU between them, place by place."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.expand = glorot(nn.Linear(shape.width, shape.hidden_dim))
+        self.reduce = glorot(nn.Linear(shape.hidden_dim, shape.width))
+        self.dropout = shape.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reduce(F.dropout(F.relu(self.expand(x)), self.dropout, self.training))
+
+
+def by_head(x: Tensor, heads: int) -> Tensor:
+    """(B, T, h · d) → (B, h, T, d)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def glorot(linear: nn.Linear, parts: int = 1) -> nn.Linear:
+    """Fresh weights by Glorot's rule, for each of the matrices that the layer holds one above the other; no bias."""
+    for matrix in linear.weight.chunk(parts):
+        nn.init.xavier_uniform_(matrix)
+    nn.init.zeros_(linear.bias)
+    return linear

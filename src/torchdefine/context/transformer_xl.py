@@ -1,0 +1,232 @@
+"""Transformer-XL (Dai et al., 2019): attention that reaches back into a memory of earlier segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchdefine.context.relative_attention import (
+    RelativeAttention,
+    ScoreLayout,
+    Surroundings,
+    blocking,
+    sinusoids,
+    with_one,
+)
+from torchdefine.errors import UserError
+
+INIT_STD = 0.02
+
+TransformerXLState = tuple[list[Tensor], Tensor]
+"""What entered each layer at the last M positions, (B, M, d) a layer, and how many of them were written, (1,)."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far back a position looks."""
+
+    memory: int
+    """Positions of earlier segments that are remembered, M."""
+    same_length: bool = False
+    """Let every position see exactly M positions, itself among them; else the later ones of a segment see more."""
+    clamp: int | None = None
+    """Take larger distances for this one."""
+
+    def __post_init__(self) -> None:
+        if self.memory < 1:
+            raise UserError(f"The memory is {self.memory} positions, but must be at least 1: use 150, say.")
+        if self.clamp is not None and self.clamp < 1:
+            raise UserError(f"Distances are clamped at {self.clamp}, but that must be at least 1, or none.")
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """What a layer is made of beside the width of the vectors that pass through it."""
+
+    heads: int
+    head_dim: int
+    inner_dim: int
+    """Width between the two halves of the feed-forward part."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if getattr(self, f.name) < 1:
+                raise UserError(f"{f.name} is {getattr(self, f.name)}, but must be at least 1.")
+
+
+@dataclass(frozen=True)
+class TransformerDropout:
+    """Shares of features zeroed in training."""
+
+    input: float = 0.0
+    """Of the vectors that come in, and of those of the distances."""
+    hidden: float = 0.0
+    """Of what attention adds, inside the feed-forward part, and of what that adds."""
+    output: float = 0.0
+    attention: float = 0.0
+    """Of the attention weights themselves."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if not 0 <= getattr(self, f.name) < 1:
+                raise UserError(f"The {f.name} dropout is {getattr(self, f.name)}, but must be at least 0 and below 1.")
+
+
+class TransformerXL(nn.Module):
+    """(B, T, input_dim) → (B, T, input_dim), with a memory of fixed length that starts empty.
+
+    ``evaluation`` is how far back positions look in evaluation mode, ``reach`` if it is None; states are made for
+    the mode that the module is in. Norms come after each part and its residual, or with ``pre_norm`` before the part.
+    Shapes never depend on values, so that a step can be compiled or captured as a graph.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        layers: int,
+        sizes: LayerSizes,
+        reach: Reach,
+        evaluation: Reach | None = None,
+        dropout: TransformerDropout | None = None,
+        pre_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        if layers < 1:
+            raise UserError(f"layers is {layers}, but must be at least 1.")
+        if input_dim < 2 or input_dim % 2:
+            raise UserError(
+                f"The vectors are {input_dim} wide, but half of a distance's features are sines and half cosines: "
+                f"use an even width, such as {max(input_dim + input_dim % 2, 2)}."
+            )
+        self.input_dim = self.output_dim = input_dim
+        self.reach, self.evaluation = reach, evaluation or reach
+        self.dropout = dropout or TransformerDropout()
+        self.content_bias = nn.Parameter(torch.empty(sizes.heads, sizes.head_dim))
+        self.distance_bias = nn.Parameter(torch.empty(sizes.heads, sizes.head_dim))
+        self.layers = nn.ModuleList(TransformerXLLayer(input_dim, sizes, self.dropout, pre_norm) for _ in range(layers))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """As the public Transformer-XL code starts: everything normal and small, norms around 1."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias") and parameter.ndim == 1:
+                parameter.zero_()
+            else:
+                parameter.normal_(1.0 if "norm" in name else 0.0, INIT_STD)
+
+    @property
+    def current_reach(self) -> Reach:
+        return self.reach if self.training else self.evaluation
+
+    @property
+    def carried(self) -> str:
+        """What goes from one segment to the next in evaluation, for the protocol of a number."""
+        reach = self.evaluation
+        notes = ["same length"] if reach.same_length else []
+        notes += [f"distances clamped at {reach.clamp}"] if reach.clamp is not None else []
+        return f"a memory of {reach.memory} positions" + (f" ({', '.join(notes)})" if notes else "")
+
+    @contextmanager
+    def remembering(self, memory: int | None = None, clamp: int | None = None) -> Iterator[None]:
+        """Look back as far as given in evaluation, for a while; None leaves a setting as it is."""
+        before = self.evaluation
+        self.evaluation = Reach(
+            before.memory if memory is None else memory, before.same_length, before.clamp if clamp is None else clamp
+        )
+        try:
+            yield
+        finally:
+            self.evaluation = before
+
+    def initial_state(self, batch_size: int) -> TransformerXLState:
+        shape = (batch_size, self.current_reach.memory, self.input_dim)
+        memories = [self.content_bias.new_zeros(shape) for _ in self.layers]
+        return memories, torch.zeros(1, dtype=torch.long, device=self.content_bias.device)
+
+    def forward(self, x: Tensor, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
+        """The outputs, and the memory after the last position, cut off from the graph."""
+        memories, filled = state
+        around = self._surroundings(x, memories[0].shape[1], filled)
+        hidden = F.dropout(x, self.dropout.input, self.training)  # (B, T, d)
+        after = []
+        for layer, memory in zip(self.layers, memories, strict=True):
+            after.append(_remember(memory, hidden))
+            hidden = layer(hidden, memory, around)  # (B, T, d)
+        now_filled = (filled + x.shape[1]).clamp(max=memories[0].shape[1])
+        return F.dropout(hidden, self.dropout.output, self.training), (after, now_filled)
+
+    def compile_layers(self) -> None:
+        """Let torch.compile have the layers: one at a time, so that all of them share what is compiled once."""
+        for layer in self.layers:
+            layer.compile()
+
+    def _surroundings(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings:
+        reach, head_dim, dtype = self.current_reach, self.content_bias.shape[1], product_dtype(x)
+        layout = ScoreLayout.of(x.shape[1], memory + x.shape[1])
+        distances = layout.distances(x.device)  # (W,)
+        out_of_bounds = distances < 0
+        if reach.same_length:
+            out_of_bounds = out_of_bounds | (distances >= memory)
+        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        vectors = sinusoids(distances.clamp(0, reach.clamp), self.input_dim, exact)  # (W, d)
+        empty = torch.arange(layout.keys, device=x.device) < memory - filled  # (K,)
+        return Surroundings(
+            layout,
+            F.dropout(vectors, self.dropout.input, self.training).to(dtype),
+            blocking(out_of_bounds, head_dim, dtype),
+            blocking(empty, head_dim, dtype),
+            with_one(self.content_bias).to(dtype),
+            with_one(self.distance_bias * head_dim**-0.5).to(dtype),
+        )
+
+
+class TransformerXLLayer(nn.Module):
+    """Relative attention over memory and segment, then two dense layers at every position."""
+
+    def __init__(self, dim: int, sizes: LayerSizes, dropout: TransformerDropout, pre_norm: bool) -> None:
+        super().__init__()
+        self.attention = RelativeAttention(dim, sizes.heads, sizes.head_dim, dropout.attention)
+        self.attention_norm = nn.LayerNorm(dim)
+        self.expand = nn.Linear(dim, sizes.inner_dim)
+        self.reduce = nn.Linear(sizes.inner_dim, dim)
+        self.feed_forward_norm = nn.LayerNorm(dim)
+        self.dropout, self.pre_norm = dropout.hidden, pre_norm
+
+    def forward(self, x: Tensor, memory: Tensor, around: Surroundings) -> Tensor:
+        seen = torch.cat((memory.to(x.dtype), x), dim=1)  # (B, K, d)
+        if self.pre_norm:
+            x = x + self._attend(self.attention_norm(seen), around)
+            return x + self._feed_forward(self.feed_forward_norm(x))
+        x = self.attention_norm(x + self._attend(seen, around))
+        return self.feed_forward_norm(x + self._feed_forward(x))
+
+    def _attend(self, seen: Tensor, around: Surroundings) -> Tensor:
+        return self._drop(self.attention(seen.to(around.distance_vectors.dtype), around))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return self._drop(self.reduce(self._drop(F.relu(self.expand(x)))))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+def _remember(memory: Tensor, hidden: Tensor) -> Tensor:
+    """The last M positions of the memory and the segment, (B, M, d), without their graph."""
+    kept, new = memory.shape[1], hidden.detach().to(memory.dtype)
+    if new.shape[1] >= kept:
+        return new[:, new.shape[1] - kept :]
+    return torch.cat((memory[:, new.shape[1] :], new), dim=1)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What matrix products of ``x`` are computed in."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return x.dtype

@@ -1,0 +1,184 @@
+"""Beam search over a model that decodes step by step: batched, cached, and the same for every batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from torchdefine.errors import UserError
+
+
+class StepState(Protocol):
+    """What a decoder remembers of N = B · K targets of B sources."""
+
+    def select(self, rows: Tensor, sources: Tensor | None = None) -> Any: ...
+
+
+class StepModel(Protocol):
+    """A model that reads sources once and then says of every target which token may come next."""
+
+    def start(self, source: Tensor, hypotheses: int = 1) -> Any: ...
+
+    def step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]: ...
+
+
+@dataclass(frozen=True)
+class TargetTokens:
+    """The ids that a search must know."""
+
+    bos: int
+    eos: int
+    pad: int
+    """Of the source side: it fills the ends of short sources."""
+    forbidden: tuple[int, ...] = ()
+    """Ids that no target may contain, such as <pad>, <bos> and <unk>."""
+
+
+@dataclass(frozen=True)
+class BeamOptions:
+    """How to search. ``size`` 1 takes the most probable token at every step."""
+
+    size: int = 4
+    length_penalty: float = 0.6
+    """α of Wu et al. (2016): a target's log-probability is divided by ((5 + length) / 6)^α."""
+    max_ratio: float = 1.5
+    max_extra: int = 10
+    """A target has at most ``max_ratio`` · source + ``max_extra`` tokens, ``<eos>`` included."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UserError(f"The beam size is {self.size}, but must be at least 1.")
+        if self.length_penalty < 0:
+            raise UserError(f"The length penalty is {self.length_penalty}, but must not be negative: use 0.6, say.")
+        if self.max_ratio < 0 or self.max_extra < 1:
+            raise UserError(
+                f"Targets of {self.max_ratio} · source + {self.max_extra} tokens are too short: use a ratio of at "
+                "least 0 and at least 1 token more."
+            )
+
+    def limit(self, source_length: int) -> int:
+        """How many tokens the target of a source may have."""
+        return int(self.max_ratio * source_length) + self.max_extra
+
+    def score(self, log_prob: float, length: int) -> float:
+        return log_prob / ((5 + length) / 6) ** self.length_penalty
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A target as ids, without ``<bos>`` and ``<eos>``."""
+
+    ids: list[int]
+    log_prob: float
+    """Of all its tokens and of ``<eos>`` after them, in nats."""
+    score: float
+    """What hypotheses are ranked by."""
+
+
+@dataclass
+class _Search:
+    """One source of a batch while it is searched."""
+
+    place: int
+    limit: int
+    ended: list[Hypothesis] = field(default_factory=list)
+
+
+@torch.no_grad()
+def beam_search(
+    model: StepModel, sources: Sequence[Sequence[int]], tokens: TargetTokens, options: BeamOptions | None = None
+) -> list[list[Hypothesis]]:
+    """The best targets of each source, best first, up to ``options.size`` of them.
+
+    At every step the K best continuations of the K hypotheses are looked at: those among them that end are done, and
+    the K best that do not end go on. A source is done when K hypotheses are; at the longest length all must end.
+    """
+    if not sources:
+        return []
+    options = options or BeamOptions()
+    size, device = options.size, device_of(model)
+    found: list[list[Hypothesis]] = [[] for _ in sources]
+    searches = [_Search(place, options.limit(len(source))) for place, source in enumerate(sources)]
+    state = model.start(padded_sources(sources, tokens.pad, device), size)
+    sums = torch.full((len(sources), size), -torch.inf, dtype=torch.float64, device=device)  # (B, K)
+    sums[:, 0] = 0.0  # all hypotheses begin alike, so only one of them counts
+    history = torch.full((len(sources), size, 1), tokens.bos, device=device)  # (B, K, t)
+    while searches:
+        log_probs, state = model.step(history[:, :, -1].reshape(-1), state)  # (B · K, V)
+        log_probs = _allowed(log_probs.unflatten(0, sums.shape), searches, history.shape[2], tokens)  # (B, K, V)
+        values, parents, ids = _best(sums, log_probs, 2 * size)  # each (B, 2K)
+        _note_ended(searches, history, (values, parents, ids), tokens.eos, options)
+        # Of 2K continuations at most K end, one a hypothesis, so K others are always left.
+        others = torch.where(ids == tokens.eos, -torch.inf, values)  # (B, 2K)
+        sums, chosen = others.topk(size)  # (B, K)
+        parents, ids = parents.gather(1, chosen), ids.gather(1, chosen)
+        going = [
+            index
+            for index, (search, alive) in enumerate(zip(searches, (sums > -torch.inf).any(1).tolist(), strict=True))
+            if alive and len(search.ended) < size and history.shape[2] < search.limit
+        ]
+        for index in set(range(len(searches))) - set(going):
+            found[searches[index].place] = sorted(searches[index].ended, key=lambda h: -h.score)[:size]
+        some_ended = len(going) < len(searches)
+        searches = [searches[index] for index in going]
+        kept = torch.tensor(going, dtype=torch.long, device=device)  # (B',)
+        sums, parents, ids = sums[kept], parents[kept], ids[kept]
+        history = torch.cat((history[kept[:, None], parents], ids.unsqueeze(-1)), dim=2)  # (B', K, t + 1)
+        state = state.select((kept[:, None] * size + parents).reshape(-1), kept if some_ended else None)
+    return found
+
+
+def padded_sources(sources: Sequence[Sequence[int]], pad: int, device: torch.device) -> Tensor:
+    """(B, S) ids, filled up with ``pad``."""
+    longest = max(len(source) for source in sources)
+    return torch.tensor([[*source, *[pad] * (longest - len(source))] for source in sources], device=device)
+
+
+def device_of(model: StepModel) -> torch.device:
+    """Where a model's weights are; the CPU for one without any."""
+    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _allowed(log_probs: Tensor, searches: list[_Search], length: int, tokens: TargetTokens) -> Tensor:
+    """(B, K, V) without what must not come next: forbidden tokens, and all but ``<eos>`` at a target's longest."""
+    if tokens.forbidden:
+        log_probs[:, :, list(tokens.forbidden)] = -torch.inf
+    last = [index for index, search in enumerate(searches) if search.limit == length]
+    if last:
+        ending = log_probs[last, :, tokens.eos]
+        log_probs[last] = -torch.inf
+        log_probs[last, :, tokens.eos] = ending
+    return log_probs
+
+
+def _best(sums: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The ``count`` best of (B, K) · (B, K, V) continuations: values, hypotheses and tokens, each (B, count)."""
+    each = log_probs.topk(min(count, log_probs.shape[2]))  # (B, K, c): no others can be among the best of all
+    totals = (sums.unsqueeze(-1) + each.values.double()).flatten(1)  # (B, K · c)
+    values, places = totals.topk(min(count, totals.shape[1]))
+    return values, places // each.values.shape[2], each.indices.flatten(1).gather(1, places)
+
+
+def _note_ended(
+    searches: list[_Search],
+    history: Tensor,
+    best: tuple[Tensor, Tensor, Tensor],
+    eos: int,
+    options: BeamOptions,
+) -> None:
+    """Put down the hypotheses that end now: those whose ``<eos>`` is among the K best continuations."""
+    values, parents, ids = (part[:, : options.size] for part in best)
+    ending = ((ids == eos) & (values > -torch.inf)).nonzero().tolist()
+    if not ending:
+        return
+    rows, columns = zip(*ending, strict=True)
+    log_probs = values[rows, columns].tolist()
+    targets = history[list(rows), parents[rows, columns], 1:].tolist()
+    for row, log_prob, target in zip(rows, log_probs, targets, strict=True):
+        score = options.score(log_prob, len(target) + 1)
+        searches[row].ended.append(Hypothesis(target, log_prob, score))

@@ -1,0 +1,121 @@
+"""The neural cache: at test time, words that followed similar hidden vectors become more probable (Grave et al., 2017).
+
+Nothing is trained. p = (1 - share) p_model + share p_cache, where p_cache(word) adds up softmax(theta h·h_i) over those
+of the last ``window`` positions i that were followed by the word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from torchdefine.data import IGNORE, TokenFile
+from torchdefine.errors import UserError
+from torchdefine.models import LanguageModel
+from torchdefine.models.language_model import State
+from torchdefine.training.evaluate import Predict, total_nats
+
+WINDOWS = (100, 500, 1000, 2000, 3785)
+THETAS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5)
+SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
+
+
+@dataclass(frozen=True)
+class NeuralCache:
+    """How far back the cache looks, how sharply it compares, and how much of the probability is its own."""
+
+    window: int = 500
+    theta: float = 1.0
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise UserError(f"The window of the cache is {self.window}, but must be at least 1: use 500, say.")
+        if not 0 <= self.theta < math.inf:
+            raise UserError(f"The theta of the cache is {self.theta}, but must not be negative: use 1, say.")
+        if not 0 <= self.share < 1:
+            raise UserError(f"The share of the cache is {self.share}, but must be from 0 to below 1: use 0.1, say.")
+
+    def __str__(self) -> str:
+        return f"a neural cache of {self.window} positions, theta {self.theta:g}, share {self.share:g}"
+
+    def predict(self, model: LanguageModel) -> Predict:
+        """What ``evaluate`` calls instead of the model: one for each text, since it remembers what it saw."""
+        return _CachedPrediction(model, [self])
+
+
+def tune_neural_cache(
+    model: LanguageModel,
+    text: TokenFile,
+    start_token: int,
+    *,
+    batch_size: int = 1,
+    length: int = 140,
+    choices: Sequence[NeuralCache] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[NeuralCache, float]:
+    """The best of ``choices`` on a validation text and its nats a token, in one pass over the text."""
+    if choices is None:
+        choices = [NeuralCache(*values) for values in product(WINDOWS, THETAS, SHARES)]
+    if not choices:
+        raise UserError("There is no setting of the cache to choose from.")
+    predict = _CachedPrediction(model, choices)
+    nats = total_nats(model, text, start_token, predict, batch_size=batch_size, length=length, progress=progress)
+    best = int(nats.argmin())
+    return choices[best], float(nats[best]) / len(text)
+
+
+class _CachedPrediction:
+    """Nats of a text under several settings at once; hidden vectors are compared once for all of them."""
+
+    def __init__(self, model: LanguageModel, choices: Sequence[NeuralCache]) -> None:
+        self.model, self.choices = model, choices
+        self.window = max(choice.window for choice in choices)
+        self.keys: Tensor | None = None  # (B, W, d): the last hidden vectors
+        self.words: Tensor | None = None  # (B, W): what followed them
+
+    def __call__(
+        self, inputs: Tensor, targets: Tensor, state: State, hint: tuple[int, ...] | None
+    ) -> tuple[Tensor, State]:
+        hidden, state = self.model.hidden(inputs, state)  # (B, T, d)
+        losses = self.model.output.loss(hidden, targets, reduction="none", hint=hint)  # (B, T)
+        keys, words = self._history(hidden, targets)
+        scores = hidden @ keys.transpose(1, 2)  # (B, T, W + T)
+        follows = words.unsqueeze(1) == targets.unsqueeze(2)  # (B, T, W + T)
+        counted = targets != IGNORE
+        settings = {(choice.window, choice.theta) for choice in self.choices}
+        cached = {setting: _cache_probability(scores, follows, *setting) for setting in settings}
+        nats = []
+        for choice in self.choices:
+            mixed = _mixed(losses, cached[choice.window, choice.theta], choice.share)  # (B, T)
+            if self.keys is None:  # the first position of a text has nothing to look back at
+                mixed[:, 0] = losses[:, 0]
+            nats.append(mixed[counted].double().sum())
+        self.keys, self.words = keys[:, -self.window :], words[:, -self.window :]
+        return torch.stack(nats) if len(nats) > 1 else nats[0], state
+
+    def _history(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        if self.keys is None or self.words is None:
+            return hidden, targets
+        return torch.cat((self.keys, hidden), 1), torch.cat((self.words, targets), 1)
+
+
+def _cache_probability(scores: Tensor, follows: Tensor, window: int, theta: float) -> Tensor:
+    """p_cache of every target, (B, T), from the products with all columns and whether the target followed them."""
+    length, width = scores.shape[1:]
+    own = torch.arange(width - length, width, device=scores.device).unsqueeze(1)  # each position's own column
+    columns = torch.arange(width, device=scores.device)
+    reachable = (columns < own) & (columns >= own - window)  # (T, W + T)
+    weights = (theta * scores).masked_fill(~reachable, -math.inf).softmax(-1)
+    return torch.where(follows & reachable, weights, 0.0).sum(-1)
+
+
+def _mixed(losses: Tensor, cached: Tensor, share: float) -> Tensor:
+    if share == 0:
+        return losses.clone()
+    return -torch.logaddexp(math.log1p(-share) - losses, math.log(share) + cached.log())

@@ -1,0 +1,158 @@
+"""Lines of text in, lines of text out: as many, in the same order, whatever stands in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torchdefine.data.bitext import one_line
+from torchdefine.data.tokenizer import SubwordTokenizer
+from torchdefine.data.tokenizer_pair import TokenizerPair
+from torchdefine.decoding.beam import BeamOptions, Hypothesis, TargetTokens, beam_search
+from torchdefine.decoding.sampling import SamplingOptions
+from torchdefine.decoding.target_sampling import sample_targets
+from torchdefine.errors import UserError
+from torchdefine.files import Progress
+from torchdefine.models import Translator
+
+PLACES_AT_ONCE = 8192
+"""Tokens of the sources of a batch, padding included: long ones are searched fewer at a time."""
+
+
+@dataclass(frozen=True)
+class TranslationOptions:
+    """How lines are translated."""
+
+    beam: BeamOptions = field(default_factory=BeamOptions)
+    sampling: SamplingOptions | None = None
+    """Draw instead of searching."""
+    seed: int = 1
+    n_best: int = 1
+    batch_size: int = 64
+    """Sentences searched at once; changes speed, not the result."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"The batch size is {self.batch_size}, but must be at least 1.")
+        if self.n_best < 1:
+            raise UserError(f"n_best is {self.n_best}, but must be at least 1.")
+        if self.sampling is None and self.n_best > self.beam.size:
+            raise UserError(
+                f"A beam of {self.beam.size} has no {self.n_best} best translations: use --beam {self.n_best} or more."
+            )
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A line's translation, its log-probability and the score that it was ranked by."""
+
+    text: str
+    log_prob: float = 0.0
+    score: float = 0.0
+
+
+@dataclass(frozen=True)
+class LongLine:
+    """A line that was translated piece by piece, because the model has not seen sentences that long."""
+
+    number: int
+    """Counted from 1."""
+    tokens: int
+    pieces: int
+
+
+def translate_lines(
+    model: Translator,
+    tokenization: TokenizerPair,
+    lines: Sequence[str],
+    longest: int,
+    options: TranslationOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    on_long_line: Callable[[LongLine], None] | None = None,
+) -> list[list[Translation]]:
+    """The ``n_best`` translations of every line, best first; an empty line's translation is empty.
+
+    Lines of more than ``longest`` tokens are cut, after a sentence's end or between words where possible, and their
+    pieces are translated one by one.
+    """
+    options = options or TranslationOptions()
+    encoded = tokenization.source.encode_sentences([one_line(line) for line in lines])
+    pieces: list[list[int]] = []
+    of_line: list[range] = []
+    for number, ids in enumerate(encoded, start=1):
+        cut = cut_sentence(ids, longest, tokenization.source)
+        if len(cut) > 1 and on_long_line is not None:
+            on_long_line(LongLine(number, len(ids), len(cut)))
+        of_line.append(range(len(pieces), len(pieces) + len(cut)))
+        pieces += cut
+    training = model.training
+    model.eval()
+    try:
+        found = _translate_pieces(model, tokenization, pieces, options, progress)
+    finally:
+        model.train(training)
+    return [_joined([found[place] for place in places], tokenization.target, options.n_best) for places in of_line]
+
+
+def cut_sentence(ids: list[int], longest: int, tokenizer: SubwordTokenizer) -> list[list[int]]:
+    """A sentence's ids in pieces of at most ``longest``; none for an empty one."""
+    pieces = []
+    while len(ids) > longest:
+        at = _place_to_cut([tokenizer.token(index) for index in ids[: longest + 1]])
+        pieces.append(ids[:at])
+        ids = ids[at:]
+    return [*pieces, ids] if ids else pieces
+
+
+def _place_to_cut(tokens: list[str]) -> int:
+    """Before the last of the tokens that begins a word, after a sentence's end if one is not too far back."""
+    begins = [at for at in range(1, len(tokens)) if tokens[at].startswith(("Ġ", "▁"))]
+    after_stop = [at for at in begins if tokens[at - 1].endswith((".", "!", "?", ";", ":"))]
+    if after_stop and after_stop[-1] >= len(tokens) // 3:
+        return after_stop[-1]
+    return begins[-1] if begins else len(tokens) - 1
+
+
+def _translate_pieces(
+    model: Translator,
+    tokenization: TokenizerPair,
+    pieces: list[list[int]],
+    options: TranslationOptions,
+    progress: Progress | None,
+) -> list[list[Hypothesis]]:
+    """Search in batches of about equal length, the longest first, and put the results back in order."""
+    source, target = tokenization.source, tokenization.target
+    tokens = TargetTokens(
+        target.bos_id, target.eos_id, source.pad_id, tuple({target.pad_id, target.bos_id, target.unk_id})
+    )
+    found: list[list[Hypothesis]] = [[] for _ in pieces]
+    order = sorted(range(len(pieces)), key=lambda place: -len(pieces[place]))
+    done = 0
+    while done < len(order):
+        count = min(options.batch_size, max(1, PLACES_AT_ONCE // (len(pieces[order[done]]) + 1)))
+        places = order[done : done + count]
+        sources = [[*pieces[place], source.eos_id] for place in places]
+        if options.sampling is None:
+            batch = beam_search(model, sources, tokens, options.beam)
+        else:
+            seeds = [options.seed * 1_000_003 + place for place in places]
+            batch = sample_targets(model, sources, tokens, options.sampling, options.beam, seeds, options.n_best)
+        for place, hypotheses in zip(places, batch, strict=True):
+            found[place] = hypotheses
+        done += len(places)
+        if progress is not None:
+            progress(done, len(order))
+    return found
+
+
+def _joined(pieces: list[list[Hypothesis]], tokenizer: SubwordTokenizer, n_best: int) -> list[Translation]:
+    """The translations of a line from those of its pieces: the best of each together, the second best, and so on."""
+    if not pieces:
+        return [Translation("")]
+    ranked = []
+    for rank in range(min(n_best, max(map(len, pieces)))):
+        chosen = [hypotheses[min(rank, len(hypotheses) - 1)] for hypotheses in pieces]
+        text = one_line(" ".join(tokenizer.decode_sentence(hypothesis.ids) for hypothesis in chosen))
+        ranked.append(Translation(text, sum(h.log_prob for h in chosen), sum(h.score for h in chosen)))
+    return ranked

@@ -1,0 +1,105 @@
+"""The finished vectors of an embedding in a file beside its weights, so that inference costs no more than a table.
+
+The file is one safetensors tensor, V × m, written chunk by chunk: a vocabulary of millions needs no more memory than
+its map. It carries a hash of the weights that it was made from, and is refused with any others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from torchdefine.embedding import TokenEmbedding
+from torchdefine.embedding.table import TOKENS_AT_ONCE
+from torchdefine.errors import UserError
+from torchdefine.files import Progress, atomic_file
+
+FORMAT = "torchdefine cache"
+FORMAT_VERSION = "1"
+DTYPES = {"fp32": ("F32", torch.float32), "bf16": ("BF16", torch.bfloat16), "fp16": ("F16", torch.float16)}
+_HASHED_AT_ONCE = 1 << 20  # rows
+
+
+def write_cache(path: Path, embedding: TokenEmbedding, dtype: str = "fp32", progress: Progress | None = None) -> int:
+    """Write all finished vectors of an embedding; gives the bytes written. Nothing appears unless all of it does."""
+    if dtype not in DTYPES:
+        raise UserError(f"A cache cannot be of type {dtype!r}: use {', '.join(DTYPES)}.")
+    name, kept_as = DTYPES[dtype]
+    shape = [embedding.num_embeddings, embedding.embedding_dim]
+    size = shape[0] * shape[1] * kept_as.itemsize
+    metadata = {"format": FORMAT, "version": FORMAT_VERSION, "weights_sha256": weights_sha256(embedding)}
+    header = {"__metadata__": metadata, "table": {"dtype": name, "shape": shape, "data_offsets": [0, size]}}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for done, vectors in _finished_vectors(embedding):
+            file.write(vectors.to(kept_as).cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            if progress:
+                progress(done, shape[0])
+    return path.stat().st_size
+
+
+def use_cache(path: Path, embedding: TokenEmbedding) -> None:
+    """Let an embedding look its vectors up in what ``write_cache`` wrote, until it is trained again.
+
+    A file that is missing, damaged, or made from other weights is refused.
+    """
+    device = next(embedding.map.parameters()).device  # type: ignore[attr-defined]
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT or metadata.get("version") != FORMAT_VERSION:
+                raise UserError(
+                    f"{path} is no cache of version {FORMAT_VERSION}: write it again with `torchdefine cache`."
+                )
+            if metadata.get("weights_sha256") != weights_sha256(embedding):
+                raise UserError(
+                    f"{path} was made from other weights than the run has now: write it again with `torchdefine cache`."
+                )
+            table = file.get_tensor("table")
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: write it with `torchdefine cache` first.") from None
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{path} is damaged or cut short ({reason}): write it again with `torchdefine cache`."
+        ) from None
+    embedding.eval()
+    embedding.look_up(table.to(device))
+
+
+def weights_sha256(embedding: TokenEmbedding) -> str:
+    """A hash of everything that the finished vectors depend on."""
+    digest = hashlib.sha256()
+    for part, module in (("map", embedding.map), ("unit", embedding.unit)):
+        if not isinstance(module, nn.Module):
+            continue
+        for name, tensor in module.state_dict().items():
+            digest.update(f"{part}.{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            for rows in tensor.detach().reshape(-1).split(_HASHED_AT_ONCE):
+                digest.update(rows.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@torch.no_grad()
+def _finished_vectors(embedding: TokenEmbedding) -> Iterator[tuple[int, Tensor]]:
+    """Chunks of vectors, (chunk, m), and how many tokens are done after each."""
+    device = next(embedding.map.parameters()).device  # type: ignore[attr-defined]
+    training = embedding.training
+    embedding.eval()
+    try:
+        embedding.look_up(None)
+        for start in range(0, embedding.num_embeddings, TOKENS_AT_ONCE):
+            stop = min(start + TOKENS_AT_ONCE, embedding.num_embeddings)
+            yield stop, embedding(torch.arange(start, stop, device=device))
+    finally:
+        embedding.train(training)

@@ -1,0 +1,188 @@
+"""A run with its weights: what can be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchdefine.context import TransformerXL
+from torchdefine.data import TokenFile, encode_corpus, resolve_corpus
+from torchdefine.decoding import (
+    LongLine,
+    NeuralCache,
+    SamplingOptions,
+    Translation,
+    TranslationOptions,
+    generate,
+    tune_neural_cache,
+)
+from torchdefine.embedding import TokenEmbedding
+from torchdefine.errors import UserError
+from torchdefine.files import Progress
+from torchdefine.inference.cache import use_cache, write_cache
+from torchdefine.models import LanguageModel
+from torchdefine.recipe import Recipe
+from torchdefine.training import Evaluation, RunFolder, evaluate
+from torchdefine.translation import TranslationEvaluation, evaluate_translator, translate_text
+
+
+@dataclass
+class Run:
+    """A trained model with its vocabulary, settings and result."""
+
+    folder: RunFolder
+    recipe: Recipe
+    tokenization: Any
+    """A ``Vocabulary`` or ``SubwordTokenizer``; the ``TokenizerPair`` of a translator."""
+    model: Any
+    """A ``LanguageModel`` or a ``Translator``."""
+    weights: Path
+    """The checkpoint that the model's weights came from."""
+
+    @property
+    def embedding(self) -> TokenEmbedding:
+        """The embedding that pictures and neighbours are of; a translator's is that of the target side."""
+        found: TokenEmbedding = list(self.model.embeddings().values())[-1]
+        return found
+
+    def cache(self, dtype: str = "fp32", progress: Progress | None = None) -> dict[Path, int]:
+        """Write the finished vectors of every embedding beside the weights; gives the files and their bytes."""
+        files = self.cache_files()
+        return {file: write_cache(file, embedding, dtype, progress) for file, embedding in files.items()}
+
+    def use_cache(self) -> None:
+        """Look the vectors up that ``cache`` wrote, instead of computing them; refuses those of other weights."""
+        for file, embedding in self.cache_files().items():
+            use_cache(file, embedding)
+
+    def cache_files(self) -> dict[Path, TokenEmbedding]:
+        """Where the finished vectors of each embedding go."""
+        folder = self.weights.parent
+        return {
+            folder / f"{'-'.join(['cache', *name.split()])}.safetensors": embedding
+            for name, embedding in self.model.embeddings().items()
+        }
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return self.folder.read_result()
+
+    def evaluate(
+        self,
+        split: str = "test",
+        *,
+        data: str | Path | None = None,
+        batch_size: int | None = None,
+        length: int | None = None,
+        memory: int | None = None,
+        clamp: int | None = None,
+        cache: NeuralCache | None = None,
+        progress: Progress | None = None,
+    ) -> Evaluation:
+        """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary.
+
+        What is None is as in the recipe; ``memory`` and ``clamp`` are how far back a Transformer-XL looks. ``cache``
+        adds a neural cache, which learns from the text while it reads it.
+        """
+        if self.recipe.task != "language":
+            return self.evaluate_translations(split, data=data, progress=progress).predicted
+        with _remembering(self.model, memory, clamp):
+            return evaluate(
+                self.model,
+                self._text(split, data),
+                self.tokenization.eos_id,
+                batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
+                length=self.recipe.eval.length if length is None else length,
+                predict=None if cache is None else cache.predict(self.model),
+                note="" if cache is None else f", {cache}",
+                progress=progress,
+            )
+
+    def tune_cache(
+        self,
+        *,
+        data: str | Path | None = None,
+        batch_size: int | None = None,
+        progress: Progress | None = None,
+    ) -> NeuralCache:
+        """The neural cache that does best on the validation text."""
+        self.check_generates()
+        best, _ = tune_neural_cache(
+            self.model,
+            self._text("valid", data),
+            self.tokenization.eos_id,
+            batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
+            length=self.recipe.eval.length,
+            progress=progress,
+        )
+        return best
+
+    def _text(self, split: str, data: str | Path | None) -> TokenFile:
+        source = resolve_corpus(str(data or self.recipe.data.corpus))
+        corpus = encode_corpus(source, vocabulary=self.tokenization)
+        if split not in corpus.splits:
+            raise UserError(f"{source} has no {split} text: it has {', '.join(corpus.splits)}.")
+        return corpus.splits[split]
+
+    def generate(
+        self,
+        prompt: str = "",
+        length: int = 100,
+        options: SamplingOptions | None = None,
+        *,
+        seed: int | None = None,
+    ) -> str:
+        """Continue a text; words outside the vocabulary are read as <unk>, and <unk> is never drawn."""
+        self.check_generates()
+        words = self.tokenization
+        ids = [words.eos_id, *(words.encode(prompt)[:-1] if prompt else [])]
+        if options is None:
+            options = SamplingOptions(forbidden=() if words.unk_id is None else (words.unk_id,))
+        generator = torch.Generator().manual_seed(seed) if seed is not None else None
+        continuation = generate(self.model, ids, length, options, generator=generator)
+        return words.decode(continuation)
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        options: TranslationOptions | None = None,
+        *,
+        progress: Progress | None = None,
+        on_long_line: Callable[[LongLine], None] | None = None,
+    ) -> list[list[Translation]]:
+        """The best translations of every line, as many lists as lines; without options, by the recipe's beam."""
+        self._check_translates()
+        return translate_text(
+            self.recipe, self.model, self.tokenization, lines, options, progress=progress, on_long_line=on_long_line
+        )
+
+    def evaluate_translations(
+        self, split: str = "test", *, data: str | Path | None = None, progress: Progress | None = None
+    ) -> TranslationEvaluation:
+        """Perplexity, BLEU and chrF on a split of the run's own bitext, or of another one."""
+        self._check_translates()
+        return evaluate_translator(
+            self.recipe, self.model, self.tokenization, split=split, data=data, progress=progress
+        )
+
+    def check_generates(self) -> None:
+        """Refuse a translator, which continues no text."""
+        if self.recipe.task != "language":
+            raise UserError(f"The run in {self.folder.path} is a translator, which continues no text: use translate.")
+
+    def _check_translates(self) -> None:
+        if self.recipe.task != "translation":
+            raise UserError(f"The run in {self.folder.path} is a language model, which does not translate.")
+
+
+def _remembering(model: LanguageModel, memory: int | None, clamp: int | None) -> AbstractContextManager[None]:
+    if memory is None and clamp is None:
+        return nullcontext()
+    if not isinstance(model.context, TransformerXL):
+        raise UserError("Only a Transformer-XL can be evaluated with another --memory or --clamp: leave them out.")
+    return model.context.remembering(memory, clamp)

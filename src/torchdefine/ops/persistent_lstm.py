@@ -1,0 +1,172 @@
+"""An LSTM layer whose recurrence is one kernel: the programs stay on the GPU for all positions and wait for each other.
+
+cuDNN starts kernels for every position unless the width is a multiple of 128 up to 1024, and then waits on latency
+most of the time. Here each program keeps sixteen hidden units for the whole segment; what belongs to all positions at
+once, the products with the inputs and all sums for the weights' gradients, are large matrix products outside.
+
+Widths are padded with units that stay zero, so that memory is read in whole lines; a padded unit has zero weights.
+The two loops over positions exist twice: as kernels, and in plain torch (`forward_loop`, `backward_loop`) with the same
+numbers, which is what runs where there are no kernels.
+
+Shapes: T positions, B rows, H hidden units, P of them with padding, D inputs; gates in the order i, f, g, o.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+UNITS_PER_PROGRAM = 16
+PADDED_TO = 128
+ALIGNED_TO = 8  # inputs too are padded, so that matrix products take their fast kernels
+MOST_ROWS = 128
+
+
+def persistent_lstm(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """One layer over (T, B, D) from the state h, c (1, B, H): all outputs and the state after the last position.
+
+    ``weights`` are weight_ih, weight_hh, bias_ih and bias_hh, of any dtype; the arithmetic is that of autocast. The
+    state is carried, not trained through.
+    """
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    outputs: tuple[Tensor, Tensor, Tensor] = _PersistentLSTM.apply(x.to(dtype), h.detach(), c.detach(), *weights)
+    return outputs
+
+
+def has_kernel(x: Tensor, hidden_dim: int) -> bool:
+    """Whether a layer of so many units on inputs like (T, B, D) runs as kernels: half precision on a newer GPU."""
+    if not x.is_cuda or x.shape[1] > MOST_ROWS:
+        return False
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    if dtype not in (torch.float16, torch.bfloat16):
+        return False
+    programs, capable = _kernels_on(x.device)
+    return capable and padded(hidden_dim) // UNITS_PER_PROGRAM <= programs
+
+
+@lru_cache(maxsize=16)
+def _kernels_on(device: torch.device) -> tuple[int, bool]:
+    """How many programs run at the same time for certain, and whether this GPU takes the kernels at all."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return 0, False
+    facts = torch.cuda.get_device_properties(device)
+    return facts.multi_processor_count, facts.major >= 8
+
+
+def padded(hidden_dim: int) -> int:
+    return -(-hidden_dim // PADDED_TO) * PADDED_TO
+
+
+class _PersistentLSTM(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        length, rows, ctx.input_dim = x.shape
+        hidden_dim = h.shape[-1]
+        width = padded(hidden_dim)
+        with torch.autocast(x.device.type, enabled=False):  # the dtype is already chosen
+            x = F.pad(x, (0, -ctx.input_dim % ALIGNED_TO)).contiguous()
+            inward, recurrent, bias = _padded_weights(x, hidden_dim, weights)  # (4P, D), (4, P, P), (4P,)
+            from_inputs = torch.addmm(bias, x.view(length * rows, -1), inward.T).view(length, rows, 4, width)
+            outputs = x.new_zeros(length + 1, rows, width)  # the first is the state before
+            outputs[0, :, :hidden_dim] = h[0]
+            cells = x.new_zeros(length + 1, rows, width, dtype=_exact(x))
+            cells[0, :, :hidden_dim] = c[0]
+            gates = torch.empty_like(from_inputs)
+            _loops(x)[0](from_inputs, recurrent, outputs, cells, gates)
+        ctx.save_for_backward(x, inward, recurrent, outputs, cells, gates)
+        ctx.hidden_dim, ctx.dtypes = hidden_dim, [weight.dtype for weight in weights]
+        y = outputs[1:, :, :hidden_dim].contiguous()
+        after_h, after_c = y[-1:].clone(), cells[-1:, :, :hidden_dim].to(c.dtype)
+        ctx.mark_non_differentiable(after_h, after_c)
+        return y, after_h, after_c
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, inward, recurrent, outputs, cells, gates = ctx.saved_tensors
+        (length, rows, _), input_dim = x.shape, ctx.input_dim
+        hidden_dim, width = ctx.hidden_dim, outputs.shape[-1]
+        with torch.autocast(x.device.type, enabled=False):
+            incoming = x.new_zeros(length, rows, width)
+            incoming[:, :, :hidden_dim] = grad_y
+            grad_gates = torch.empty_like(gates)  # (T, B, 4, P)
+            _loops(x)[1](incoming, recurrent.transpose(1, 2).contiguous(), cells, gates, grad_gates)
+            flat = grad_gates.view(length * rows, 4 * width)
+            grad_x = (flat @ inward).view_as(x)[..., :input_dim] if ctx.needs_input_grad[0] else None
+            grad_inward = (flat.T @ x.view(length * rows, -1)).view(4, width, -1)[:, :hidden_dim, :input_dim]
+            before = outputs[:-1].reshape(length * rows, width)
+            grad_recurrent = (flat.T @ before).view(4, width, width)[:, :hidden_dim, :hidden_dim]
+            grad_bias = flat.sum(0, dtype=_exact(x)).view(4, width)[:, :hidden_dim].reshape(-1)
+        gradients = (
+            grad_inward.reshape(4 * hidden_dim, input_dim),
+            grad_recurrent.reshape(4 * hidden_dim, hidden_dim),
+            grad_bias,
+            grad_bias,
+        )
+        return grad_x, None, None, *(g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True))
+
+
+def _padded_weights(like: Tensor, hidden_dim: int, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights in the dtype of ``like``, with zeros for the units that only pad."""
+    width, input_dim = padded(hidden_dim), weights[0].shape[-1]
+    inward = like.new_zeros(4, width, like.shape[-1])
+    inward[:, :hidden_dim, :input_dim] = weights[0].view(4, hidden_dim, input_dim)
+    recurrent = like.new_zeros(4, width, width)
+    recurrent[:, :hidden_dim, :hidden_dim] = weights[1].view(4, hidden_dim, hidden_dim)
+    bias = like.new_zeros(4, width)
+    bias[:, :hidden_dim] = (weights[2] + weights[3]).view(4, hidden_dim)
+    return inward.view(4 * width, -1), recurrent, bias.view(4 * width)
+
+
+def _exact(like: Tensor) -> torch.dtype:
+    return torch.float64 if like.dtype == torch.float64 else torch.float32
+
+
+def _loops(like: Tensor) -> tuple[Any, Any]:
+    if not like.is_cuda:
+        return forward_loop, backward_loop
+    from torchdefine.ops import recurrence_kernels
+
+    return recurrence_kernels.forward_loop, recurrence_kernels.backward_loop
+
+
+def forward_loop(from_inputs: Tensor, recurrent: Tensor, outputs: Tensor, cells: Tensor, gates: Tensor) -> None:
+    """Fill ``outputs`` and ``cells`` (T + 1, B, P) from their first rows on, and ``gates`` (T, B, 4, P)."""
+    exact = cells.dtype
+    for t in range(len(from_inputs)):
+        products = torch.einsum("bk,guk->bgu", outputs[t].to(exact), recurrent.to(exact))  # (B, 4, P)
+        i, f, g, o = (from_inputs[t].to(exact) + products).unbind(1)  # (B, P) each
+        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+        cells[t + 1] = f * cells[t] + i * g
+        outputs[t + 1] = o * cells[t + 1].tanh()
+        gates[t] = torch.stack((i, f, g, o), 1)
+
+
+def backward_loop(incoming: Tensor, transposed: Tensor, cells: Tensor, gates: Tensor, grad_gates: Tensor) -> None:
+    """Fill ``grad_gates`` (T, B, 4, P) from the gradients of the outputs (T, B, P), the last position first."""
+    exact = cells.dtype
+    grad_cell = torch.zeros_like(cells[0])
+    for t in reversed(range(len(incoming))):
+        grad_output = incoming[t].to(exact)  # (B, P)
+        if t + 1 < len(incoming):
+            grad_output = grad_output + torch.einsum("bgr,gur->bu", grad_gates[t + 1].to(exact), transposed.to(exact))
+        i, f, g, o = gates[t].to(exact).unbind(1)
+        squashed = cells[t + 1].tanh()
+        grad_cell = grad_cell + grad_output * o * (1 - squashed.square())
+        grad_gates[t] = torch.stack(
+            (
+                grad_cell * g * i * (1 - i),
+                grad_cell * cells[t] * f * (1 - f),
+                grad_cell * i * (1 - g.square()),
+                grad_output * squashed * o * (1 - o),
+            ),
+            1,
+        )
+        grad_cell = grad_cell * f

@@ -1,0 +1,125 @@
+"""Adaptive softmax over the rows of one table: bands of equal width, as the Transformer-XL recipes have them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchdefine.embedding.adaptive_map import check_cutoffs
+from torchdefine.embedding.map import ProjectiveMap, StandardMap
+from torchdefine.errors import UserError
+from torchdefine.output.adaptive import Band, BandedSoftmax
+
+
+class AdaptiveTableSoftmax(BandedSoftmax):
+    """Softmax over bands of a standard or projective map's table, with a bias for every token and every band.
+
+    Where hidden vectors are not as wide as the table, every band has a projection to it: its own, or the one that a
+    projective map has for the input, transposed. Bands go by id, so ids should be in the order of frequency.
+
+    Args:
+        hidden_dim: width of the context model's vectors.
+        map_layer: the map to tie to; its table is trained, saved, moved and resized where it belongs.
+        cutoffs: the ids that every band but the first starts at.
+        tied_projections: for every band, whether it takes the map's projection; none does by default.
+    """
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        map_layer: StandardMap | ProjectiveMap,
+        cutoffs: Sequence[int],
+        tied_projections: Sequence[bool] = (),
+    ) -> None:
+        super().__init__(hidden_dim)
+        if not isinstance(map_layer, StandardMap | ProjectiveMap):
+            raise UserError(
+                f"Bands of one table are those of a standard or projective map, not of {type(map_layer).__name__}: "
+                "pass the embedding's map, or use AdaptiveSoftmax for an adaptive one."
+            )
+        self._map = (map_layer,)  # in a tuple, so that a tied table is not registered and saved a second time
+        self._cutoffs = check_cutoffs(cutoffs, map_layer.num_embeddings)
+        self._tied = _check_ties(tied_projections, len(self._cutoffs) + 1, hidden_dim, map_layer)
+        self.projections = nn.ModuleDict()
+        if hidden_dim != map_layer.map_dim:
+            own = [str(band) for band, tied in enumerate(self._tied) if not tied]
+            self.projections.update({band: nn.Linear(hidden_dim, map_layer.map_dim, bias=False) for band in own})
+        self.cluster_weight = nn.Parameter(torch.empty(len(self._cutoffs), map_layer.map_dim))
+        self.cluster_bias = nn.Parameter(torch.empty(len(self._cutoffs)))
+        self.bias = nn.Parameter(torch.empty(map_layer.num_embeddings))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw what is this layer's own as the map draws what it has alike."""
+        for parameter in self.projections.parameters():
+            nn.init.normal_(parameter, std=self._projection_std)
+        nn.init.normal_(self.cluster_weight, std=self._map[0].std)
+        nn.init.zeros_(self.cluster_bias)
+        nn.init.zeros_(self.bias)
+
+    @property
+    def num_embeddings(self) -> int:
+        return self._map[0].num_embeddings
+
+    @property
+    def cutoffs(self) -> tuple[int, ...]:
+        return self._cutoffs
+
+    def resize(self, num_embeddings: int) -> None:
+        """Follow a change of the vocabulary at the map: old biases stay, new ones are zero, the last band grows."""
+        check_cutoffs(self._cutoffs, num_embeddings)
+        kept = self.bias.detach()[:num_embeddings]
+        resized = torch.cat((kept, kept.new_zeros(num_embeddings - kept.shape[0])))
+        self.bias = nn.Parameter(resized, requires_grad=self.bias.requires_grad)
+
+    def extra_repr(self) -> str:
+        tied = ", ".join(str(band) for band, tied in enumerate(self._tied) if tied)
+        projections = f", the map's projection in band {tied}" if tied else ""
+        return f"{self.hidden_dim} → {self.num_embeddings:,}, cutoffs {self.cutoffs}, tied to the map{projections}"
+
+    @property
+    def _projection_std(self) -> float:
+        map_layer = self._map[0]
+        return map_layer.projection_std if isinstance(map_layer, ProjectiveMap) else self.hidden_dim**-0.5
+
+    def _bands(self) -> list[Band]:
+        """One split of the table, not a slice for each band: the gradients are then put together in one go."""
+        if self.bias.shape[0] != self.num_embeddings:
+            raise UserError(
+                f"The output layer has {self.bias.shape[0]} biases, but its table {self.num_embeddings} rows: "
+                f"call resize({self.num_embeddings}) here too."
+            )
+        edges = (0, *self._cutoffs, self.num_embeddings)
+        sizes = [stop - start for start, stop in itertools.pairwise(edges)]
+        first, *tables = self._map[0].table.weight.split(sizes)  # (V_i, map_dim) each
+        first_bias, *biases = self.bias.split(sizes)  # (V_i,) each
+        head = Band(torch.cat((first, self.cluster_weight)), torch.cat((first_bias, self.cluster_bias)))
+        return [head, *map(Band, tables, biases)]
+
+    def _facing(self, rows: Tensor, band: int) -> Tensor:
+        map_layer = self._map[0]
+        if self._tied[band] and isinstance(map_layer, ProjectiveMap):
+            return F.linear(rows, map_layer.projection.weight.T)  # (T, map_dim)
+        return self.projections[str(band)](rows) if self.projections else rows  # (T, map_dim)
+
+
+def _check_ties(
+    tied: Sequence[bool], bands: int, hidden_dim: int, map_layer: StandardMap | ProjectiveMap
+) -> tuple[bool, ...]:
+    tied = tuple(tied) or (False,) * bands
+    if len(tied) != bands:
+        raise UserError(f"tied_projections has {len(tied)} values for {bands} bands: give one for each band, or none.")
+    if not any(tied):
+        return tied
+    if not isinstance(map_layer, ProjectiveMap):
+        raise UserError("A standard map has no projection to tie to: use a projective one, or no tied_projections.")
+    if map_layer.output_dim != hidden_dim:
+        raise UserError(
+            f"The map's projection gives {map_layer.output_dim} values, but the context model's vectors have "
+            f"{hidden_dim}: make both equal, or use no tied_projections."
+        )
+    return tied

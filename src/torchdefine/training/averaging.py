@@ -1,0 +1,72 @@
+"""Averages of the weights over the steps of a run, and the rule that says when validation has stalled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+def stalled(earlier: Sequence[float], latest: float, patience: int) -> bool:
+    """Whether the latest validation loss is worse than the best of all earlier ones but the last ``patience``.
+
+    This is the trigger of non-monotonic ASGD as its authors run it; their paper writes it otherwise.
+    """
+    return len(earlier) > patience and latest > min(earlier[:-patience] if patience else earlier)
+
+
+class WeightAverage:
+    """The mean of the parameters over all steps since it was started."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.names, self.parameters = list(parameters), list(parameters.values())
+        self.steps = 0
+        self.means: list[Tensor] = []
+
+    @property
+    def running(self) -> bool:
+        return bool(self.means)
+
+    @torch.no_grad()
+    def start(self) -> None:
+        self.steps = 0
+        self.means = [parameter.clone() for parameter in self.parameters]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the parameters of one more step in."""
+        self.steps += 1
+        torch._foreach_lerp_(self.means, [p.detach() for p in self.parameters], 1 / self.steps)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model with the averaged weights in it, if there are any, for as long as this lasts."""
+        if not self.running:
+            yield
+            return
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for parameter, mean in zip(self.parameters, self.means, strict=True):
+            held = parameter.clone()
+            parameter.copy_(mean)
+            mean.copy_(held)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.means, strict=True)) if self.running else {}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Take up an average that ``tensors`` gave; none if there are none."""
+        if tensors:
+            self.start()
+            for name, mean in zip(self.names, self.means, strict=True):
+                mean.copy_(tensors[name])
+        self.steps = steps

@@ -1,0 +1,57 @@
+"""Sentence vectors against a sentence-by-sentence loop, and likeness against scipy."""
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import transformers
+
+from tests.adapt.tiny_models import V, bert, gpt2, t5
+from torchdefine.adapt.likeness import likeness, sentence_vectors
+from torchdefine.errors import UserError
+
+
+class Letters:
+    """A tokenizer of one token a letter, with the interface that transformers' have."""
+
+    pad_token, eos_token = None, "."
+
+    def __call__(self, sentences: list[str], **options: Any) -> transformers.BatchEncoding:
+        rows = [[3 + ord(letter) % (V - 3) for letter in text][: options["max_length"]] for text in sentences]
+        longest = max(map(len, rows))
+        padded = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        return transformers.BatchEncoding({"input_ids": padded, "attention_mask": mask})
+
+
+@pytest.mark.parametrize("make", [bert, gpt2, t5])
+def test_vectors_are_means_over_the_tokens_that_are_there(make: Any) -> None:
+    model = make(True).eval()
+    sentences = ["a", "bc de", "a longer sentence", "another one, the longest"]
+    vectors = sentence_vectors(model, Letters(), sentences)
+    body = model.encoder if model.config.is_encoder_decoder else model.base_model
+    for sentence, vector in zip(sentences, vectors, strict=True):
+        ids = Letters()([sentence], max_length=99)["input_ids"]
+        with torch.no_grad():
+            alone = body(input_ids=ids).last_hidden_state[0].mean(0)
+        torch.testing.assert_close(vector, alone, atol=1e-5, rtol=1e-4)
+
+
+def test_likeness_is_cosine_and_spearman() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    one = torch.randn(20, 8)
+    other = one + 0.5 * torch.randn(20, 8)
+    found = likeness(one, other)
+    assert found.mean_cosine == pytest.approx(torch.cosine_similarity(one, other).mean().item())
+
+    def pairs(vectors: torch.Tensor) -> list[float]:
+        unit = vectors / vectors.norm(dim=1, keepdim=True)
+        return [float(unit[i] @ unit[j]) for i in range(20) for j in range(i + 1, 20)]
+
+    assert found.rank_correlation == pytest.approx(stats.spearmanr(pairs(one), pairs(other)).statistic, abs=1e-3)
+    same = likeness(one, one.clone())
+    assert (same.mean_cosine, same.rank_correlation) == (pytest.approx(1.0), pytest.approx(1.0))
+    with pytest.raises(UserError, match="cannot be compared"):
+        likeness(one, other[:3])

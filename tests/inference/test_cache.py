@@ -1,0 +1,137 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from torchdefine import AdaptiveMap, DeFINE, load_run, train
+from torchdefine.cli import main
+from torchdefine.embedding import TokenEmbedding
+from torchdefine.errors import UserError
+from torchdefine.inference import cache as cache_file
+from torchdefine.inference.cache import use_cache, weights_sha256, write_cache
+
+
+@pytest.fixture(scope="module")
+def run_folder(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cached") / "run"
+    train(recipe_file, out=out, train={"steps": 20})
+    load_run(out).cache()
+    return out
+
+
+@pytest.fixture
+def run_copy(run_folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(run_folder, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as done:
+        main([*arguments])
+    return int(done.value.code or 0)
+
+
+def test_cached_and_live_evaluation_agree_and_the_unit_is_not_called(run_folder: Path) -> None:
+    live, cached = load_run(run_folder), load_run(run_folder, cached=True)
+    cached.model.embedding.unit.forward = None  # whoever calls it now fails
+    assert cached.evaluate("test").perplexity == pytest.approx(live.evaluate("test").perplexity, rel=1e-6)
+    assert cached.generate("w1", 12, seed=3) == live.generate("w1", 12, seed=3)
+
+
+@pytest.mark.parametrize(("dtype", "close"), [("fp32", 1e-5), ("bf16", 1e-2), ("fp16", 1e-3)])
+def test_the_file_holds_the_finished_table(tmp_path: Path, dtype: str, close: float, monkeypatch) -> None:
+    monkeypatch.setattr(cache_file, "TOKENS_AT_ONCE", 7)
+    bands = AdaptiveMap(50, 16, (10, 30), division=2)
+    embedding = DeFINE.over(bands, 24, 64)
+    seen = []
+    size = write_cache(tmp_path / "a" / "cache.safetensors", embedding, dtype, lambda done, of: seen.append((done, of)))
+    assert seen[-1] == (50, 50)
+    assert len(seen) == 8
+    stored = load_file(tmp_path / "a" / "cache.safetensors")["table"]
+    assert stored.shape == (50, 24)
+    assert size >= stored.numel() * stored.element_size()
+    torch.testing.assert_close(stored.float(), embedding.table(), rtol=close, atol=close)
+    use_cache(tmp_path / "a" / "cache.safetensors", embedding)
+    assert embedding(torch.tensor([[3, 49]])).dtype == torch.float32
+    embedding.train()
+    assert embedding.finished is None
+
+
+def test_one_changed_weight_makes_it_stale(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = run_copy / "best" / "checkpoint.safetensors"
+    tensors = load_file(best)
+    name = next(name for name in tensors if ".unit." in name)
+    tensors[name].view(-1)[0] += 1e-3
+    with safe_open(best, "pt") as file:
+        metadata = file.metadata()
+    save_file(tensors, best, metadata=metadata)
+    for arguments in (["eval", str(run_copy)], ["generate", str(run_copy)]):
+        assert command(*arguments, "--cached") == 2
+        assert "was made from other weights than the run has now" in capsys.readouterr().err
+    assert command("cache", str(run_copy), "--dtype", "fp16") == 0
+    assert "cache.safetensors" in capsys.readouterr().out
+    assert command("eval", str(run_copy), "--cached", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["perplexity"] > 1
+
+
+def test_missing_cut_and_foreign_files_are_refused(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file,) = load_run(run_copy).cache_files()
+    whole = file.read_bytes()
+    for content, message in (
+        (None, "does not exist: write it with `torchdefine cache` first"),
+        (whole[:-100], "is damaged or cut short"),
+        (whole[:5], "is damaged or cut short"),
+        ((run_copy / "best" / "checkpoint.safetensors").read_bytes(), "is no cache of version 1"),
+    ):
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_bytes(content)
+        assert command("eval", str(run_copy), "--cached") == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_hash_sees_map_unit_and_a_shared_unit() -> None:
+    one, other = (AdaptiveMap(50, 16, (10, 30), division=2) for _ in range(2))
+    embedding = DeFINE.over(one, 24, 64)
+    beside = TokenEmbedding.beside(other, embedding)
+    before = weights_sha256(embedding), weights_sha256(beside)
+    with torch.no_grad():
+        next(embedding.unit.parameters()).view(-1)[0] += 1
+    after = weights_sha256(embedding), weights_sha256(beside)
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+    with torch.no_grad():
+        one.bands[2].weight[-1, -1] += 1
+    assert weights_sha256(embedding) != after[0]
+    assert weights_sha256(beside) == after[1]
+
+
+def test_a_table_of_another_size_is_refused() -> None:
+    embedding = DeFINE(50, 24, map_dim=16, expand_dim=64)
+    with pytest.raises(UserError, match="finished table is"):
+        embedding.eval().look_up(torch.zeros(49, 24))
+
+
+@pytest.mark.slow
+def test_ten_million_tokens_need_no_more_memory_than_their_map_and_a_gibibyte(tmp_path: Path) -> None:
+    code = """
+import resource, sys
+from pathlib import Path
+from torchdefine import StandardMap
+from torchdefine.embedding import DenseMLP, TokenEmbedding
+from torchdefine.inference.cache import write_cache
+embedding = TokenEmbedding(StandardMap(10_000_000, 8), DenseMLP(8, 16, 64), 64)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+write_cache(Path(sys.argv[1]), embedding)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    path = tmp_path / "cache.safetensors"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert path.stat().st_size > 10_000_000 * 64 * 4
+    assert int(done.stdout) * 1024 < 1 << 30

@@ -1,0 +1,80 @@
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchdefine.ops.persistent_lstm import padded, persistent_lstm
+
+
+def layer_and_inputs(
+    input_dim: int, hidden_dim: int, batch: int, length: int, device: str, dtype: torch.dtype
+) -> tuple[nn.LSTM, list[Tensor], Tensor, tuple[Tensor, Tensor]]:
+    lstm = nn.LSTM(input_dim, hidden_dim).to(device, dtype)
+    weights = [lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_ih_l0, lstm.bias_hh_l0]
+    x = torch.randn(length, batch, input_dim, device=device, dtype=dtype, requires_grad=True)
+    state = (torch.randn(1, batch, hidden_dim).to(x), torch.randn(1, batch, hidden_dim).to(x))
+    return lstm, weights, x, state
+
+
+def test_widths_are_padded_to_whole_lines() -> None:
+    assert [padded(width) for width in (1, 64, 65, 400, 1150)] == [128, 128, 128, 512, 1152]
+
+
+@pytest.mark.parametrize(("input_dim", "hidden_dim", "batch", "length"), [(5, 6, 2, 4), (3, 70, 1, 1), (7, 64, 5, 9)])
+def test_plain_loops_equal_torchs_lstm_in_float64_with_gradients(
+    input_dim: int, hidden_dim: int, batch: int, length: int
+) -> None:
+    lstm, weights, x, state = layer_and_inputs(input_dim, hidden_dim, batch, length, "cpu", torch.float64)
+    y, h, c = persistent_lstm(x, *state, weights)
+    expected, (expected_h, expected_c) = lstm(x, state)
+    for ours, theirs in ((y, expected), (h, expected_h), (c, expected_c)):
+        torch.testing.assert_close(ours, theirs)
+    wanted = [x, *weights]
+    upstream = torch.randn_like(y)
+    for ours, theirs in zip(
+        torch.autograd.grad((y * upstream).sum(), wanted),
+        torch.autograd.grad((expected * upstream).sum(), wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_inputs_may_be_a_view_of_other_memory() -> None:
+    """Batches come as (B, T, …) and are only turned round."""
+    _, weights, _, state = layer_and_inputs(8, 6, 3, 4, "cpu", torch.float64)
+    x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
+    turned = torch.autograd.grad(persistent_lstm(x.transpose(0, 1), *state, weights)[0].square().sum(), [x, *weights])
+    copied = persistent_lstm(x.transpose(0, 1).contiguous(), *state, weights)[0]
+    for ours, theirs in zip(turned, torch.autograd.grad(copied.square().sum(), [x, *weights]), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("input_dim", "hidden_dim", "batch", "length"),
+    [(5, 6, 2, 4), (400, 1150, 20, 70), (1150, 400, 20, 33), (384, 1024, 64, 20), (64, 128, 100, 3)],
+)
+def test_kernels_equal_the_exact_lstm_to_half_precision(
+    input_dim: int, hidden_dim: int, batch: int, length: int, dtype: torch.dtype
+) -> None:
+    lstm, weights, x, state = layer_and_inputs(input_dim, hidden_dim, batch, length, "cuda", torch.float32)
+    with torch.autocast("cuda", dtype):
+        y, h, c = persistent_lstm(x, *state, weights)
+    exact = copy.deepcopy(lstm).double()
+    with torch.backends.cudnn.flags(enabled=False):
+        expected, (expected_h, expected_c) = exact(x.double(), tuple(s.double() for s in state))
+    close = {torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    for ours, theirs in ((y, expected), (h, expected_h), (c, expected_c)):
+        assert relative_error(ours, theirs) < close
+    upstream = torch.randn_like(y)
+    gradients = torch.autograd.grad((y * upstream).float().sum(), [x, *weights])
+    expected_gradients = torch.autograd.grad((expected * upstream.double()).sum(), [x, *exact.parameters()])
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
+        assert relative_error(ours, theirs) < 2 * close
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    ours, theirs = ours.detach().double(), theirs.detach().double()
+    return float((ours - theirs).norm() / theirs.norm())

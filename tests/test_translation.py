@@ -1,0 +1,227 @@
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("sacrebleu")
+
+from torchdefine import cli, load_run, train
+from torchdefine.analysis.comparison import compare_runs
+from torchdefine.decoding import BeamOptions, SamplingOptions, TranslationOptions
+from torchdefine.errors import UserError
+from torchdefine.run import Run
+from torchdefine.training import Interrupted
+from torchdefine.training.checkpoint import read_checkpoint
+from torchdefine.training.progress import QuietReporter
+
+
+@pytest.fixture(scope="module")
+def run(translation_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(translation_recipe, out=tmp_path_factory.mktemp("runs") / "whole", device="cpu")
+
+
+def command(*arguments: str, stdin: bytes = b"", monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    return int(ended.value.code or 0)
+
+
+def test_the_loop_teaches_a_translator(run: Run) -> None:
+    result = run.result
+    assert result["test_bleu"] > 20
+    assert result["test_chrf"] > 40
+    assert result["test_perplexity"] < 3
+    assert result["evaluation"]["test"]["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    assert "a beam of 2, length penalty 0.6" in result["evaluation"]["test"]["protocol"]
+    assert len(result["translations"]) == 10
+    assert result["data"]["splits"]["train"]["pairs"] == 400
+    assert result["tokens"] > 200 * 150
+
+
+class StopAt(QuietReporter):
+    """Asks the run to stop at a step, as Ctrl-C would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def trained(self, record: dict) -> None:
+        if record["step"] == self.step:
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights(run: Run, translation_recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="Stopped at step 70"):
+        train(translation_recipe, out=tmp_path / "run", device="cpu", reporter=StopAt(70))
+    resumed = train(translation_recipe, out=tmp_path / "run", device="cpu", resume=True)
+    one, other = (read_checkpoint(r.folder.last, only="model").tensors for r in (run, resumed))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert resumed.result["test_bleu"] == run.result["test_bleu"]
+    assert [r["loss"] for r in resumed.result["curve"]] == [r["loss"] for r in run.result["curve"]]
+
+
+def test_a_loaded_run_translates_alike_for_every_batch_size(run: Run) -> None:
+    lines = ["one red house.", "", "   ", "two  two\ttwo.", "tree " * 400, "猫 \x85 x", "<eos> <pad> five", "six."]
+    loaded = load_run(run.folder.path, device="cpu")
+    together = loaded.translate(lines)
+    assert len(together) == len(lines)
+    assert [found[0].text for found in together[1:3]] == ["", ""]
+    assert not any("\n" in found[0].text for found in together)
+    alone = [loaded.translate([line])[0] for line in lines]
+    assert [[t.text for t in found] for found in alone] == [[t.text for t in found] for found in together]
+    for one, other in zip(alone, together, strict=True):
+        assert [t.log_prob for t in one] == pytest.approx([t.log_prob for t in other], rel=1e-4, abs=1e-4)
+    greedy = loaded.translate(lines, TranslationOptions(BeamOptions(1), batch_size=3))
+    drawn = loaded.translate(lines, TranslationOptions(sampling=SamplingOptions(0), batch_size=2))
+    assert [found[0].text for found in greedy] == [found[0].text for found in drawn]
+
+
+def test_commands_on_a_translator(run: Run, bitext_folder: Path, capfd, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(run.folder.path)
+    test, refs = bitext_folder / "test.en", str(bitext_folder / "test.de")
+    assert command("translate", folder, "--refs", refs, stdin=test.read_bytes(), monkeypatch=monkeypatch) == 0
+    shown = capfd.readouterr()
+    assert shown.out.count("\n") == 30
+    assert f"BLEU {run.result['test_bleu']:.2f}  nrefs:1|" in shown.err
+    assert f"chrF {run.result['test_chrf']:.2f}  nrefs:1|" in shown.err
+
+    options = ("--n-best", "2", "--beam", "3", "--json")
+    assert command("translate", folder, "--input", str(test), *options, monkeypatch=monkeypatch) == 0
+    found = json.loads(capfd.readouterr().out)["translations"]
+    assert [len(best) for best in found] == [2] * 30
+    assert all(best[0]["score"] >= best[1]["score"] for best in found)
+
+    assert command("translate", folder, "--sample", "--seed", "3", stdin=b"one\n\ntwo", monkeypatch=monkeypatch) == 0
+    assert capfd.readouterr().out.count("\n") == 3
+    assert command("translate", folder, stdin=b"", monkeypatch=monkeypatch) == 0
+    assert capfd.readouterr().out == ""
+    assert command("translate", folder, stdin=b"word " * 10_000 + b"\n\n", monkeypatch=monkeypatch) == 0
+    shown = capfd.readouterr()
+    assert shown.out.count("\n") == 2
+    assert "Line 1 has" in shown.err
+
+    assert command("eval", folder, "--json", monkeypatch=monkeypatch) == 0
+    evaluated = json.loads(capfd.readouterr().out)
+    assert evaluated["perplexity"] == pytest.approx(run.result["test_perplexity"], rel=1e-6)
+    assert evaluated["bleu"] == pytest.approx(run.result["test_bleu"])
+    assert command("average", folder, "--last", "2", "--json", monkeypatch=monkeypatch) == 0
+    assert json.loads(capfd.readouterr().out)["averaged_steps"] == [150, 200]
+    assert command("eval", folder, "--checkpoint", "average", monkeypatch=monkeypatch) == 0
+    assert "BLEU" in capfd.readouterr().out
+    assert command("compare", folder, monkeypatch=monkeypatch) == 0
+    assert "chrF" in capfd.readouterr().out
+
+
+def test_misuse_is_refused_in_one_sentence(
+    run: Run, bitext_folder: Path, tmp_path: Path, capfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, test = str(run.folder.path), str(bitext_folder / "test.en")
+    short = tmp_path / "short.de"
+    short.write_text("eins.\n")
+    for arguments, stdin, message in (
+        (
+            ("translate", folder),
+            b"fine\nnot \xff fine\n",
+            "The standard input is not UTF-8 text: line 2 has the byte 0xff",
+        ),
+        (("translate", folder, "--input", test, "--refs", str(short)), b"", "has 1 lines, but 30 are to be translated"),
+        (("translate", folder, "--n-best", "9"), b"one\n", "A beam of 2 has no 9 best translations"),
+        (("translate", folder, "--beam", "0"), b"one\n", "The beam size is 0"),
+        (("translate", folder, "--batch-size", "0"), b"one\n", "The batch size is 0"),
+        (("translate", str(tmp_path)), b"one\n", "holds no run"),
+        (("generate", folder), b"", "is a translator, which continues no text"),
+        (("average", folder, "--last", "7"), b"", "has kept 3 checkpoints: average 2 to 3 of them"),
+        (("eval", folder, "--length", "7"), b"", "are for language models"),
+        (("eval", folder, "--split", "tset"), b"", "has no tset text: it has train, valid, test"),
+    ):
+        assert command(*arguments, stdin=stdin, monkeypatch=monkeypatch) == 2, arguments
+        shown = capfd.readouterr()
+        assert shown.out == ""
+        assert message in shown.err
+        assert shown.err.count("\n") == 1
+
+
+def test_comparison_and_report(run: Run, tmp_path: Path) -> None:
+    comparison = compare_runs([run.folder.path])
+    assert comparison.columns[-2:] == ["BLEU", "chrF"]
+    assert comparison.rows()[0][-2] == f"{run.result['test_bleu']:.2f}"
+    assert comparison.to_dict()["runs"][0]["test_chrf"] == run.result["test_chrf"]
+    pytest.importorskip("matplotlib")
+    from torchdefine.analysis.report import write_report
+
+    write_report([run.folder.path], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert run.result["translations"][0]["reference"] in page
+    assert "Continuations" not in page
+
+
+def test_a_run_that_kept_nothing_has_no_average(run: Run, tmp_path: Path, translation_recipe: Path) -> None:
+    bare = train(translation_recipe, out=tmp_path / "bare", train={"keep": 0, "steps": 2}, device="cpu")
+    with pytest.raises(UserError, match="has no average: make it with"):
+        load_run(bare.folder.path, checkpoint="average")
+    from torchdefine.run import average_run
+
+    with pytest.raises(UserError, match="has kept 0 checkpoints, but an average needs two"):
+        average_run(bare.folder.path)
+
+
+@pytest.mark.gpu
+def test_a_gpu_trains_and_translates_in_half_precision(translation_recipe: Path, tmp_path: Path) -> None:
+    run = train(translation_recipe, out=tmp_path / "run", device="cuda", train={"precision": "bf16"})
+    assert run.result["test_bleu"] > 20
+    lines = ["one red house.", "", "six five four three two one."]
+    on_cpu = load_run(run.folder.path, device="cpu").translate(lines)
+    on_gpu = load_run(run.folder.path, device="cuda").translate(lines)
+    assert [found[0].text for found in on_gpu] == [found[0].text for found in on_cpu]
+
+
+def test_translators_of_released_versions_still_load() -> None:
+    folder = Path(__file__).parent / "released" / "translation-run-v1"
+    expected = json.loads((folder / "translations.json").read_text(encoding="utf-8"))
+    found = load_run(folder, device="cpu").translate(expected["lines"])
+    for one, other in zip(found, expected["translations"], strict=True):
+        assert [t.text for t in one] == [t["text"] for t in other]
+        assert [t.log_prob for t in one] == pytest.approx([t["log_prob"] for t in other], abs=1e-4)
+
+
+def test_a_single_table_trains_without_validation(
+    translation_recipe: Path, bitext_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = [
+        (bitext_folder / f"train.{language}").read_text(encoding="utf-8").splitlines() for language in ("en", "de")
+    ]
+    rows = [f"{source}\t{target}\n" for source, target in zip(*sides, strict=True)]
+    (tmp_path / "pairs.tsv").write_text("".join(rows), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"train\.keep keeps the weights of validations"):
+        train(translation_recipe, data="pairs.tsv", out="run", train={"steps": 2})
+    assert not Path("run").exists()
+    run = train(translation_recipe, data="pairs.tsv", out="run", train={"steps": 2, "keep": 0}, device="cpu")
+    assert run.result["evaluation"] == {}
+    assert run.recipe.data.corpus == str((tmp_path / "pairs.tsv").resolve())  # to be found from anywhere
+    assert len(load_run("run").translate(["one"])) == 1
+
+
+def test_cached_translation_says_the_same(run: Run, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    folder = str(run.folder.path)
+    lines = ["the cat sees a dog", "a big house"]
+    live = load_run(folder, device="cpu")
+    written = live.cache()
+    assert {file.name for file in written} == {f"cache-{name}.safetensors" for name in ("source", "target")}
+    cached = load_run(folder, device="cpu", cached=True)
+    for embedding in cached.model.embeddings().values():
+        embedding.map.forward = None  # whoever calls it now fails
+    assert [[t.text for t in line] for line in cached.translate(lines)] == [
+        [t.text for t in line] for line in live.translate(lines)
+    ]
+    assert cached.evaluate("test").loss == pytest.approx(live.evaluate("test").loss, rel=1e-6)
+    assert command("translate", folder, "--cached", stdin=b"the cat\n", monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out.count("\n") == 1

@@ -1,0 +1,129 @@
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("tokenizers")
+
+from torchdefine.build_translation import build_translator, open_bitext, trained_facts
+from torchdefine.data import Bitext, BitextBatches
+from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.training import RunFolder
+from torchdefine.training.distributed import Processes
+from torchdefine.training.evaluate_pairs import evaluate_pairs
+from torchdefine.training.pair_data import PairData
+from torchdefine.training.step import StepParts, TrainingStep
+
+
+@pytest.fixture(scope="module")
+def recipe(translation_recipe: Path) -> Recipe:
+    return load_recipe(str(translation_recipe), {"train": {"epochs": 2}})
+
+
+@pytest.fixture(scope="module")
+def bitext(recipe: Recipe) -> Bitext:
+    return open_bitext(recipe)
+
+
+def data(recipe: Recipe, bitext: Bitext, rank: int = 0, count: int = 1, parts: int = 2) -> PairData:
+    batches = BitextBatches(bitext.splits["train"], bitext.tokenization, 150, "cpu", seed=1)
+    return PairData(batches, replace(recipe.train, accumulate=parts), Processes(rank, count))
+
+
+def test_processes_share_what_one_would_take(recipe: Recipe, bitext: Bitext) -> None:
+    alone = data(recipe, bitext, parts=4)
+    shared = [data(recipe, bitext, rank, 2, parts=2) for rank in (0, 1)]
+    assert {one.total_steps for one in shared} == {alone.total_steps}
+    for step in (0, 3, alone.total_steps - 1):
+        whole, halves = alone.batch(step), [one.batch(step) for one in shared]
+        parts = [part for half in halves for part in half.parts]
+        for mine, theirs in zip(whole.parts, parts, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine.inputs, theirs.inputs, strict=True))
+            assert theirs.weight == pytest.approx(2 * mine.weight)  # processes are averaged, parts added up
+        assert sum(part.weight for part in whole.parts) == pytest.approx(1)
+        assert whole.tokens == sum(half.tokens for half in halves)
+
+
+def test_an_epoch_ends_where_its_batches_do(recipe: Recipe, bitext: Bitext) -> None:
+    pairs = data(recipe, bitext, parts=1)
+    assert pairs.total_steps == 2 * pairs.batches.per_epoch
+    assert pairs.epoch_after(pairs.batches.per_epoch) == 1.0
+    assert pairs.epoch_after(1) == pytest.approx(1 / pairs.steps_per_epoch)
+    assert "of the" in pairs.batch(3).place
+    for parts in (1, 2, 3, 4):  # a pass may end within a step, and is noticed once
+        several = data(recipe, bitext, parts=parts)
+        passes = [several.epoch_after(step) for step in range(1, several.total_steps + 1)]
+        assert [p for p in passes if p.is_integer()] == [1.0, 2.0]
+        assert passes == sorted(passes)
+
+
+def test_a_step_weighs_every_target_token_alike(recipe: Recipe, bitext: Bitext) -> None:
+    """The gradient of a step in two parts is that of the mean over all tokens of both."""
+    still = replace(
+        recipe,
+        transformer=replace(recipe.transformer, dropout=0.0),
+        embedding=replace(recipe.embedding, dropout=0.0, row_dropout=0.0),
+    )
+    model = build_translator(still, *trained_facts(bitext), bitext.tokenization.source.pad_id).double()
+    batch = data(recipe, bitext).batch(0)
+    total = sum(model(*part.inputs, reduction="sum")[0].objective for part in batch.parts) / batch.tokens
+    total.backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    from torchdefine.training.precision import Precision
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    step = TrainingStep(
+        StepParts(model, model, optimizer, Precision("fp32", torch.device("cpu"))), [0, 0], None, recorded=False
+    )
+    step(batch, 0.0)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name])
+    assert float(step.summed_loss) == pytest.approx(float(total.detach()), rel=1e-5)
+
+
+def test_perplexity_counts_every_target_token_once(recipe: Recipe, bitext: Bitext) -> None:
+    model = build_translator(recipe, *trained_facts(bitext), bitext.tokenization.source.pad_id).double()
+    pairs, tokenization = bitext.splits["valid"], bitext.tokenization
+    found = evaluate_pairs(model, pairs, tokenization, batch_tokens=64)
+    assert model.training
+    model.eval()
+    total, tokens = 0.0, 0
+    ends = [np.concatenate(([0], e)) for e in (pairs.source_ends, pairs.target_ends)]
+    for index in range(len(pairs)):
+        source, target = (
+            torch.from_numpy(np.array(file.tokens[e[index] : e[index + 1]], dtype=np.int64))[None]
+            for file, e in ((pairs.source, ends[0]), (pairs.target, ends[1]))
+        )
+        inputs = torch.cat((torch.tensor([[tokenization.target.bos_id]]), target[:, :-1]), 1)
+        total += float(model(source, inputs, target, reduction="sum")[0].objective.detach())
+        tokens += target.shape[1]
+    assert found.tokens == tokens
+    assert found.loss == pytest.approx(total / tokens)
+
+
+@pytest.mark.slow
+def test_two_processes_reproduce_one_with_the_doubled_batch(translation_recipe: Path, tmp_path: Path) -> None:
+    still = ["--embedding.dropout", "0", "--embedding.row_dropout", "0", "--transformer.dropout", "0"]
+    still += ["--train.steps", "20", "--train.log_every", "1"]
+    processes = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    processes += ["--rdzv-endpoint", "localhost:0"]
+    losses = []
+    for start, parts in (([], "4"), (processes, "2")):
+        out = tmp_path / parts
+        arguments = [sys.executable, *start, "-m", "torchdefine", "train", str(translation_recipe), "--out", str(out)]
+        done = subprocess.run(
+            [*arguments, *still, "--train.accumulate", parts],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        losses.append([record["loss"] for record in RunFolder(out).records("train")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

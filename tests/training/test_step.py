@@ -1,0 +1,53 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from torchdefine import train
+from torchdefine.training.step import room_for
+
+
+def test_room_is_enough_round_and_not_much_more() -> None:
+    for count in range(3000):
+        room = room_for(count)
+        assert room >= count
+        assert room <= max(16, 1.5 * count)
+    assert len({room_for(count) for count in range(190, 260)}) <= 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_recorded_steps_give_the_numbers_of_plain_ones(
+    recipe_file: Path, tmp_path: Path, precision: str, optimizer: str
+) -> None:
+    results, weights = [], []
+    for record in (False, True):
+        out = tmp_path / str(record)
+        settings = {"precision": precision, "record": record, "steps": 60, "random_length": True}
+        train(
+            recipe_file,
+            out=out,
+            train=settings,
+            optim={"optimizer": optimizer, "lr": 0.01, "averaging": "always"},
+            context={"recurrent_dropout": 0.3, "activation_penalty": 1.0, "temporal_penalty": 1.0},
+        )
+        results.append(json.loads((out / "result.json").read_text()))
+        weights.append(load_file(out / "last" / "checkpoint.safetensors"))
+    for plain, recorded in zip(results[0]["train_curve"], results[1]["train_curve"], strict=True):
+        assert recorded["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+    if optimizer == "sgd":  # Adam blows up float noise in gradients near zero
+        for name, tensor in weights[0].items():
+            if name.startswith("model."):
+                torch.testing.assert_close(weights[1][name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_steps_are_really_recorded(recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = []
+    original = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda self: (replays.append(1), original(self))[1])
+    train(recipe_file, out=tmp_path / "run")
+    assert len(replays) > 30
