@@ -80,6 +80,7 @@ def main() -> None:
         },
         "sensitivity_seconds": round(time.monotonic() - began, 1),
         "distillation": {"steps": DISTILLATION.steps, "batch_size": BATCH},
+        "seed": DISTILLATION.seed,
         **describe_environment(device),
     }
     for budget in budgets:
