@@ -20,6 +20,11 @@ correlation" is Spearman's between all pairwise similarities of the two; both on
 chosen by. "table error" is the share of the table's frequency-weighted variance that is lost. A + marks the front on
 the sentences that chose; seconds are for making the table. The pictures show the held-out numbers.
 
+What to keep in mind: methods were tuned on some 600 sentences of the same sources, of which a few may be among those
+measured on; the float32 size was measured twice, since the first weighting was unfair to SVD and the units; only the
+chosen table was distilled; DeFINE and the MLP were trained for 200 steps, which is probably too few, so their order is
+no finding. One seed. The budget is for the tensors, and a file's header comes on top.
+
 ![All sizes together](front.svg)
 """
 

@@ -67,8 +67,8 @@ def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
             ]
             for recipe in recipes
         ],
-        note="Numbers are published ones: of the paper, or of AWD-LSTM and mixtures by their authors; `torchdefine params RECIPE` builds the "
-        "model and counts.",
+        note="Numbers are published ones: of the paper, or of AWD-LSTM and mixtures by their authors; "
+        "`torchdefine params RECIPE` builds the model and counts.",
     )
 
 

@@ -77,7 +77,7 @@ BACKWARD_LAUNCH = {
     64: _launch(64, 64, 3, 4),
     128: _launch(128, 64, 3, 4),
 }
-"""By the number of rows: among the fastest of those tried on an H200 for 32, 64 and 128; 16 is taken from 32, untried."""
+"""By the number of rows: among the fastest tried on an H200 for 32, 64 and 128; 16 is taken from 32, untried."""
 
 
 @triton.jit
