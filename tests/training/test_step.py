@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from torchdefine import train
-from torchdefine.training.step import room_for
+from torchdefine.training.step import TrainingStep, room_for
 
 
 def test_room_is_enough_round_and_not_much_more() -> None:
@@ -51,3 +51,31 @@ def test_steps_are_really_recorded(recipe_file: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda self: (replays.append(1), original(self))[1])
     train(recipe_file, out=tmp_path / "run")
     assert len(replays) > 30
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_recorded_trains_all_the_same(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = TrainingStep._note
+
+    def asks_the_device(self: TrainingStep, step_loss: torch.Tensor, norm: torch.Tensor) -> None:
+        original(self, step_loss, norm + 0 * step_loss.item())
+
+    monkeypatch.setattr(TrainingStep, "_note", asks_the_device)
+    losses = []
+    for record in (True, False):
+        out = tmp_path / str(record)
+        train(recipe_file, out=out, train={"record": record, "steps": 30}, context={"recurrent_dropout": 0.3})
+        losses.append([line["loss"] for line in json.loads((out / "result.json").read_text())["train_curve"]])
+    assert "not recorded" in caplog.text
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+@pytest.mark.gpu
+def test_runs_one_after_another_are_all_recorded(
+    recipe_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for index in range(4):  # the graphs of earlier runs are freed at some time, but not while one is being recorded
+        train(recipe_file, out=tmp_path / str(index), train={"random_length": True}, embedding={"unit": "define"})
+    assert "not recorded" not in caplog.text

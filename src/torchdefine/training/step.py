@@ -7,9 +7,11 @@ on: a single start, the same kernels, the same numbers, the same random ones too
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -149,17 +151,37 @@ class _Recorder:
     def _record(self, parts: Sequence[Part], hints: Sequence[tuple[int, ...] | None]) -> _Recording | None:
         inputs = [tuple(tensor.clone() for tensor in part.inputs) for part in parts]
         graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.stream(torch.cuda.current_stream())  # a failed recording would leave its own in place
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with stream, _without_garbage_collection(), torch.cuda.graph(graph, pool=self._pool):
                 self.step.compute(inputs, hints)
         except RuntimeError as error:
             self._works = False
+            _end_failed_recording(self.step.device, self._pool)
             reason = str(error).splitlines()[0]
             log.warning("Steps are not recorded as CUDA graphs, which makes them slower: %s", reason)
             return None
         finally:
             self.step.optimizer.zero_grad(set_to_none=True)  # the gradients' memory belongs to the graphs
         return _Recording(graph, inputs)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Nothing may be freed on the device in a recording, and the graphs of an earlier run die when Python collects."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _end_failed_recording(device: torch.device, pool: tuple[int, int]) -> None:
+    """Let memory and random numbers come from where they came before; torch leaves both as if still recording."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch._C._cuda_endAllocateToPool(index, pool)
+    generator = torch.cuda.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def room_for(count: int) -> int:
