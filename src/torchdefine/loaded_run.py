@@ -25,6 +25,13 @@ from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.inference.cache import use_cache, write_cache
+from torchdefine.inference.compress import (
+    Compressed,
+    Compression,
+    compress_embedding,
+    use_compressed,
+    write_compressed,
+)
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe
 from torchdefine.training import Evaluation, RunFolder, evaluate
@@ -62,9 +69,36 @@ class Run:
 
     def cache_files(self) -> dict[Path, TokenEmbedding]:
         """Where the finished vectors of each embedding go."""
+        return self._beside_weights("cache")
+
+    def compress(self, how: Compression | None = None, progress: Progress | None = None) -> dict[Path, Compressed]:
+        """Pack the finished vectors of every embedding into a file beside the weights; gives the files and sizes."""
+        made = {}
+        for file, embedding in self.compressed_files().items():
+            made[file] = compress_embedding(embedding, how, counts=self.token_counts(), progress=progress)
+            write_compressed(file, embedding, made[file], self._vocabulary_facts())
+        return made
+
+    def use_compressed(self) -> None:
+        """Look the vectors up that ``compress`` packed, instead of computing them; refuses those of other weights."""
+        for file, embedding in self.compressed_files().items():
+            use_compressed(file, embedding, self._vocabulary_facts())
+
+    def compressed_files(self) -> dict[Path, TokenEmbedding]:
+        """Where the packed vectors of each embedding go."""
+        return self._beside_weights("compressed")
+
+    def token_counts(self) -> list[int] | None:
+        """How often each token occurs in the training text, where the vocabulary says so."""
+        return getattr(self.tokenization, "counts", None)
+
+    def _vocabulary_facts(self) -> dict[str, Any]:
+        return {"vocabulary_sha256": self.tokenization.sha256}
+
+    def _beside_weights(self, what: str) -> dict[Path, TokenEmbedding]:
         folder = self.weights.parent
         return {
-            folder / f"{'-'.join(['cache', *name.split()])}.safetensors": embedding
+            folder / f"{'-'.join([what, *name.split()])}.safetensors": embedding
             for name, embedding in self.model.embeddings().items()
         }
 

@@ -85,11 +85,21 @@ def train(
         return Run(folder, recipe, corpus.tokenization, model, folder.best)
 
 
-def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None = None, cached: bool = False) -> Run:
+def load_run(
+    path: str | Path,
+    *,
+    checkpoint: str = "best",
+    device: str | None = None,
+    cached: bool = False,
+    compressed: bool = False,
+) -> Run:
     """Open a run folder: ``load_run("runs/x").model``; ``checkpoint`` is "best", "last" or "average".
 
-    With ``cached`` the finished vectors are looked up that ``Run.cache`` wrote for these weights.
+    With ``cached`` the finished vectors are looked up that ``Run.cache`` wrote for these weights, with ``compressed``
+    those that ``Run.compress`` packed.
     """
+    if cached and compressed:
+        raise UserError("Vectors are looked up in the cache or in the compressed table: choose one of them.")
     if checkpoint not in ("best", "last", "average"):
         raise UserError(f"The checkpoint {checkpoint!r} is unknown: use best, last or average.")
     flush_denormals()
@@ -111,6 +121,8 @@ def load_run(path: str | Path, *, checkpoint: str = "best", device: str | None =
     run = Run(folder, recipe, tokenization, model.to(Processes().device(device)).eval(), file)
     if cached:
         run.use_cache()
+    if compressed:
+        run.use_compressed()
     return run
 
 

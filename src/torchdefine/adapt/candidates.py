@@ -20,10 +20,7 @@ from torchdefine.inference import (
     CodedRows,
     CodeLearning,
     CompactTable,
-    DenseRows,
-    FactorisedRows,
     QuantisedRows,
-    Rows,
     TensorTrainRows,
     UnitRows,
     coded_table,
@@ -34,7 +31,7 @@ from torchdefine.inference import (
     tensor_train_table,
     transform_table,
 )
-from torchdefine.inference.rows import FLOATS
+from torchdefine.inference.sizes import empty_rows, largest_fitting, low_rank_bytes, place_bytes, table_bytes
 from torchdefine.inference.tables import Counts
 from torchdefine.inference.tensor_train import train_shape
 
@@ -101,13 +98,13 @@ def _low_rank(source: Source, budget: Budget) -> Iterator[Candidate]:
     rows, width = source.table.shape
     storages = ("float32",) if budget.floats_only else ("int8", "int4")
     for storage in storages:
-        rank = _largest(width, partial(_low_rank_bytes, rows, width, storage, 0), budget.bytes)
+        rank = largest_fitting(width, partial(low_rank_bytes, rows, width, storage, 0), budget.bytes)
         if rank:
             make = partial(svd_table, source.table, rank, storage=storage)
             yield Candidate("weighted SVD", f"SVD {rank}, {storage}", _build(source, make))
     for storage in ("float32",) if budget.floats_only else ("int4",):
         for kept in (int(share * rows) for share in KEPT_SHARES):
-            rank = _largest(width, partial(_low_rank_bytes, rows, width, storage, kept), budget.bytes)
+            rank = largest_fitting(width, partial(low_rank_bytes, rows, width, storage, kept), budget.bytes)
             if rank and 0 < kept < rows:
                 make = partial(frequent_rows_table, source.table, rank, kept, storage=storage)
                 name = f"{kept} rows whole, rest SVD {rank}, {storage}"
@@ -117,7 +114,7 @@ def _low_rank(source: Source, budget: Budget) -> Iterator[Candidate]:
 def _quantised(source: Source, budget: Budget) -> Iterator[Candidate]:
     rows, width = source.table.shape
     for group in (width, 32):
-        sizes = [_bytes(QuantisedRows, rows, width, bits, group) for bits in range(1, 9)]
+        sizes = [table_bytes(QuantisedRows, rows, width, bits, group) for bits in range(1, 9)]
         bits = sum(size <= budget.bytes for size in sizes)
         if bits and group <= width:
             per = "row" if group == width else f"{group} numbers"
@@ -128,7 +125,7 @@ def _quantised(source: Source, budget: Budget) -> Iterator[Candidate]:
 def _product_codes(source: Source, budget: Budget) -> Iterator[Candidate]:
     rows, width = source.table.shape
     divisors = [parts for parts in range(1, width + 1) if width % parts == 0]
-    fitting = [parts for parts in divisors if _bytes(CodedRows, rows, width, parts, 1, ENTRIES) <= budget.bytes]
+    fitting = [parts for parts in divisors if table_bytes(CodedRows, rows, width, parts, 1, ENTRIES) <= budget.bytes]
     if fitting and rows >= ENTRIES:
         make = partial(product_quantised_table, source.table, fitting[-1], ENTRIES)
         yield Candidate("product codes", f"product codes {fitting[-1]} × {ENTRIES}", _build(source, make))
@@ -136,7 +133,9 @@ def _product_codes(source: Source, budget: Budget) -> Iterator[Candidate]:
 
 def _compositional_codes(source: Source, budget: Budget, learning: CodeLearning | None) -> Iterator[Candidate]:
     rows, width = source.table.shape
-    books = _largest(MOST_CODEBOOKS, lambda books: _bytes(CodedRows, rows, width, 1, books, ENTRIES), budget.bytes)
+    books = largest_fitting(
+        MOST_CODEBOOKS, lambda books: table_bytes(CodedRows, rows, width, 1, books, ENTRIES), budget.bytes
+    )
     if books and rows >= ENTRIES:
         make = partial(coded_table, source.table, books, ENTRIES, learning=learning)
         yield Candidate("compositional codes", f"codes {books} × {ENTRIES}", _build(source, make, reports=True))
@@ -144,8 +143,10 @@ def _compositional_codes(source: Source, budget: Budget, learning: CodeLearning 
 
 def _tensor_train(source: Source, budget: Budget) -> Iterator[Candidate]:
     rows, width = source.table.shape
-    left = budget.bytes - _place_bytes(rows)
-    rank = _largest(4 * width, lambda rank: _bytes(TensorTrainRows, rows, *train_shape(rows, width, rank)), left)
+    left = budget.bytes - place_bytes(rows)
+    rank = largest_fitting(
+        4 * width, lambda rank: table_bytes(TensorTrainRows, rows, *train_shape(rows, width, rank)), left
+    )
     if rank:
         make = partial(tensor_train_table, source.table, rank)
         yield Candidate("tensor train", f"tensor train, ranks to {rank}", _build(source, make))
@@ -156,7 +157,7 @@ def _units(source: Source, budget: Budget, fitting: UnitFitting) -> Iterator[Can
     storages = ("float32",) if budget.floats_only else ("int8",)
     for unit in ("define", "mlp"):
         for storage in storages:
-            n = 4 * _largest(width // 4, partial(_unit_bytes, rows, width, unit, storage), budget.bytes)
+            n = 4 * largest_fitting(width // 4, partial(_unit_bytes, rows, width, unit, storage), budget.bytes)
             if n:
                 settings = UnitFitting(fitting.steps, fitting.batch_size, fitting.lr, storage, fitting.seed)
                 make = partial(unit_table, source.table, unit, n, sensitivity=source.sensitivity, fitting=settings)
@@ -174,41 +175,12 @@ def _build(source: Source, make: Callable[..., CompactTable], *, counted: bool =
     return build
 
 
-def _largest(highest: int, bytes_of: Callable[[int], int], budget: int) -> int:
-    """The largest size from 1 to ``highest`` whose bytes fit, by halving; 0 where none does."""
-    low, high = 0, highest
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if bytes_of(middle) <= budget else (low, middle - 1)
-    return low
+def _coded_bytes(rows: int, width: int, books: int) -> int:
+    return table_bytes(CodedRows, rows, width, 1, books, ENTRIES)
 
 
-def _bytes(kind: type[Rows], *sizes: Any) -> int:
-    """What a table of such rows would take; nothing is allocated."""
-    with torch.device("meta"):
-        return CompactTable(kind(*sizes)).stored_bytes
-
-
-def _empty(storage: str, rows: int, width: int, group: int = 32) -> Rows:
-    if storage in FLOATS:
-        return DenseRows(rows, width, storage)
-    return QuantisedRows(rows, width, int(storage.removeprefix("int")), group)
-
-
-def _low_rank_bytes(rows: int, width: int, storage: str, kept: int, rank: int) -> int:
-    with torch.device("meta"):
-        projection = _empty("int8" if storage.startswith("int") else storage, rank, width, width)
-        rest = FactorisedRows(_empty(storage, rows - kept, rank), projection)
-        size = CompactTable(rest).stored_bytes
-        if kept:
-            whole = CompactTable(_empty(storage, kept, width)).stored_bytes - 4 * width
-            size += whole + _place_bytes(rows)
-        return size
-
-
-def _place_bytes(rows: int) -> int:
-    """What a banded table spends on the order of its rows."""
-    return rows * (2 if rows <= 1 << 16 else 4)
+def _train_bytes(rows: int, width: int, rank: int) -> int:
+    return table_bytes(TensorTrainRows, rows, *train_shape(rows, width, rank))
 
 
 def _unit_bytes(rows: int, width: int, unit: str, storage: str, quarter: int) -> int:
@@ -216,4 +188,4 @@ def _unit_bytes(rows: int, width: int, unit: str, storage: str, quarter: int) ->
         map_dim = 4 * quarter  # as the groups of a DeFINE unit need
         made = make_unit(unit, map_dim, width)
         made = made if storage == "float32" else made.half()
-        return CompactTable(UnitRows(_empty(storage, rows, map_dim), made)).stored_bytes
+        return CompactTable(UnitRows(empty_rows(storage, rows, map_dim), made)).stored_bytes

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torchdefine.adapt.budget import Budget, readable_bytes
@@ -17,7 +16,7 @@ from torchdefine.adapt.unit_fitting import UnitFitting
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.inference import CodeLearning, CompactTable
-from torchdefine.inference.tables import Counts, TableLike, as_matrix, as_weights, centred
+from torchdefine.inference.tables import Counts, TableLike, as_matrix, as_weights, lost_variance
 from torchdefine.inference.transform import metric
 from torchdefine.spelling import did_you_mean
 
@@ -220,22 +219,12 @@ class _Judge:
 
     def __init__(self, matrix: Tensor, weights: Tensor, quality: Quality | None) -> None:
         self.matrix, self.weights, self.quality = matrix, weights, quality
-        rows, _ = centred(matrix, weights)
-        self.variance = float((rows.square().sum(-1) * weights).sum())
 
     def measure(self, candidate: Candidate, table: CompactTable, seconds: float) -> Measured:
-        error = self.table_error(table)
+        error = lost_variance(table, self.matrix, self.weights)
         quality = 1 - error if self.quality is None else float(self.quality(table))
         family, name = candidate.family, candidate.name
         return Measured(family, name, table.stored_bytes, table.num_values, quality, error, round(seconds, 2))
-
-    @torch.no_grad()
-    def table_error(self, table: CompactTable) -> float:
-        lost = 0.0
-        for ids in torch.arange(len(self.matrix), device=self.matrix.device).split(16_384):
-            error = (table(ids).float() - self.matrix[ids]).square().sum(-1)
-            lost += float((error * self.weights[ids]).sum())
-        return lost / max(self.variance, 1e-30)
 
 
 def _polished(

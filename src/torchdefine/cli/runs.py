@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from torchdefine.cli.shared import CACHE_DTYPES, CHECKPOINTS, Command, add_cached, add_device, print_json
+from torchdefine.cli.shared import CHECKPOINTS, Command, add_cached, add_device, loading, print_json
 from torchdefine.cli.translation import eval_translations
 from torchdefine.errors import UserError
 
@@ -46,29 +46,6 @@ def add_commands(command: Command) -> None:
     add_device(sub)
     sub.add_argument("--json", action="store_true", help="print JSON")
 
-    sub = command(
-        "cache", _cache, "Write a run's finished vectors beside its weights, so that --cached inference needs no unit."
-    )
-    sub.add_argument("folder", metavar="RUN", help="a run's folder")
-    sub.add_argument("--dtype", default="fp32", choices=CACHE_DTYPES, help="of the vectors (default: fp32)")
-    sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
-    add_device(sub)
-    sub.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _cache(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.run import load_run
-    from torchdefine.training.progress import work_bar
-
-    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
-    with work_bar("computing vectors") as progress:
-        written = run.cache(options.dtype, progress)
-    if options.json:
-        print_json({"run": str(options.folder), "files": {str(file): size for file, size in written.items()}})
-        return
-    for file, size in written.items():
-        print(f"{file}: {size:,} bytes")
-
 
 def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import load_run
@@ -76,7 +53,7 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.training.progress import work_bar
 
     cache = _neural_cache(options)
-    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device, cached=options.cached)
+    run = load_run(options.folder, **loading(options))
     if run.recipe.task == "translation":
         eval_translations(run, options)
         return
@@ -126,7 +103,7 @@ def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.decoding import SamplingOptions
     from torchdefine.run import load_run
 
-    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device, cached=options.cached)
+    run = load_run(options.folder, **loading(options))
     run.check_generates()
     unknown = run.tokenization.unk_id
     sampling = SamplingOptions(options.temperature, options.top_k, options.top_p, () if unknown is None else (unknown,))

@@ -11,7 +11,6 @@ Command = Callable[..., argparse.ArgumentParser]
 """Adds a command: its name, what runs it, a summary and more to read in its help."""
 
 CHECKPOINTS = ["best", "last", "average"]
-CACHE_DTYPES = ["fp32", "bf16", "fp16"]
 
 
 def print_json(value: Any) -> None:
@@ -26,3 +25,11 @@ def add_cached(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cached", action="store_true", help="look up what `torchdefine cache` wrote for these weights"
     )
+    parser.add_argument(
+        "--compressed", action="store_true", help="look up what `torchdefine compress` wrote for these weights"
+    )
+
+
+def loading(options: argparse.Namespace) -> dict[str, Any]:
+    """How a command that uses a run wants it opened."""
+    return {name: getattr(options, name) for name in ("checkpoint", "device", "cached", "compressed")}

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from torchdefine.cli.shared import CHECKPOINTS, Command, add_cached, add_device, print_json
+from torchdefine.cli.shared import CHECKPOINTS, Command, add_cached, add_device, loading, print_json
 from torchdefine.errors import UserError
 from torchdefine.recipe import Recipe
 
@@ -58,7 +58,7 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
         references = lines_of(options.refs)
         if len(references) != len(lines):
             raise UserError(f"{options.refs} has {len(references):,} lines, but {len(lines):,} are to be translated.")
-    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device, cached=options.cached)
+    run = load_run(options.folder, **loading(options))
     started = time.monotonic()
     with work_bar("translating") as progress:
         found = run.translate(

@@ -29,6 +29,7 @@ class TokenEmbedding(nn.Module):
         self.row_dropout = 0.0
         self.finished: Tensor | None
         self.register_buffer("finished", None, persistent=False)
+        self.packed: nn.Module | None = None
 
     @classmethod
     def beside(cls, map_layer: MapLayer, partner: TokenEmbedding) -> TokenEmbedding:
@@ -54,6 +55,9 @@ class TokenEmbedding(nn.Module):
         ids = as_ids(ids, self.num_embeddings)
         if self.finished is not None:
             return F.embedding(ids, self.finished).to(next(self.map.parameters()).dtype)  # type: ignore[attr-defined]
+        if self.packed is not None:
+            found: Tensor = self.packed(ids)
+            return found.to(next(self.map.parameters()).dtype)  # type: ignore[attr-defined]
         vectors = self.map(ids)  # (…, n)
         if self.training and self.row_dropout:
             vectors = vectors * self._kept_rows(vectors)[ids].unsqueeze(-1)
@@ -68,19 +72,34 @@ class TokenEmbedding(nn.Module):
         """1 / (1 - p) for the token types kept in this step and 0 for the others: (V,)."""
         return F.dropout(torch.ones(self.num_embeddings, device=like.device, dtype=like.dtype), self.row_dropout)
 
-    def look_up(self, finished: Tensor | None) -> None:
-        """Take the vectors from a table, (V, m), instead of computing them, until ``train()``; None computes them."""
-        if finished is not None and finished.shape != (self.num_embeddings, self.embedding_dim):
+    def look_up(self, finished: Tensor | nn.Module | None) -> None:
+        """Take the vectors from a table instead of computing them, until ``train()``; None computes them.
+
+        The table is a matrix, (V, m), or a module that looks its rows up, as ``nn.Embedding`` does.
+        """
+        if finished is not None:
+            self._check_shape(finished)
+        self.finished = finished if isinstance(finished, Tensor) else None
+        packed = finished if isinstance(finished, nn.Module) else None
+        object.__setattr__(self, "packed", packed)  # past nn.Module: it is no part of the weights
+
+    def _check_shape(self, table: Tensor | nn.Module) -> None:
+        rows, width = table.shape if isinstance(table, Tensor) else (table.num_embeddings, table.embedding_dim)
+        if (rows, width) != (self.num_embeddings, self.embedding_dim):
             raise UserError(
-                f"The finished table is {tuple(finished.shape)}, but the embedding has {self.num_embeddings} vectors "
+                f"The finished table is ({rows}, {width}), but the embedding has {self.num_embeddings} vectors "
                 f"of {self.embedding_dim}."
             )
-        self.finished = finished
 
     def train(self, mode: bool = True) -> Self:
         if mode:
-            self.finished = None  # the weights are about to change
+            self.look_up(None)  # the weights are about to change
         return super().train(mode)
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
+        if self.packed is not None:  # it moves with the weights all the same
+            self.packed._apply(fn)
+        return super()._apply(fn, recurse)
 
     def reset_parameters(self) -> None:
         self.map.reset_parameters()
@@ -104,7 +123,7 @@ class TokenEmbedding(nn.Module):
         The table becomes a new parameter, so give it to the optimiser again.
         """
         self.map.resize(num_embeddings)
-        self.finished = None
+        self.look_up(None)
         return self
 
 

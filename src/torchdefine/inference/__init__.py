@@ -4,6 +4,7 @@ from torchdefine.inference.banded import BandedRows
 from torchdefine.inference.code_learning import CodeLearning
 from torchdefine.inference.codes import CodedRows
 from torchdefine.inference.compact_table import CompactTable, load_table
+from torchdefine.inference.compress import Compressed, Compression, compress_embedding
 from torchdefine.inference.factorised import FactorisedRows, UnitRows
 from torchdefine.inference.mixed_bits import MixedBitRows
 from torchdefine.inference.quantised import QuantisedRows
@@ -25,6 +26,8 @@ __all__ = [
     "CodeLearning",
     "CodedRows",
     "CompactTable",
+    "Compressed",
+    "Compression",
     "DenseRows",
     "FactorisedRows",
     "MixedBitRows",
@@ -33,6 +36,7 @@ __all__ = [
     "TensorTrainRows",
     "UnitRows",
     "coded_table",
+    "compress_embedding",
     "dense_table",
     "frequent_rows_table",
     "load_table",

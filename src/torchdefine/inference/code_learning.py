@@ -36,6 +36,11 @@ class CodeLearning:
     """Of refinement afterwards, at most; 0 leaves the codes as they were learnt."""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("batch_size", 1), ("validate_every", 1), ("rounds", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} of code learning is {getattr(self, name)}, but must be at least {least}.")
+
 
 class CodeLearner(nn.Module):
     """Rows → relaxed one-hot codes → rows again."""

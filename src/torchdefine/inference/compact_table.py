@@ -117,6 +117,13 @@ def _filled(config: dict[str, Any], tensors: dict[str, Tensor]) -> CompactTable:
 def _compare_facts(path: Path, stored: dict[str, Any], wanted: Mapping[str, Any]) -> None:
     for name, value in wanted.items():
         if stored.get(name) != value:
+            what = name.removesuffix("_sha256")
             raise UserError(
-                f"The table {path} was made for another {name} ({stored.get(name)!r}, not {value!r}): make it again."
+                f"The table {path} was made for {what} {_shortened(stored.get(name))}, not {_shortened(value)}: "
+                "make it again."
             )
+
+
+def _shortened(value: Any) -> str:
+    """A hash is told apart by its beginning."""
+    return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else repr(value)

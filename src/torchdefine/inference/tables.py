@@ -171,6 +171,18 @@ def centred(matrix: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tens
     return matrix - mean, mean
 
 
+@torch.no_grad()
+def lost_variance(table: nn.Module, matrix: Tensor, weights: Tensor | None = None) -> float:
+    """The share of a matrix's (weighted) variance that a table made of it has lost."""
+    mass = as_weights(None, matrix) if weights is None else weights
+    rows, _ = centred(matrix, mass)
+    variance = (rows.square().sum(-1) * mass).sum()
+    lost = torch.zeros((), device=matrix.device)
+    for ids in torch.arange(len(matrix), device=matrix.device).split(16_384):
+        lost += ((table(ids).float() - matrix[ids]).square().sum(-1) * mass[ids]).sum()
+    return float(lost / variance.clamp(min=1e-30))
+
+
 def by_frequency(weights: Tensor) -> Tensor:
     """Row numbers, most frequent first; equals stay in their order."""
     return torch.sort(weights, descending=True, stable=True).indices

@@ -1,0 +1,87 @@
+"""Commands that make a run cheaper to use."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from torchdefine.cli.shared import CHECKPOINTS, Command, add_device, print_json
+
+CACHE_DTYPES = ["fp32", "bf16", "fp16"]
+METHODS = ["codes", "product-codes", "svd", "bits", "int8", "int4"]
+
+COMPRESSING = """  codes          one entry from each of M codebooks of K, summed; learnt (Shu & Nakayama, 2018)
+  product-codes  chunks of the vector, each the nearest of those that k-means found
+  svd            a low rank, in int8
+  bits           rotated, then 0 to 8 bits a number by importance; mostly the best
+  int8, int4     so many bits a number, whatever that takes
+All but the last two take as many bytes as the codes of --codebooks × --entries do. The output layer of a language
+model still needs the map's table; what is packed is what the input looks up. Then: eval RUN --compressed."""
+
+
+def add_commands(command: Command) -> None:
+    """What prepares a run for use."""
+    sub = command(
+        "cache", _cache, "Write a run's finished vectors beside its weights, so that --cached inference needs no unit."
+    )
+    sub.add_argument("folder", metavar="RUN", help="a run's folder")
+    sub.add_argument("--dtype", default="fp32", choices=CACHE_DTYPES, help="of the vectors (default: fp32)")
+    _add_shared(sub)
+
+    sub = command(
+        "compress", _compress, "Pack a run's finished vectors into few bytes beside its weights.", COMPRESSING
+    )
+    sub.add_argument("folder", metavar="RUN", help="a run's folder")
+    sub.add_argument("--method", default="codes", choices=METHODS, help="how (default: codes)")
+    sub.add_argument("--codebooks", type=int, default=32, metavar="M", help="codes of a token (default: 32)")
+    sub.add_argument("--entries", type=int, default=16, metavar="K", help="of a codebook, 2 to 256 (default: 16)")
+    sub.add_argument("--steps", type=int, default=4000, help="of learning the codes, at most (default: 4000)")
+    sub.add_argument("--seed", type=int, default=0, help="for the codes (default: 0)")
+    _add_shared(sub)
+
+
+def _add_shared(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
+    add_device(sub)
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _cache(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.run import load_run
+    from torchdefine.training.progress import work_bar
+
+    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
+    with work_bar("computing vectors") as progress:
+        written = run.cache(options.dtype, progress)
+    if options.json:
+        print_json({"run": str(options.folder), "files": {str(file): size for file, size in written.items()}})
+        return
+    for file, size in written.items():
+        print(f"{file}: {size:,} bytes")
+
+
+def _compress(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.inference import CodeLearning
+    from torchdefine.inference.compress import Compression
+    from torchdefine.run import load_run
+    from torchdefine.training.progress import work_bar
+
+    learning = CodeLearning(steps=options.steps, seed=options.seed)
+    how = Compression(options.method, options.codebooks, options.entries, learning)
+    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
+    with work_bar(f"packing into {how}") as progress:
+        made = run.compress(how, progress)
+    if options.json:
+        files = {str(file): one.to_dict() for file, one in made.items()}
+        print_json({"run": str(options.folder), "files": files})
+        return
+    for file, one in made.items():
+        print(
+            f"{file}: {one.bytes:,} bytes as {one.method}, {one.finished_bytes / one.bytes:.1f} times smaller than the "
+            f"finished vectors ({one.finished_bytes:,}) and {one.map_bytes / one.bytes:.1f} times than the map they "
+            f"come from ({one.map_bytes:,})"
+        )
+        weighted = one.lost_by_frequency
+        by_use = "" if weighted is None else f", {weighted:.2%} if tokens count as often as they occur"
+        print(f"{one.lost:.2%} of the vectors' variance is lost{by_use}.")
+    print(f"Measure what that costs: torchdefine eval {options.folder} --compressed")

@@ -1,0 +1,161 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from torchdefine import DeFINE, load_run, train
+from torchdefine.cli import main
+from torchdefine.cli.inference import METHODS as OFFERED
+from torchdefine.embedding import StandardMap, TokenEmbedding
+from torchdefine.errors import UserError
+from torchdefine.inference import CodeLearning, Compression, compress_embedding
+from torchdefine.inference.compress import METHODS, codes_bytes
+
+QUICK = CodeLearning(steps=60, rounds=3)
+
+
+@pytest.fixture(scope="module")
+def run_folder(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("compressed") / "run"
+    train(recipe_file, out=out, train={"steps": 20})
+    load_run(out).compress(Compression("int8"))
+    return out
+
+
+@pytest.fixture
+def run_copy(run_folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(run_folder, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as done:
+        main([*arguments])
+    return int(done.value.code or 0)
+
+
+def test_compressed_evaluation_is_near_the_live_one_and_calls_no_unit(run_folder: Path) -> None:
+    live, packed = load_run(run_folder), load_run(run_folder, compressed=True)
+    packed.model.embedding.unit.forward = None  # whoever calls it now fails
+    exact = live.evaluate("test").perplexity
+    found = packed.evaluate("test").perplexity
+    assert found != exact
+    assert found == pytest.approx(exact, rel=1e-3)
+    assert packed.generate("w1", 12, seed=3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_keeps_within_its_bytes_and_most_of_the_vectors(method: str) -> None:
+    torch.manual_seed(0)
+    embedding = DeFINE(600, 32, map_dim=16, expand_dim=64)
+    how = Compression(method, codebooks=16, entries=16, learning=QUICK)
+    counts = [1000 // (i + 1) for i in range(600)]
+    made = compress_embedding(embedding, how, counts=counts)
+    table = embedding.table()
+    rebuilt = made.table(torch.arange(600))
+    centred = table - table.mean(0)
+    by_hand = float((rebuilt - table).square().sum() / centred.square().sum())
+    assert made.lost == pytest.approx(by_hand, rel=1e-4)
+    assert made.lost < 0.5
+    assert made.finished_bytes == 600 * 32 * 4
+    assert made.map_bytes == 600 * 16 * 4
+    assert made.bytes == made.table.stored_bytes
+    if not method.startswith("int"):
+        assert made.bytes <= codes_bytes(embedding, how)
+
+
+def test_codes_lose_less_than_product_codes_of_as_many_bytes() -> None:
+    torch.manual_seed(0)
+    directions = torch.randn(12, 64)
+    map_layer = StandardMap(4000, 64)
+    map_layer.table.weight.data = torch.randn(4000, 12) @ directions + 0.1 * torch.randn(4000, 64)
+    embedding = TokenEmbedding(map_layer)
+    learning = CodeLearning(steps=300, rounds=8)
+    lost = {m: compress_embedding(embedding, Compression(m, 16, 16, learning)).lost for m in ("codes", "product-codes")}
+    assert lost["codes"] < lost["product-codes"]
+
+
+def test_the_command_offers_every_method() -> None:
+    assert list(METHODS) == OFFERED
+
+
+def test_from_the_command_line(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["compress", str(run_copy), "--codebooks", "8", "--entries", "4", "--steps", "30"]
+    assert command(*arguments) == 0
+    assert "as codes 8 × 4" in capsys.readouterr().out
+    assert command(*arguments, "--method", "svd", "--json") == 0
+    (facts,) = json.loads(capsys.readouterr().out)["files"].values()
+    assert facts["method"] == "svd"
+    assert 0 < facts["lost"] < 1
+    assert command("eval", str(run_copy), "--compressed", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["perplexity"] > 1
+    assert command("generate", str(run_copy), "--compressed", "--length", "5") == 0
+
+
+def test_one_changed_weight_makes_it_stale(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = run_copy / "best" / "checkpoint.safetensors"
+    tensors = load_file(best)
+    name = next(name for name in tensors if ".unit." in name)
+    tensors[name].view(-1)[0] += 1e-3
+    with safe_open(best, "pt") as file:
+        metadata = file.metadata()
+    save_file(tensors, best, metadata=metadata)
+    assert command("eval", str(run_copy), "--compressed") == 2
+    assert "was made for weights" in capsys.readouterr().err
+
+
+def test_missing_cut_and_foreign_files_are_refused(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file,) = load_run(run_copy).compressed_files()
+    whole = file.read_bytes()
+    for content, message in (
+        (None, "does not exist: write it with `torchdefine compress` first"),
+        (whole[:-100], "is damaged or cut short"),
+        ((run_copy / "best" / "checkpoint.safetensors").read_bytes(), "is not a torchdefine compact table"),
+    ):
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_bytes(content)
+        assert command("eval", str(run_copy), "--compressed") == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--entries", "10"], "cannot be packed"),
+        (["--codebooks", "0"], "must be at least 1"),
+        (["--steps", "0"], "must be at least 1"),
+        (["--method", "zip"], "zip"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_changes(
+    run_copy: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    before = {path: path.read_bytes() for path in run_copy.rglob("*") if path.is_file()}
+    assert command("compress", str(run_copy), *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert {path: path.read_bytes() for path in run_copy.rglob("*") if path.is_file()} == before
+
+
+def test_cached_and_compressed_at_once_are_refused(run_folder: Path) -> None:
+    with pytest.raises(UserError, match="choose one of them"):
+        load_run(run_folder, cached=True, compressed=True)
+
+
+def test_a_packed_table_moves_with_the_model_and_is_no_weight_of_it() -> None:
+    embedding = DeFINE(50, 24, map_dim=16, expand_dim=64).eval()
+    names = list(embedding.state_dict())
+    embedding.look_up(compress_embedding(embedding, Compression("int8")).table)
+    assert list(embedding.state_dict()) == names
+    assert sum(p.numel() for p in embedding.parameters()) == sum(p.numel() for p in DeFINE(50, 24, 16, 64).parameters())
+    embedding.double()
+    assert embedding.packed.mean.dtype == torch.float64
+    assert embedding(torch.tensor([3])).dtype == torch.float64
+    embedding.train()
+    assert embedding.packed is None
