@@ -25,7 +25,7 @@ class PlainLSTM(nn.Module):
         wide, last = state or (None, None)
         hidden, after_wide = self.wide(F.dropout(x, self.dropout, self.training), wide)
         hidden, after_last = self.last(F.dropout(hidden, self.dropout, self.training), last)
-        after = [(h.detach(), c.detach()) for h, c in (after_wide, after_last)]
+        after = [(h.detach().float(), c.detach().float()) for h, c in (after_wide, after_last)]
         return F.dropout(hidden, self.dropout, self.training), after
 
 
@@ -49,7 +49,7 @@ class PlainAWDLSTM(nn.Module):
         for index, (layer, raw) in enumerate(zip(self.layers, self.raw, strict=True)):
             layer.weight_hh_l0 = F.dropout(raw, 0.5)
             x, (h, c) = layer(x, None if state is None else state[index])
-            after.append((h.detach(), c.detach()))
+            after.append((h.detach().float(), c.detach().float()))
             if index < 2:
                 x = _locked(x, 0.25)
         dropped = _locked(x, 0.4)
