@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import attention, awd_lstm, look_up, steps
+from benchmarks import attention, awd_lstm, look_up, output, steps, unit
 from benchmarks.measuring import Setting
 from benchmarks.records import Benchmark, append_record, run
 from torchdefine.errors import MachineError, UserError
@@ -22,10 +22,8 @@ from torchdefine.spelling import did_you_mean
 from torchdefine.training.precision import flush_denormals
 
 RESULTS = Path(__file__).parent.parent / "results" / "benchmarks"
-BENCHMARKS = {
-    benchmark.name: benchmark
-    for benchmark in (steps.BENCHMARK, awd_lstm.BENCHMARK, attention.BENCHMARK, look_up.BENCHMARK)
-}
+MODULES = (unit, output, steps, awd_lstm, attention, look_up)
+BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
 
 
 def chosen(names: list[str]) -> list[Benchmark]:

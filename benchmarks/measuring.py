@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 Work = Callable[[], object]
-ENOUGH_SECONDS = 0.02
+ENOUGH_SECONDS = 0.01
 """So long must the calls take that make one number; quicker work is called more often."""
 MOST_CALLS_AT_ONCE = 50
 FEWEST_REPEATS = 3
