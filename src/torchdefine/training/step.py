@@ -70,6 +70,11 @@ class TrainingStep:
         else:
             self._recorder(batch.parts, hints)
 
+    @property
+    def recorded_kinds(self) -> int:
+        """How many kinds of steps are replayed from a CUDA graph by now."""
+        return 0 if self._recorder is None else self._recorder.recorded_kinds
+
     def forget_context(self) -> None:
         """Begin with an empty state, as at the start of a text."""
         for state, size in zip(self.carried, self.rows, strict=True):
@@ -147,6 +152,10 @@ class _Recorder:
             self.step.compute([part.inputs for part in parts], roomy)
         else:
             recording.replay(parts)
+
+    @property
+    def recorded_kinds(self) -> int:
+        return sum(recording is not None for recording in self._recordings.values())
 
     def _record(self, parts: Sequence[Part], hints: Sequence[tuple[int, ...] | None]) -> _Recording | None:
         inputs = [tuple(tensor.clone() for tensor in part.inputs) for part in parts]

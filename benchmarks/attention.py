@@ -1,0 +1,61 @@
+"""One attention layer of the Transformer-XL recipes, forward and backward, beside the way it is usually written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from benchmarks.measuring import Contestant, Group, Prepared, Setting
+from benchmarks.plain_transformer_xl import TextbookAttention
+from benchmarks.records import Benchmark
+from benchmarks.steps import FAMILIES
+from torchdefine.build import VocabularyFacts, build_language_model
+from torchdefine.context import TransformerXL
+from torchdefine.context.relative_attention import sinusoids
+from torchdefine.context.transformer_xl import TransformerXLLayer
+from torchdefine.recipe import load_recipe
+
+
+def ways(setting: Setting) -> tuple[Tensor, dict[str, Callable[[], Tensor]]]:
+    """What both take, (B, K, d), and both ways to (B, T, d)."""
+    family = next(family for family in FAMILIES if family.name == "Transformer-XL")
+    recipe = family.recipe(family.without, setting.small)
+    streams, length, memory = recipe.train.batch_size, recipe.train.length, recipe.context.memory
+    one_layer = {"context": {"memory": memory, "layers": 1}, "output": {"kind": "full"}}
+    with setting.device:
+        model = build_language_model(load_recipe(family.without, one_layer), VocabularyFacts(1000)).context
+    assert isinstance(model, TransformerXL)
+    model.eval()  # without dropout, so that the two agree
+    model.evaluation = model.reach
+    layer = model.layers[0]
+    assert isinstance(layer, TransformerXLLayer)
+    dtype = torch.bfloat16 if setting.on_gpu else torch.float32
+    seen = torch.randn(
+        streams, memory + length, model.input_dim, device=setting.device, dtype=dtype, requires_grad=True
+    )
+    filled = torch.full((1,), memory, device=setting.device)
+    textbook = TextbookAttention(layer.attention).to(setting.device, dtype)
+    distances = torch.arange(memory + length - 1, -1, -1, device=setting.device)
+    vectors = sinusoids(distances, model.input_dim, torch.float32).to(dtype)
+    biases = model.content_bias.to(dtype), model.distance_bias.to(dtype)
+
+    def ours() -> Tensor:
+        return layer.attention(seen, model._surroundings(seen[:, memory:], memory, filled))
+
+    return seen, {"textbook": lambda: textbook(seen, length, vectors, *biases), "ours": ours}
+
+
+def groups(setting: Setting) -> Iterator[Group]:
+    torch.manual_seed(0)
+    seen, both = ways(setting)
+
+    def prepare(way: Callable[[], Tensor]) -> Prepared:
+        return Prepared(lambda: way().sum().backward())
+
+    contestants = [Contestant(name, lambda way=way: prepare(way)) for name, way in both.items()]  # type: ignore[misc]
+    yield Group("attention layer, forward and backward", contestants, note=f"keys {'×'.join(map(str, seen.shape))}")
+
+
+BENCHMARK = Benchmark("attention", "an attention layer of Transformer-XL beside the textbook's", groups)
