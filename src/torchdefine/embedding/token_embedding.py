@@ -30,6 +30,7 @@ class TokenEmbedding(nn.Module):
         self.finished: Tensor | None
         self.register_buffer("finished", None, persistent=False)
         self.packed: nn.Module | None = None
+        self._vector_dtype = torch.float32
 
     @classmethod
     def beside(cls, map_layer: MapLayer, partner: TokenEmbedding) -> TokenEmbedding:
@@ -52,12 +53,12 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """(…) whole numbers → (…, embedding_dim)."""
+        if (table := self.finished) is not None:
+            return self._looked_up(ids, table)
         ids = as_ids(ids, self.num_embeddings)
-        if self.finished is not None:
-            return F.embedding(ids, self.finished).to(next(self.map.parameters()).dtype)  # type: ignore[attr-defined]
         if self.packed is not None:
             found: Tensor = self.packed(ids)
-            return found.to(next(self.map.parameters()).dtype)  # type: ignore[attr-defined]
+            return found.to(self._vector_dtype)
         vectors = self.map(ids)  # (…, n)
         if self.training and self.row_dropout:
             vectors = vectors * self._kept_rows(vectors)[ids].unsqueeze(-1)
@@ -67,6 +68,13 @@ class TokenEmbedding(nn.Module):
         if self.padding_idx is not None:  # the unit's biases would give the padding token a vector
             finished = finished.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
         return finished
+
+    def _looked_up(self, ids: Tensor, table: Tensor) -> Tensor:
+        """As short as it can be: on a GPU the look-up itself takes less than a few lines of Python."""
+        if type(ids) is not Tensor or not ids.is_cuda or ids.dtype is not torch.int64:
+            ids = as_ids(ids, self.num_embeddings)
+        vectors = F.embedding(ids, table)
+        return vectors if vectors.dtype is self._vector_dtype else vectors.to(self._vector_dtype)
 
     def _kept_rows(self, like: Tensor) -> Tensor:
         """1 / (1 - p) for the token types kept in this step and 0 for the others: (V,)."""
@@ -79,6 +87,7 @@ class TokenEmbedding(nn.Module):
         """
         if finished is not None:
             self._check_shape(finished)
+        self._vector_dtype = next(self.map.parameters()).dtype  # type: ignore[attr-defined]
         self.finished = finished if isinstance(finished, Tensor) else None
         packed = finished if isinstance(finished, nn.Module) else None
         object.__setattr__(self, "packed", packed)  # past nn.Module: it is no part of the weights
@@ -99,7 +108,9 @@ class TokenEmbedding(nn.Module):
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
         if self.packed is not None:  # it moves with the weights all the same
             self.packed._apply(fn)
-        return super()._apply(fn, recurse)
+        super()._apply(fn, recurse)
+        self._vector_dtype = next(self.map.parameters()).dtype  # type: ignore[attr-defined]
+        return self
 
     def reset_parameters(self) -> None:
         self.map.reset_parameters()
