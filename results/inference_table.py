@@ -53,7 +53,7 @@ def main() -> None:
             "recipe": recipe,
             "map_dim": run.embedding.map_dim,
             "training": {
-                name: value for name, value in run.result.items() if name not in ("curve", "train_curve", "evaluation")
+                name: value for name, value in run.result.items() if name not in ("train_curve", "evaluation")
             },
             "protocol": f"test text in {STREAMS} streams, {LENGTH} tokens a step",
             "timed": f"{TIMED_STREAMS} streams of {TIMED_LENGTH} tokens, median of {REPEATS}, kernel by kernel",
@@ -86,7 +86,7 @@ def measured_rows(run: Run) -> Iterator[dict[str, Any]]:
         began = time.monotonic()
         try:
             table, stored = make()
-        except (UserError, ImportError) as error:
+        except (UserError, ImportError, AttributeError, TypeError, RuntimeError) as error:  # other people's versions
             print(f"{run.recipe.name}, {name}: not run: {error}", flush=True)
             yield {"name": name, "not_run": str(error)}
             continue
