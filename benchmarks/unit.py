@@ -160,7 +160,7 @@ def unit_and_ids(recipe_name: str, setting: Setting) -> tuple[DefineUnit, Tensor
     torch.manual_seed(1)
     if setting.small:
         recipe, size = load_recipe(recipe_name, {"embedding": {"cutoffs": [1000, 2000, 4000]}}), 8000
-        ids = text.ids((512,), device, size)
+        ids = text.ids((256,), device, size)
     else:
         recipe, size = load_recipe(recipe_name), WIKIPEDIA_SIZE
         ids = text.wide_ids((TOKENS,), device, size)
