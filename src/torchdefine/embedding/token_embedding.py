@@ -29,6 +29,7 @@ class TokenEmbedding(nn.Module):
         self.row_dropout = 0.0
         self.finished: Tensor | None
         self.register_buffer("finished", None, persistent=False)
+        self._like: tuple[Tensor, ...] = ()  # one of the map's weights while vectors are looked up; finding it is slow
 
     @classmethod
     def beside(cls, map_layer: MapLayer, partner: TokenEmbedding) -> TokenEmbedding:
@@ -53,7 +54,7 @@ class TokenEmbedding(nn.Module):
         """(…) whole numbers → (…, embedding_dim)."""
         ids = as_ids(ids, self.num_embeddings)
         if self.finished is not None:
-            return F.embedding(ids, self.finished).to(next(self.map.parameters()).dtype)  # type: ignore[attr-defined]
+            return F.embedding(ids, self.finished).to(self._like[0].dtype)
         vectors = self.map(ids)  # (…, n)
         if self.training and self.row_dropout:
             vectors = vectors * self._kept_rows(vectors)[ids].unsqueeze(-1)
@@ -76,10 +77,11 @@ class TokenEmbedding(nn.Module):
                 f"of {self.embedding_dim}."
             )
         self.finished = finished
+        self._like = () if finished is None else (next(self.map.parameters()),)  # type: ignore[attr-defined]
 
     def train(self, mode: bool = True) -> Self:
         if mode:
-            self.finished = None  # the weights are about to change
+            self.look_up(None)  # the weights are about to change
         return super().train(mode)
 
     def reset_parameters(self) -> None:
@@ -104,7 +106,7 @@ class TokenEmbedding(nn.Module):
         The table becomes a new parameter, so give it to the optimiser again.
         """
         self.map.resize(num_embeddings)
-        self.finished = None
+        self.look_up(None)
         return self
 
 
