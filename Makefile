@@ -32,7 +32,7 @@ format: $(VENV)/dev  ## let ruff put the style right
 	$(VENV)/bin/ruff format .
 
 bench: $(VENV)/dev  ## ours beside the alternatives in one run: a small CPU version, a few minutes
-	$(VENV)/bin/python -m benchmarks.embedding
+	$(VENV)/bin/python -m benchmarks --small --device cpu
 
 figures: $(VENV)/dev  ## draw the pictures of the docs anew
 	$(VENV)/bin/python docs/draw_figures.py
@@ -40,6 +40,7 @@ figures: $(VENV)/dev  ## draw the pictures of the docs anew
 results: $(VENV)/user  ## write the tables of results/ anew from its JSON files
 	$(VENV)/bin/python results/make_tables.py
 	$(VENV)/bin/python results/minilm_tables.py
+	$(VENV)/bin/python results/benchmark_tables.py
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

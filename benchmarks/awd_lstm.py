@@ -37,7 +37,7 @@ def contestants(setting: Setting, place: Place) -> Iterator[Contestant]:
     define = in_precision(FAMILY.with_define, last, setting)
     yield Contestant(
         f"ours with DeFINE, {last}, {'recorded' if setting.on_gpu else 'kernel by kernel'}",
-        lambda: our_step(define, place, recorded=True),
+        lambda: our_step(define, place, recorded=setting.on_gpu),
     )
 
 

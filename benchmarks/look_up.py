@@ -25,6 +25,7 @@ from torchdefine.inference.cache import use_cache, write_cache
 
 TOKENS = 8960
 WIDTH = 384
+SMALL_SIZE = 20_000
 
 
 def looking_up(module: nn.Module, ids: torch.Tensor) -> Prepared:
@@ -62,7 +63,7 @@ def coded(size: int, parts: int, stages: int, entries: int) -> CompactTable:
 
 def groups(setting: Setting) -> Iterator[Group]:
     text, device = real_text(setting.data), setting.device
-    size = 20_000 if setting.small else WIKIPEDIA_SIZE
+    size = SMALL_SIZE if setting.small else WIKIPEDIA_SIZE
     shape = (TOKENS // 140, 140)
     ids = text.ids(shape, device, size) if setting.small else text.wide_ids(shape, device, size)
     torch.manual_seed(1)

@@ -45,7 +45,7 @@ class Setting:
     @property
     def most_seconds(self) -> float:
         """After so long a contestant's repeats are cut short; its row says how many there were."""
-        return 2.5 if self.small else 20.0
+        return 1.0 if self.small else 20.0
 
 
 class Prepared(NamedTuple):

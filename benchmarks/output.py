@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.measuring import Contestant, Group, Prepared, Setting, times_faster, times_the_memory
+from benchmarks.measuring import Contestant, Group, Prepared, Setting, Work, times_faster, times_the_memory
 from benchmarks.plain_step import TorchAdaptiveLoss
 from benchmarks.recorded import recorded
 from benchmarks.records import Benchmark
@@ -93,9 +93,11 @@ def prepared(make: Callable[[], nn.Module], data: tuple[Tensor, Tensor], setting
     torch.manual_seed(2)
     with setting.device:
         module = make()
-    work = both_passes(module, hidden, targets, precision)
+    work: Work = both_passes(module, hidden, targets, precision)
     facts: dict[str, Any] = {"parameters": sum(p.numel() for p in module.parameters())}
-    return Prepared(recorded(work) if kept else work, lambda: facts, precision.matmul_mode())
+    with precision.matmul_mode():
+        work = recorded(work) if kept else work
+    return Prepared(work, lambda: facts, precision.matmul_mode())
 
 
 def adaptive(size: int, cutoffs: tuple[int, ...], division: int, targets: Tensor, roomy: bool) -> nn.Module:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import Contestant, Goal, Group, Row, Rows, Setting, measure
+from benchmarks.measuring import Contestant, Goal, Group, Rows, Setting, measure
 from torchdefine.files import write_text
 from torchdefine.training.environment import describe_environment
 
@@ -112,7 +112,3 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines if line.strip()]
     return [r for r in records if (r.get("format"), r.get("version")) == (FORMAT, FORMAT_VERSION)]
-
-
-def row_of(record: dict[str, Any], group: str, name: str) -> Row:
-    return Row(**record["groups"][group]["rows"][name])

@@ -137,9 +137,11 @@ def ways(unit: DefineUnit, ids: Tensor) -> dict[str, Way]:
 def prepared(way: Way, x: Tensor, call: str, setting: Setting) -> Prepared:
     precision = Precision("bf16", setting.device)
     passes = Passes(way.module, x, precision)
-    work: Work = {"forward": passes.forward, "both": passes.both}.get(call) or passes.backward()
     facts = {"parameters": sum(p.numel() for p in way.module.parameters())}
-    return Prepared(recorded(work) if way.recorded else work, lambda: facts, precision.matmul_mode())
+    with precision.matmul_mode():  # what is compiled or recorded here belongs to the mode that it will run in
+        work: Work = {"forward": passes.forward, "both": passes.both}.get(call) or passes.backward()
+        work = recorded(work) if way.recorded else work
+    return Prepared(work, lambda: facts, precision.matmul_mode())
 
 
 def why_not(way: Way, call: str, setting: Setting) -> str:
@@ -160,7 +162,7 @@ def unit_and_ids(recipe_name: str, setting: Setting) -> tuple[DefineUnit, Tensor
     torch.manual_seed(1)
     if setting.small:
         recipe, size = load_recipe(recipe_name, {"embedding": {"cutoffs": [1000, 2000, 4000]}}), 8000
-        ids = text.ids((512,), device, size)
+        ids = text.ids((256,), device, size)
     else:
         recipe, size = load_recipe(recipe_name), WIKIPEDIA_SIZE
         ids = text.wide_ids((TOKENS,), device, size)

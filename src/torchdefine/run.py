@@ -23,6 +23,7 @@ from torchdefine.training.checkpoint import load_weights, read_checkpoint
 from torchdefine.training.distributed import Processes, joined_processes
 from torchdefine.training.environment import describe_environment
 from torchdefine.training.kept_checkpoints import average_checkpoints
+from torchdefine.training.memory import keep_freed_memory
 from torchdefine.training.precision import flush_denormals
 from torchdefine.training.progress import QuietReporter, Reporter
 
@@ -45,6 +46,7 @@ def train(
     validation, ``progress`` of the encoding of the text.
     """
     flush_denormals()
+    keep_freed_memory()
     changes = _changes(data, overrides)
     recipe = _resolve(recipe, changes)
     with joined_processes() as processes, _chosen_folder(recipe, out, resume, processes) as folder:

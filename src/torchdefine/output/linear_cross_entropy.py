@@ -214,12 +214,13 @@ def _through_chunks(
             logits = rows @ matrix.T  # (t, V)
             if bias is not None:
                 logits = logits.to(exact).add_(bias)
-            log_probs = torch.log_softmax(logits, dim=1, dtype=exact)  # (t, V)
+            probabilities = torch.softmax(logits, dim=1, dtype=exact)  # (t, V)
             columns, counted = task.columns[chunk].unsqueeze(1), task.counted[chunk]  # (t, 1), (t,)
-            losses[chunk] = torch.where(counted, _chunk_losses(log_probs, columns, task.label_smoothing), 0.0)
+            found = _chunk_losses(logits, probabilities, columns, task.label_smoothing)
+            losses[chunk] = torch.where(counted, found, 0.0)
             if incoming is None:
                 continue
-            gradient = _logit_gradient(log_probs, columns, task.label_smoothing)  # (t, V), still without incoming
+            gradient = _logit_gradient(probabilities, columns, task.label_smoothing)  # (t, V), still without incoming
             factor = torch.where(counted, incoming[chunk], 0).unsqueeze(1)  # (t, 1), put where it meets d, not V
             if grad_bias is not None:
                 grad_bias.addmv_(gradient.T, factor.squeeze(1).to(exact))
@@ -231,16 +232,19 @@ def _through_chunks(
     return losses, (grad_hidden, grad_weight, grad_bias)
 
 
-def _chunk_losses(log_probs: Tensor, columns: Tensor, label_smoothing: float) -> Tensor:
-    losses = -log_probs.gather(1, columns).squeeze(1)  # (t,)
+def _chunk_losses(logits: Tensor, probabilities: Tensor, columns: Tensor, label_smoothing: float) -> Tensor:
+    """From the largest logit and its probability, which is never too small for a logarithm: (t,)."""
+    exact = probabilities.dtype
+    normalisers = logits.amax(1).to(exact) - probabilities.amax(1).log()  # (t,) log Σ exp
+    losses = normalisers - logits.gather(1, columns).squeeze(1)
     if label_smoothing:
-        losses = (1 - label_smoothing) * losses - label_smoothing * log_probs.mean(1)
+        losses = (1 - label_smoothing) * losses + label_smoothing * (normalisers - logits.mean(1, dtype=exact))
     return losses
 
 
-def _logit_gradient(log_probs: Tensor, columns: Tensor, label_smoothing: float) -> Tensor:
-    """Softmax less the smoothed target, written over the log-probabilities, which nobody needs again."""
-    gradient = log_probs.exp_()
+def _logit_gradient(probabilities: Tensor, columns: Tensor, label_smoothing: float) -> Tensor:
+    """Softmax less the smoothed target, written over the probabilities, which nobody needs again."""
+    gradient = probabilities
     if label_smoothing:
         gradient -= label_smoothing / gradient.shape[1]
     hit = torch.full_like(columns, label_smoothing - 1, dtype=gradient.dtype)  # (t, 1)

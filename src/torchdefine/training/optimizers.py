@@ -13,13 +13,13 @@ from torchdefine.recipe import OptimSettings
 def make_optimizer(
     parameters: Iterable[nn.Parameter], settings: OptimSettings, device: torch.device
 ) -> torch.optim.Optimizer:
-    """On a GPU the fused kind: one launch, and under loss scaling no question back to the host.
+    """The fused kind: one pass over memory on a CPU; on a GPU one launch, and no question back to the host.
 
     There the rate is a tensor too, so that a step recorded as a CUDA graph takes the present one.
     """
     on_gpu = device.type == "cuda"
     rate = torch.tensor(settings.lr, device=device) if on_gpu else settings.lr
-    shared = {"lr": rate, "weight_decay": settings.weight_decay, "fused": on_gpu}
+    shared = {"lr": rate, "weight_decay": settings.weight_decay, "fused": True}
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, momentum=settings.momentum, **shared)  # type: ignore[arg-type]
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW

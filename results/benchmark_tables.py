@@ -1,0 +1,155 @@
+"""Writes results/benchmarks/README.md and the figures of growth from the rows beside it: `make results`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROWS, FIGURES = HERE / "benchmarks", HERE / "figures"
+FORMAT, FORMAT_VERSION = "torchdefine benchmark", 1
+COLOURS = {"nn.Embedding": "tab:blue", "table and projection": "tab:orange", "DeFINE": "tab:green"}
+UNITS = {"vocabulary": "types in the vocabulary", "depth": "depth of the unit", "tokens": "tokens at once"}
+
+INTRODUCTION = """# Benchmarks
+
+Written by `make results` from the rows in this folder; nothing here is typed. `python -m benchmarks` appends a row,
+with date, commit, versions and hardware; shown is the newest of each benchmark on each hardware, small shapes apart
+from whole ones. Contestants of a table ran in one process on the same tensors. "× as fast" is against the table's first
+line; times are medians with their quartiles, so wide quartiles tell of a machine that had other work to do.
+[docs/benchmarks.md](../../docs/benchmarks.md) says more.
+"""
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [r for r in records if (r.get("format"), r.get("version")) == (FORMAT, FORMAT_VERSION)]
+
+
+def hardware(record: dict[str, Any]) -> str:
+    facts = record["hardware"]
+    name = facts.get("gpu") or f"{facts['cpu']}, {facts['cpu_threads']} threads"
+    return f"{name}, small shapes" if record["small"] else str(name)
+
+
+def newest(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The last row of each hardware, which is the newest, since rows are appended."""
+    return {hardware(record): record for record in records}
+
+
+def section(record: dict[str, Any]) -> list[str]:
+    versions, commit = record["versions"], (record["commit"] or "unknown")[:12]
+    lines = [
+        f"### {hardware(record)}",
+        "",
+        f"{record['date']}, torch {versions['torch']}, Python {versions['python']}, commit {commit}.",
+        "",
+    ]
+    if record["benchmark"] == "growth":
+        lines += [f"![Growth](../{draw_growth(record).relative_to(HERE)})", ""]
+    for name, group in record["groups"].items():
+        lines += [f"**{name}**" + (f" ({group['note']})" if group["note"] else ""), "", *table(group), ""]
+        lines += [f"- Goal: {judged(goal)}" for goal in group["goals"]]
+        if group["not_run"]:
+            lines.append(f"- Not run: {not_run(group['not_run'])}.")
+        if lines[-1]:
+            lines.append("")
+    return lines
+
+
+def table(group: dict[str, Any]) -> list[str]:
+    rows = group["rows"]
+    if not rows:
+        return ["Nothing of it ran."]
+    first = rows.get(group["reference"]) or next(iter(rows.values()))
+    lines = ["| | × as fast | ms | quartiles | peak MiB | |", "|---|---:|---:|---:|---:|---|"]
+    for name, row in rows.items():
+        peak = "–" if row["peak_mib"] is None else f"{row['peak_mib']:,.0f}"
+        spread = "–" if row["q1_ms"] is None else f"{row['q1_ms']:.3f}–{row['q3_ms']:.3f}"
+        cells = [name, f"{first['ms'] / row['ms']:.2f}", f"{row['ms']:.3f}", spread, peak, said(row["facts"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def said(facts: dict[str, Any]) -> str:
+    """What else is known of a row, as far as its name does not say it."""
+    parts = []
+    for name, value in facts.items():
+        if name == "parameters":
+            parts.append(f"{value / 1e6:.2f} M parameters")
+        elif name == "shares":
+            parts += [f"{100 * share:.0f} % {kind}" for kind, share in value.items()]
+        elif name not in ("line", "axis", "at"):
+            parts.append(f"{name} {value}")
+    return ", ".join(parts)
+
+
+def judged(goal: dict[str, Any]) -> str:
+    if goal["met"] is None:
+        return f"{goal['goal']}: not measured."
+    return f"{goal['goal']}: **{'met' if goal['met'] else 'missed'}** with {goal['value']:.3f}."
+
+
+def not_run(reasons: dict[str, str]) -> str:
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
+
+
+def draw_growth(record: dict[str, Any]) -> Path:
+    """Time and peak memory of training, and time of looking up, against each axis: log–log."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "torchdefine"  # the same file for the same numbers
+    from matplotlib import pyplot
+
+    pictures = (("forward", "ms"), ("forward and backward", "ms"), ("forward and backward", "peak_mib"))
+    figure, grid = pyplot.subplots(len(UNITS), len(pictures), figsize=(11, 9), layout="constrained", sharex="row")
+    for axis, panels in zip(UNITS, grid, strict=True):
+        for (passes, measure), panel in zip(pictures, panels, strict=True):
+            draw_lines(panel, record["groups"].get(f"{axis}, {passes}", {"rows": {}}), measure)
+            panel.set(xlabel=UNITS[axis], ylabel={"ms": "ms", "peak_mib": "peak MiB"}[measure], title=passes)
+            panel.set(xscale="log", yscale="log")
+            panel.grid(alpha=0.3, which="both")
+    grid[0][0].legend(fontsize=8)
+    slug = re.sub(r"[^a-z0-9]+", "-", hardware(record).lower()).strip("-")
+    path = FIGURES / f"growth-{slug}.svg"
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return path
+
+
+def draw_lines(panel: Any, group: dict[str, Any], measure: str) -> None:
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in group["rows"].values():
+        if row[measure]:
+            lines.setdefault(row["facts"]["line"], []).append((row["facts"]["at"], row[measure]))
+    for line, points in lines.items():
+        if len(points) == 1:  # what does not depend on the axis
+            panel.axhline(points[0][1], linestyle=":", linewidth=1, color=COLOURS[line])
+            panel.annotate(line, (0.02, points[0][1]), xycoords=("axes fraction", "data"), fontsize=7)
+        else:
+            panel.plot(
+                *zip(*points, strict=True), marker="o", markersize=3, linewidth=1, label=line, color=COLOURS[line]
+            )
+
+
+def main() -> None:
+    page = [INTRODUCTION]
+    for path in sorted(ROWS.glob("*.jsonl")):
+        records = newest(read(path))
+        if not records:
+            continue
+        page += [f"## {path.stem}", ""]
+        for record in records.values():
+            page += section(record)
+    (ROWS / "README.md").write_text("\n".join(page).rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

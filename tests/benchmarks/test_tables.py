@@ -1,0 +1,134 @@
+"""Look-up, growth, the demo's profile and AWD-LSTM at tiny size, and the page that is made of rows."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from benchmarks.measuring import Setting
+from benchmarks.records import Benchmark, append_record, run
+
+from benchmarks import awd_lstm, demo_profile, growth, look_up
+from tests.benchmarks.test_steps import tiny
+
+SETTING = Setting(torch.device("cpu"), small=True, repeats=2)
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_every_look_up_gives_the_vectors_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look_up, "SMALL_SIZE", 600)
+    monkeypatch.setattr(look_up, "TOKENS", 280)
+    (group,) = look_up.groups(SETTING)
+    vectors = {contestant.name: contestant.prepare().work() for contestant in group.contestants}
+    exact = vectors["computed by the unit"]
+    for name in ("embedding.cached()", "a cache file"):
+        torch.testing.assert_close(vectors[name], exact, rtol=1e-5, atol=1e-5)
+    scale = exact.square().mean()
+    for name, error in (("float16", 1e-5), ("int8", 1e-3), ("int4", 0.05), ("SVD of rank 128", 0.6)):
+        assert (vectors[name] - exact).square().mean() < error * scale, name
+    assert all(found.shape == exact.shape for found in vectors.values())
+
+
+def test_growth_has_a_row_for_every_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    point = growth.SMALL._replace(vocabulary=500, shape=(2, 8))
+    axes = {
+        "vocabulary": [point, point._replace(vocabulary=700)],
+        "depth": [point._replace(depth=1), point],
+        "tokens": [point, point._replace(shape=(4, 8))],
+    }
+    monkeypatch.setattr(growth, "SMALL_AXES", axes)
+    record = run(growth.BENCHMARK, SETTING)
+    rows = record["groups"]["vocabulary, forward and backward"]["rows"]
+    assert [(r["facts"]["line"], r["facts"]["at"]) for r in rows.values()][-1] == ("DeFINE", 700)
+    assert len(record["groups"]["depth, forward"]["rows"]) == 4
+    page = written_page(record, tmp_path)
+    assert "![Growth](../figures/growth-" in page
+    assert len(list((tmp_path / "figures").glob("growth-*.svg"))) == 1
+
+
+def test_growth_leaves_out_what_does_not_fit() -> None:
+    huge = growth.Point(vocabulary=10**12)
+    assert growth.lacks_memory("nn.Embedding", huge, SETTING).startswith("it needs about")
+    assert growth.lacks_memory("DeFINE", growth.SMALL, SETTING) == ""
+
+
+def test_shares_of_the_demo_add_up_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_profile, "PROFILED_STEPS", 2)
+    prepared = demo_profile.prepared("demo/adaptive-define", SETTING)
+    prepared.work()
+    shares = prepared.facts()["shares"]
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
+    assert shares["matrix products"] > 0.05
+    assert shares["LSTM"] > 0.05
+
+
+def test_kernels_have_a_kind() -> None:
+    kinds = {
+        "aten::mkldnn_rnn_layer_backward": "LSTM",
+        "aten::addmm_": "matrix products",
+        "aten::_fused_adam_": "optimiser",
+        "aten::embedding_dense_backward": "tables",
+        "aten::copy_": "other kernels",
+    }
+    assert {kernel: demo_profile.kind_of(kernel) for kernel in kinds} == kinds
+
+
+def test_awd_lstm_keeps_its_contestants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awd_lstm, "FAMILY", tiny("AWD-LSTM"))
+    (group,) = awd_lstm.groups(SETTING)
+    for contestant in group.contestants:
+        if not contestant.lacks:
+            contestant.prepare().work()
+    on_gpu = replace(SETTING, device=torch.device("cuda"))
+    place = awd_lstm.FAMILY.place(SETTING)
+    names = [contestant.name for contestant in awd_lstm.contestants(on_gpu, place)]
+    assert names[:4] == [f"plain loop, {precision}" for precision in ("tf32", "fp32", "bf16", "fp16")]
+    assert names[4:6] == ["ours, tf32, kernel by kernel", "ours, tf32, recorded"]
+    assert names[-1] == "ours with DeFINE, bf16, recorded"
+    assert len(names) == 11
+
+
+def written_page(record: dict, folder: Path) -> str:
+    tables = page_maker()
+    tables.HERE, tables.ROWS, tables.FIGURES = folder, folder / "benchmarks", folder / "figures"
+    append_record(tables.ROWS, record)
+    tables.main()
+    return (tables.ROWS / "README.md").read_text()
+
+
+def page_maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("benchmark_tables", ROOT / "results" / "benchmark_tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_shows_the_newest_row_of_each_hardware(tmp_path: Path) -> None:
+    benchmark = Benchmark("little", "does little", lambda setting: iter([]))
+    record = run(benchmark, SETTING)
+    row = {"ms": 2.0, "q1_ms": 1.5, "q3_ms": 2.5, "peak_mib": None, "facts": {"parameters": 2_000_000}}
+    group = {
+        "note": "a note",
+        "reference": "a",
+        "rows": {"a": row, "b": {**row, "ms": 1.0}},
+        "not_run": {"c": "it needs a moon"},
+        "goals": [{"goal": "b: ms ≤ 1", "value": 1.0, "met": True}],
+    }
+    old, new = ({**record, "date": date, "groups": {"g": group}} for date in ("2026-01-01", "2026-02-02"))
+    other = {**old, "hardware": {**record["hardware"], "gpu": "Abacus 9"}}
+    for row in (old, other):
+        append_record(tmp_path / "benchmarks", row)
+    page = written_page(new, tmp_path)
+    assert page.count("2026-02-02") == page.count("2026-01-01") == page.count("Abacus 9") == 1
+    assert "| b | 2.00 | 1.000 | 1.500–2.500 | – | 2.00 M parameters |" in page
+    assert "Goal: b: ms ≤ 1: **met** with 1.000." in page
+    assert "Not run: c (it needs a moon)." in page
+
+
+def test_the_rows_of_this_checkout_can_be_read() -> None:
+    for path in (ROOT / "results" / "benchmarks").glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            assert json.loads(line)["format"] == "torchdefine benchmark", path
