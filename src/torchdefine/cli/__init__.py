@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from torchdefine import __version__
-from torchdefine.cli import looking, models, recipes, runs, translation
+from torchdefine.cli import exporting, looking, models, recipes, runs, translation
 from torchdefine.errors import MachineError, UserError
 from torchdefine.recipe import SECTIONS, Recipe
 from torchdefine.settings import explain
@@ -24,6 +24,7 @@ DESCRIPTION = """Deep factorised token embeddings: train language models with an
   torchdefine eval runs/first
   torchdefine generate runs/first --prompt "The game"
   torchdefine cache runs/first                       then eval, generate and translate take --cached
+  torchdefine export runs/first --format onnx --out exported/
   torchdefine translate runs/second < english.txt > german.txt
   torchdefine compare runs/first runs/second
   torchdefine report runs/first runs/second          one HTML file with curves, maps, samples
@@ -81,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for room in (recipes, runs, translation, looking, models):
+    for room in (recipes, runs, exporting, translation, looking, models):
         room.add_commands(command)
     return parser
 
