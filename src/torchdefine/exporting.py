@@ -20,13 +20,14 @@ def export_run(
     run: Run, folder: str | Path, format: str, licence: str | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Export the model of a run with its vocabulary, settings and result."""
+    recipe = _without_paths(run.recipe)
     about = ExportedFrom(
-        name=run.recipe.name,
-        description=run.recipe.description,
-        config=_without_paths(run.recipe).to_yaml(),
+        name=recipe.name,
+        description=recipe.description,
+        config=recipe.to_yaml(),
         checkpoint=run.weights.parent.name,
         result=run.result if run.folder.result.exists() else None,
-        corpus=Path(run.recipe.data.corpus).name,
+        corpus=recipe.data.corpus,
         data_licence=licence_of(run.recipe.data.corpus),
         licence=licence,
     )
@@ -38,8 +39,9 @@ def _without_paths(recipe: Recipe) -> Recipe:
     tokenizer, start_from = recipe.data.tokenizer, recipe.train.start_from
     data = replace(
         recipe.data,
-        corpus=Path(recipe.data.corpus).name if recipe.data.corpus else "",
+        corpus=Path(recipe.data.corpus).name,
         tokenizer=None if tokenizer is None else Path(tokenizer).name,
     )
     train = replace(recipe.train, start_from=None if start_from is None else Path(start_from).name)
-    return replace(recipe, data=data, train=train)
+    name = Path(recipe.name).stem if recipe.name.endswith(".yaml") else recipe.name
+    return replace(recipe, name=name, data=data, train=train)

@@ -20,7 +20,7 @@ from torchdefine.data import Tokenization, TokenizerPair
 from torchdefine.errors import MachineError
 from torchdefine.files import Progress, check_new_folder, new_folder, write_json, write_safetensors, write_text
 from torchdefine.inference.export_check import TOLERANCE, check_program
-from torchdefine.inference.export_formats import ProgramFormat, program_format
+from torchdefine.inference.export_formats import ProgramFormat, program_format, trace
 from torchdefine.inference.export_programs import programs_of
 from torchdefine.inference.export_record import ExportedFrom, WrittenProgram
 from torchdefine.inference.model_card import model_card
@@ -100,7 +100,7 @@ def _write_programs(
     written = []
     for done, program in enumerate(programs, start=1):
         file = f"{program.name}{kind.suffix}"
-        kind.write(program, folder / file)
+        kind.write(program, trace(program), folder / file)
         checks = check_program(program, kind.open(folder / file, program.inputs))
         one = WrittenProgram(program, file, checks)
         if not one.largest_difference <= TOLERANCE:

@@ -39,7 +39,7 @@ class ProgramFormat(Protocol):
 
     def check_installed(self) -> None: ...
 
-    def write(self, program: Program, path: Path) -> None: ...
+    def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None: ...
 
     def open(self, path: Path, inputs: Sequence[Port]) -> Runner: ...
 
@@ -51,8 +51,7 @@ class TorchExport:
     def check_installed(self) -> None:
         """torch is all that it needs."""
 
-    def write(self, program: Program, path: Path) -> None:
-        traced = trace(program)
+    def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
         with _quiet():
             torch.export.save(traced, path)
 
@@ -71,8 +70,7 @@ class Onnx:
         if missing:
             raise UserError(f"ONNX needs {', '.join(missing)} too: pip install 'torchdefine[export]'.")
 
-    def write(self, program: Program, path: Path) -> None:
-        traced = trace(program)
+    def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
         size = sum(tensor.nbytes for tensor in (*traced.state_dict.values(), *_tensors(traced.constants.values())))
         with _quiet():
             made: Any = torch.onnx.export(

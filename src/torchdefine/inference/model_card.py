@@ -21,6 +21,19 @@ PARTS = {
     "total": "total",
 }
 
+IN_WORDS = {
+    "StandardMap": "a standard table",
+    "ProjectiveMap": "a projected table",
+    "AdaptiveMap": "a table in bands by frequency",
+    "DefineUnit": "a DeFINE unit",
+    "Linear": "a dense projection",
+    "DenseMLP": "a dense MLP",
+    "FullSoftmax": "one softmax over all tokens",
+    "AdaptiveSoftmax": "an adaptive softmax",
+    "AdaptiveTableSoftmax": "an adaptive softmax over one table",
+    "MixtureSoftmax": "a mixture of softmaxes",
+}
+
 
 def model_card(
     model: LanguageModel | Translator,
@@ -45,8 +58,8 @@ def model_card(
         "## Programs",
         f"Each runs in {runs_in}, without torchdefine; the code below runs in this folder. A name in a shape is a size "
         "that each call may choose. Every program was compared with the model itself on "
-        f"{len(written[0].checks)} batches of other sizes than it was traced at; a difference above {TOLERANCE:.0e} (in "
-        "proportion, for numbers above 1) would have stopped the export.",
+        f"{len(written[0].checks)} batches of other sizes than it was traced at; a difference above {TOLERANCE:.0e}, "
+        "in proportion for numbers above 1, would have stopped the export.",
         *(part for one in written for part in _program(one, tokenization)),
         "## Limits",
         _limits(model, tokenization, [one.program for one in written]),
@@ -68,18 +81,23 @@ def _what_it_is(model: LanguageModel | Translator, tokenization: Tokenization | 
     elif isinstance(model.context, TransformerXL):
         context = f"a Transformer-XL of {len(model.context.layers)} layers with {model.context.carried}"
     else:
-        context = f"a context model of the kind {type(model.context).__name__}"
+        context = _in_words(model.context)
     return (
         f"A language model of {len(tokenization):,} {units}: {context}. "
-        f"The embedding is {_embedding(model.embedding)}. The output layer is a {type(model.output).__name__}."
+        f"The embedding is {_embedding(model.embedding)}. The output layer is {_in_words(model.output)}."
     )
 
 
 def _embedding(embedding: TokenEmbedding) -> str:
-    table = f"a {type(embedding.map).__name__} of {embedding.num_embeddings:,} × {embedding.map_dim}"
-    unit = f" behind a {type(embedding.unit).__name__}" if embedding.unit is not None else ""
+    table = f"{_in_words(embedding.map)}, {embedding.num_embeddings:,} × {embedding.map_dim}"
+    unit = f", and {_in_words(embedding.unit)} behind it" if embedding.unit is not None else ""
     finished = ", whose finished vectors are looked up" if embedding.finished is not None else ""
     return f"{table}{unit}, giving vectors {embedding.embedding_dim} wide{finished}"
+
+
+def _in_words(part: object) -> str:
+    name = type(part).__name__
+    return IN_WORDS.get(name, f"a part of the kind {name}")
 
 
 def _data(about: ExportedFrom) -> str:
