@@ -100,13 +100,15 @@ def _decoder(program: Program, file: str, onnx: bool, tokenization: TokenizerPai
     _, heads, _, width = own[0].shape
     bos, eos = tokenization.target.bos_id, tokenization.target.eos_id
     if onnx:
-        start = f"""decoder = onnxruntime.InferenceSession("{file}")
+        start = f"""# goes on from the code of the encoder
+decoder = onnxruntime.InferenceSession("{file}")
 names = [i.name for i in decoder.get_inputs()]
 own = [numpy.zeros((len(ids), {heads}, 0, {width}), "float32")] * {len(own)}
 last, found = numpy.full(len(ids), {bos}), []"""
         called = "decoder.run(None, dict(zip(names, [last, visible, *source_keys_and_values, *own])))"
     else:
-        start = f"""decoder = torch.export.load("{file}").module()
+        start = f"""# goes on from the code of the encoder
+decoder = torch.export.load("{file}").module()
 own = [torch.zeros(len(ids), {heads}, 0, {width})] * {len(own)}
 last, found = torch.full((len(ids),), {bos}), []"""
         called = "decoder(last, visible, *source_keys_and_values, *own)"

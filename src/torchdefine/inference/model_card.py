@@ -73,7 +73,8 @@ def _what_it_is(model: LanguageModel | Translator, tokenization: Tokenization | 
         shape = model.transformer.shape
         layers = f"{shape.encoder_layers} + {shape.decoder_layers} layers"
         what = f"A translator: a Transformer of {layers}, {shape.width} wide."
-        sides = [f"The {side} embedding is {_embedding(e)}." for side, e in model.embeddings().items()]
+        named = {"source": "the source", "target": "the target"}
+        sides = [f"The embedding of {named.get(s, s)} is {_embedding(e)}." for s, e in model.embeddings().items()]
         return " ".join([what, *sides, f"It writes {len(tokenization):,} different {units}."])
     if isinstance(model.context, LSTM):
         count = len(model.context.layers)
