@@ -220,6 +220,18 @@ def test_a_program_too_far_from_the_model_leaves_nothing(
     assert os.listdir(tmp_path) == []
 
 
+def test_exports_of_released_versions_are_still_read() -> None:
+    """The export of the released run: the same numbers, after as many steps as there are words."""
+    released = Path(__file__).parent.parent / "released"
+    step = check_export(released / "export-v1").programs["step"]
+    carried = {port.name: torch.zeros(port.sized({"batch": 1})) for port in step.inputs[1:]}
+    for word in range(62):
+        found = step(ids=torch.tensor([word]), **carried)
+        carried = {name: found[f"{name}_after"] for name in carried}
+    expected = json.loads((released / "run-v1" / "log_probs.json").read_text())
+    torch.testing.assert_close(found["log_probs"][0], torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
 def test_every_named_corpus_has_a_licence() -> None:
     assert all(licence_of(name) for name in (*SHIPPED, *SHIPPED_BITEXTS, *DOWNLOADABLE))
     assert licence_of("/home/anyone/my_corpus") is None

@@ -162,7 +162,7 @@ def assert_steps_like(model: LanguageModel, run: Runner) -> None:
     for place in range(30):
         token = ids[:, place] if len(step.inputs[0].shape) == 1 else ids[:, place : place + 1]
         log_probs, *carried = run([token, *carried])
-        torch.testing.assert_close(log_probs, expected[:, place], atol=2e-5, rtol=0)
+        torch.testing.assert_close(log_probs, expected[:, place], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def assert_reads_any_length_like(model: LanguageModel, run: Runner) -> None:
@@ -173,7 +173,7 @@ def assert_reads_any_length_like(model: LanguageModel, run: Runner) -> None:
         with torch.no_grad():
             expected, state = model.log_prob(ids, state)
         log_probs, *carried = run([ids, *carried])
-        torch.testing.assert_close(log_probs, expected[:, -1], atol=2e-5, rtol=0)
+        torch.testing.assert_close(log_probs, expected[:, -1], atol=TOLERANCE, rtol=TOLERANCE)
         assert carried[0].tolist() == state[1].tolist()
 
 
@@ -188,7 +188,7 @@ def assert_decodes_like(model: Translator, encode: Runner, decode: Runner) -> No
     own = [torch.zeros(2, shape.heads, 0, shape.width // shape.heads)] * len(of_source)
     for place in range(9):
         log_probs, *own = decode([targets[:, place], visible, *of_source, *own])
-        torch.testing.assert_close(log_probs, expected[:, place], atol=2e-5, rtol=0)
+        torch.testing.assert_close(log_probs, expected[:, place], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_no_size_is_checked_at_which_programs_are_traced() -> None:
