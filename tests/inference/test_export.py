@@ -124,14 +124,16 @@ def test_a_loaded_export_continues_as_the_run_does(exported: Path, run_folder: P
 
 
 def test_onnx_by_the_command_line(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load_run(run_folder).cache()
+    load_run(run_folder).cache("bf16")
     out = tmp_path / "a" / "exported"
     assert command("export", run_folder, "--format", "onnx", "--cached", "--out", out, "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert {"onnx", "onnxruntime", "onnxscript", "torch"} <= facts["versions"].keys()
     assert max(program["largest_difference"] for program in facts["programs"].values()) < 1e-5
     assert "(2, 3, 16)" in run_the_card(out)
-    assert "whose finished vectors are looked up" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "whose finished vectors are looked up" in card
+    assert "Finished vectors are kept in bfloat16" in card
     assert b"torchdefine/" not in (out / "step.onnx").read_bytes()
     assert command("export", "--check", out) == 0
     printed = capsys.readouterr().out
@@ -217,6 +219,20 @@ def test_a_program_too_far_from_the_model_leaves_nothing(
     monkeypatch.setattr(export_file, "TOLERANCE", 1e-9)
     with pytest.raises(MachineError, match="The exported step differs from the model by"):
         load_run(run_folder).export(tmp_path / "new", "torch-export")
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_cannot_be_traced_is_one_sentence_and_leaves_nothing(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(program: object) -> None:
+        raise RuntimeError("a size\n  depends on a value")
+
+    monkeypatch.setattr(export_file, "trace", fail)
+    assert command("export", run_folder, "--format", "torch-export", "--out", tmp_path / "new") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("torchdefine: The embedding could not be exported (a size depends on a value)")
+    assert error.count("\n") == 1
     assert os.listdir(tmp_path) == []
 
 

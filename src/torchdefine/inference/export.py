@@ -100,7 +100,13 @@ def _write_programs(
     written = []
     for done, program in enumerate(programs, start=1):
         file = f"{program.name}{kind.suffix}"
-        kind.write(program, trace(program), folder / file)
+        try:
+            kind.write(program, trace(program), folder / file)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # of whatever kind: tracers and exporters have many
+            reason = " ".join(str(error).split())[:200]
+            raise MachineError(f"The {program.name} could not be exported ({reason}): try the other format.") from error
         checks = check_program(program, kind.open(folder / file, program.inputs))
         one = WrittenProgram(program, file, checks)
         if not one.largest_difference <= TOLERANCE:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from torchdefine.context import LSTM, TransformerXL
 from torchdefine.data import Tokenization, TokenizerPair
 from torchdefine.embedding import TokenEmbedding
@@ -167,6 +169,10 @@ def _limits(
         "The programs were traced and compared on a CPU, in float32.",
         "A model knows what its text knew, with all its errors and prejudices; it was not tested for any use.",
     ]
+    kept_as = {e.finished.dtype for e in model.embeddings().values() if e.finished is not None}
+    for dtype in kept_as - {torch.float32}:
+        rounded = str(dtype).removeprefix("torch.")
+        limits.append(f"Finished vectors are kept in {rounded}; the comparison was with the model that looks them up.")
     if tokenization.kind == "words":
         limits.append(
             "Words outside the vocabulary are `<unk>`; text must be split into words as the training text was."
