@@ -24,7 +24,7 @@ from torchdefine.embedding import TokenEmbedding
 from torchdefine.inference import export_formats
 from torchdefine.inference.export_check import CHECKED_AT, TOLERANCE, check_program
 from torchdefine.inference.export_formats import FORMATS, TRACED_AT, Runner, trace
-from torchdefine.inference.export_programs import DTYPES, Program, programs_of
+from torchdefine.inference.export_programs import DTYPES, Port, Program, programs_of
 from torchdefine.models import LanguageModel, Translator
 from torchdefine.output import AdaptiveSoftmax, AdaptiveTableSoftmax, FullSoftmax, MixtureSoftmax
 
@@ -218,6 +218,19 @@ def test_a_program_keeps_only_the_weights_that_it_uses() -> None:
     embedding = trace(programs_of(build("cached_lstm"))[0])
     assert not embedding.state_dict
     assert [tuple(table.shape) for table in embedding.constants.values()] == [(V, 24)]
+
+
+def test_inputs_to_check_with_are_ones_that_a_program_must_take() -> None:
+    ids = Port("ids", ("batch", "length"), "int64", below=4, padding=3)
+    assert Port.from_dict(ids.to_dict()) == ids
+    for length in range(1, 9):
+        sample = ids.sample({"batch": 40, "length": length}, torch.Generator().manual_seed(length))
+        assert sample.shape == (40, length)
+        assert bool((sample[:, 0] != 3).all())
+        assert bool((sample == 3).any()) == (length > 2)
+    mask = Port("visible", ("batch", "length"), "bool").sample({"batch": 40, "length": 3}, torch.Generator())
+    assert bool(mask[:, 0].all())
+    assert not bool(mask.all())
 
 
 def test_a_context_model_of_somebody_else_has_its_embedding_exported() -> None:

@@ -102,13 +102,12 @@ def _write_programs(
         file = f"{program.name}{kind.suffix}"
         try:
             kind.write(program, trace(program), folder / file)
+            one = WrittenProgram(program, file, check_program(program, kind.open(folder / file, program.inputs)))
         except (OSError, MemoryError):
             raise
         except Exception as error:  # of whatever kind: tracers and exporters have many
             reason = " ".join(str(error).split())[:200]
             raise MachineError(f"The {program.name} could not be exported ({reason}): try the other format.") from error
-        checks = check_program(program, kind.open(folder / file, program.inputs))
-        one = WrittenProgram(program, file, checks)
         if not one.largest_difference <= TOLERANCE:
             raise MachineError(
                 f"The exported {program.name} differs from the model by {one.largest_difference:.1e}, more than "

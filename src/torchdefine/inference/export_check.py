@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,5 +70,5 @@ def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
                 return float("inf")
         elif ours.numel():
             apart = ((ours - theirs).abs() / theirs.abs().clamp(min=1)).max().item()
-            largest = max(largest, apart) if apart == apart else float("inf")
+            largest = float("inf") if math.isnan(apart) else max(largest, apart)
     return largest

@@ -49,7 +49,8 @@ class Port:
             chosen[..., 0] = True
             return chosen
         ids = torch.randint(self.below, shape, generator=generator)
-        if self.padding is not None and shape[-1] > 1:
+        if self.padding is not None:
+            ids[ids == self.padding] = (self.padding + 1) % self.below
             ids[0, shape[-1] // 2 + 1 :] = self.padding
         return ids
 
@@ -57,12 +58,14 @@ class Port:
         return tuple(size if isinstance(size, int) else sizes[size] for size in self.shape)
 
     def to_dict(self) -> dict[str, Any]:
-        limits = {"below": self.below} if self.dtype == "int64" else {}
-        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, **limits}
+        ids = {"below": self.below} if self.dtype == "int64" else {}
+        padding = {} if self.padding is None else {"padding": self.padding}
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, **ids, **padding}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Port:
-        return cls(values["name"], tuple(values["shape"]), values["dtype"], values.get("below", 1))
+        shape = tuple(values["shape"])
+        return cls(values["name"], shape, values["dtype"], values.get("below", 1), values.get("padding"))
 
 
 @dataclass(frozen=True)
