@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,6 +56,31 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open ``path`` for writing bytes; it appears, whole, only if the block ends without an error."""
     with replacing(path) as temporary, temporary.open("xb") as file:
         yield file
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to write into; it appears as ``path``, whole, only if the block ends without an error."""
+    path = Path(path)
+    check_new_folder(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if path.is_dir():
+            path.rmdir()
+        os.replace(temporary, path)
+    except OSError as error:
+        raise write_failure(path, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # after a success there is nothing left to remove
+
+
+def check_new_folder(path: str | Path) -> None:
+    """Refuse a place where something is already."""
+    path = Path(path)
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise UserError(f"{path} exists already and is not empty: choose another folder.")
 
 
 def write_failure(path: Path, error: OSError) -> MachineError:

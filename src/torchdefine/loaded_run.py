@@ -102,6 +102,22 @@ class Run:
             for name, embedding in self.model.embeddings().items()
         }
 
+    def export(
+        self,
+        folder: str | Path,
+        format: str = "torch-export",
+        *,
+        licence: str | None = None,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """Write the model into a new folder as programs that run without torchdefine, and a card; gives export.json.
+
+        ``format`` is "torch-export" or "onnx". Every program is compared with the model before the folder appears.
+        """
+        from torchdefine.exporting import export_run
+
+        return export_run(self, folder, format, licence, progress)
+
     @property
     def result(self) -> dict[str, Any]:
         return self.folder.read_result()

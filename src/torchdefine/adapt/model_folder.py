@@ -1,12 +1,8 @@
-"""A folder with a model of transformers: opened with its tokenizer, written whole or not at all (extra ``hf``)."""
+"""A folder with a model of transformers: opened with its tokenizer, and what lies beside it (extra ``hf``)."""
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +10,6 @@ from typing import Any
 from safetensors import SafetensorError
 
 from torchdefine.errors import UserError
-from torchdefine.files import write_failure
 
 CONFIG_FILE = "config.json"
 _OF_THE_MODEL = ("model", "pytorch_model", "tf_model", "flax_model", "rust_model", "openvino", "onnx")
@@ -61,31 +56,6 @@ def open_model(folder: str | Path, device: str = "cpu") -> OpenedModel:
             f"The tokenizer in {folder} cannot be read ({_first_line(error)}): save it beside the model."
         ) from None
     return OpenedModel(folder, model.to(device).eval(), tokenizer)
-
-
-@contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to write into; it appears as ``path``, whole, only if the block ends without an error."""
-    path = Path(path)
-    check_new_folder(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        if path.is_dir():
-            path.rmdir()
-        os.replace(temporary, path)
-    except OSError as error:
-        raise write_failure(path, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # after a success there is nothing left to remove
-
-
-def check_new_folder(path: str | Path) -> None:
-    """Refuse a place where something is already."""
-    path = Path(path)
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise UserError(f"{path} exists already and is not empty: choose another folder.")
 
 
 def carry_over(source: Path, target: Path) -> None:

@@ -16,13 +16,13 @@ from torchdefine.adapt.budget import Budget
 from torchdefine.adapt.distill import Distillation, distill
 from torchdefine.adapt.fit import FitOptions, Fitted, fit
 from torchdefine.adapt.likeness import Likeness, encode_batch, likeness, sentence_batches, sentence_vectors
-from torchdefine.adapt.model_folder import OpenedModel, carry_over, check_new_folder, new_folder, open_model
+from torchdefine.adapt.model_folder import OpenedModel, carry_over, open_model
 from torchdefine.adapt.plain_text import SentenceParts, sentence_parts, token_counts
 from torchdefine.adapt.replace import ReplacementReport, replace_embeddings
 from torchdefine.adapt.stand_in import StandIn
 from torchdefine.adapt.survey import Table, choose, lookup_scale, survey
 from torchdefine.errors import UserError
-from torchdefine.files import Progress, write_json
+from torchdefine.files import Progress, check_new_folder, new_folder, write_json
 
 REPORT_FILE, PICTURE_FILE = "adapt.json", "front.svg"
 REPORT_VERSION = 1

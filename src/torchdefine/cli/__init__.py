@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from torchdefine import __version__
-from torchdefine.cli import inference, looking, models, recipes, runs, translation
+from torchdefine.cli import exporting, inference, looking, models, recipes, runs, translation
 from torchdefine.errors import MachineError, UserError
 from torchdefine.recipe import SECTIONS, Recipe
 from torchdefine.settings import explain
@@ -25,6 +25,7 @@ DESCRIPTION = """Deep factorised token embeddings: train language models with an
   torchdefine generate runs/first --prompt "The game"
   torchdefine cache runs/first                       then eval, generate and translate take --cached
   torchdefine compress runs/first                    twenty times smaller; then they take --compressed
+  torchdefine export runs/first --format onnx --out exported/
   torchdefine translate runs/second < english.txt > german.txt
   torchdefine compare runs/first runs/second
   torchdefine report runs/first runs/second          one HTML file with curves, maps, samples
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for room in (recipes, runs, translation, inference, looking, models):
+    for room in (recipes, runs, translation, inference, exporting, looking, models):
         room.add_commands(command)
     return parser
 

@@ -4,7 +4,15 @@ from torchdefine.data.batches import IGNORE, TokenStreams, evaluation_streams, s
 from torchdefine.data.bitext import Bitext, BitextRules, SentencePairs, encode_bitext
 from torchdefine.data.bitext_batches import BitextBatches, PairBatch
 from torchdefine.data.corpus import Corpus, encode_corpus
-from torchdefine.data.named import DOWNLOADABLE, SHIPPED, SHIPPED_BITEXTS, corpus_names, resolve_bitext, resolve_corpus
+from torchdefine.data.named import (
+    DOWNLOADABLE,
+    SHIPPED,
+    SHIPPED_BITEXTS,
+    corpus_names,
+    licence_of,
+    resolve_bitext,
+    resolve_corpus,
+)
 from torchdefine.data.segments import Segment, SegmentPlan
 from torchdefine.data.text_files import TextBlock, find_splits, read_text
 from torchdefine.data.token_file import TokenFile, TokenHeader
@@ -41,6 +49,7 @@ __all__ = [
     "encode_corpus",
     "evaluation_streams",
     "find_splits",
+    "licence_of",
     "load_tokenization",
     "read_text",
     "resolve_bitext",

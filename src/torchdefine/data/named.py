@@ -22,6 +22,11 @@ SHIPPED = ("wikitext-2-shuffled",)
 SHIPPED_BITEXTS = ("tatoeba-en-de",)
 """Parallel texts inside the package, likewise with a notice."""
 
+SHIPPED_LICENCES = {
+    "wikitext-2-shuffled": "WikiText-2, in another order, is text of Wikipedia under the licence CC BY-SA.",
+    "tatoeba-en-de": "The sentences are by the contributors of Tatoeba (tatoeba.org), under the licence CC BY 2.0 FR.",
+}
+
 
 @dataclass(frozen=True)
 class DownloadableCorpus:
@@ -72,6 +77,11 @@ DOWNLOADABLE = {
 def corpus_names() -> list[str]:
     """Every name that ``resolve_corpus`` knows."""
     return [*SHIPPED, *DOWNLOADABLE]
+
+
+def licence_of(corpus: str) -> str | None:
+    """A sentence on the licence of a corpus that is known by name; None for a user's own text."""
+    return DOWNLOADABLE[corpus].licence if corpus in DOWNLOADABLE else SHIPPED_LICENCES.get(corpus)
 
 
 def resolve_corpus(name_or_path: str | Path, cache: str | Path | None = None, progress: Progress | None = None) -> Path:

@@ -1,0 +1,74 @@
+"""The command that hands a run on to programs without torchdefine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from torchdefine.cli.shared import CHECKPOINTS, Command, add_cached, print_json
+from torchdefine.errors import UserError
+
+EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Transformer-XL, the step from token to
+  token; a translator its encoder and the step of its decoder. The folder holds them with weights, vocabulary,
+  settings, export.json and a model card. Every program is compared with the model before the folder appears."""
+
+
+def add_commands(command: Command) -> None:
+    """What leaves torchdefine."""
+    sub = command("export", _export, "Write a run as programs that run without torchdefine, with a card.", EXPORTING)
+    sub.add_argument("folder", metavar="RUN", nargs="?", help="a run's folder")
+    sub.add_argument(
+        "--format",
+        choices=["torch-export", "onnx"],
+        help="torch-export: .pt2 files for torch.export.load; onnx: for onnxruntime",
+    )
+    sub.add_argument("--out", help="the new folder")
+    sub.add_argument("--license", metavar="TEXT", help="the licence to name in the card")
+    sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
+    add_cached(sub)
+    sub.add_argument("--check", metavar="FOLDER", help="check an export instead: its files, and that its programs run")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    if options.check is not None:
+        if options.folder or options.out or options.format:
+            raise UserError(
+                "--check takes the folder of an export and nothing else: leave RUN, --format and --out out."
+            )
+        _check(options)
+        return
+    if not (options.folder and options.out and options.format):
+        raise UserError("An export needs a run and two options: torchdefine export RUN --format FORMAT --out FOLDER.")
+    from torchdefine.files import check_new_folder
+    from torchdefine.run import load_run
+    from torchdefine.training.progress import work_bar
+
+    check_new_folder(options.out)
+    run = load_run(options.folder, checkpoint=options.checkpoint, device="cpu", cached=options.cached)
+    with work_bar("exporting") as progress:
+        facts = run.export(options.out, options.format, licence=options.license, progress=progress)
+    _show(Path(options.out), facts, options.json)
+
+
+def _check(options: argparse.Namespace) -> None:
+    from torchdefine.inference.exported import check_export
+
+    facts = check_export(options.check).facts
+    if not options.json:
+        print(f"{options.check} is whole, and its programs run.")
+    _show(Path(options.check), facts, options.json)
+
+
+def _show(folder: Path, facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json({"folder": str(folder), **facts})
+        return
+    for program in facts["programs"].values():
+        size = sum(file["bytes"] for name, file in facts["files"].items() if name.startswith(program["file"]))
+        print(
+            f"{folder / program['file']}: {size:,} bytes, largest difference to the model "
+            f"{program['largest_difference']:.1e}"
+        )
+    print(f"The card is {folder / 'README.md'}.")

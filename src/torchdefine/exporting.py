@@ -1,0 +1,47 @@
+"""From a run to an export: what the run knows of itself, without the paths of the machine that it was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchdefine.data import licence_of
+from torchdefine.files import Progress
+from torchdefine.inference.export import export_model
+from torchdefine.inference.export_record import ExportedFrom
+from torchdefine.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torchdefine.loaded_run import Run
+
+
+def export_run(
+    run: Run, folder: str | Path, format: str, licence: str | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Export the model of a run with its vocabulary, settings and result."""
+    recipe = _without_paths(run.recipe)
+    about = ExportedFrom(
+        name=recipe.name,
+        description=recipe.description,
+        config=recipe.to_yaml(),
+        checkpoint=run.weights.parent.name,
+        result=run.result if run.folder.result.exists() else None,
+        corpus=recipe.data.corpus,
+        data_licence=licence_of(run.recipe.data.corpus),
+        licence=licence,
+    )
+    return export_model(run.model, run.tokenization, about, folder, format, progress)
+
+
+def _without_paths(recipe: Recipe) -> Recipe:
+    """Folders and files of the trainer's machine by their last names only: an export is made to be passed on."""
+    tokenizer, start_from = recipe.data.tokenizer, recipe.train.start_from
+    data = replace(
+        recipe.data,
+        corpus=Path(recipe.data.corpus).name,
+        tokenizer=None if tokenizer is None else Path(tokenizer).name,
+    )
+    train = replace(recipe.train, start_from=None if start_from is None else Path(start_from).name)
+    name = Path(recipe.name).stem if recipe.name.endswith(".yaml") else recipe.name
+    return replace(recipe, name=name, data=data, train=train)

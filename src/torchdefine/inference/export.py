@@ -1,0 +1,129 @@
+"""A trained model as a folder of programs that run without torchdefine, each compared with the model before it counts.
+
+The folder holds the programs, ``model.safetensors``, the vocabulary, ``config.yaml``, ``export.json`` with all that a
+program must know, and ``README.md``, the model card. It appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import torchdefine
+from torchdefine.data import Tokenization, TokenizerPair
+from torchdefine.errors import MachineError
+from torchdefine.files import Progress, check_new_folder, new_folder, write_json, write_safetensors, write_text
+from torchdefine.inference.export_check import TOLERANCE, check_program
+from torchdefine.inference.export_formats import ProgramFormat, program_format, trace
+from torchdefine.inference.export_programs import programs_of
+from torchdefine.inference.export_record import ExportedFrom, WrittenProgram
+from torchdefine.inference.model_card import model_card
+from torchdefine.models import LanguageModel, Translator
+
+FORMAT = "torchdefine export"
+FORMAT_VERSION = 1
+FACTS_FILE, WEIGHTS_FILE, CONFIG_FILE, CARD_FILE = "export.json", "model.safetensors", "config.yaml", "README.md"
+
+
+def export_model(
+    model: LanguageModel | Translator,
+    tokenization: Tokenization | TokenizerPair,
+    about: ExportedFrom,
+    folder: str | Path,
+    format: str = "torch-export",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Export a model into a new folder, from the CPU and in float32; gives what ``export.json`` says.
+
+    Every program is opened again and compared with the model at several sizes. One that is further from it than
+    ``TOLERANCE`` is a MachineError, and no folder is left.
+    """
+    kind = program_format(format)
+    kind.check_installed()
+    check_new_folder(folder)
+    model = _on_the_cpu(model)
+    with new_folder(folder) as making:
+        written = _write_programs(model, kind, making, progress)
+        metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "vocabulary_sha256": tokenization.sha256}
+        write_safetensors(making / WEIGHTS_FILE, model.state_dict(), metadata)
+        tokenization.save(making)
+        write_text(making / CONFIG_FILE, about.config)
+        facts = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "task": task_of(model),
+            "program_format": format,
+            "name": about.name,
+            "checkpoint": about.checkpoint,
+            "vocabulary": {"size": len(tokenization), "sha256": tokenization.sha256},
+            "weights_sha256": _sha256(making / WEIGHTS_FILE),
+            "tolerance": TOLERANCE,
+            "programs": {one.program.name: one.to_dict() for one in written},
+            "versions": _versions(kind),
+            "files": file_facts(making),
+        }
+        write_json(making / FACTS_FILE, facts)
+        write_text(making / CARD_FILE, model_card(model, tokenization, about, format, written))
+    return facts
+
+
+def file_facts(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and hash of every file in a folder."""
+    return {
+        path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    }
+
+
+def task_of(model: LanguageModel | Translator) -> Literal["language", "translation"]:
+    return "translation" if isinstance(model, Translator) else "language"
+
+
+def _on_the_cpu(model: LanguageModel | Translator) -> LanguageModel | Translator:
+    """The model itself where it is ready to be traced, else a copy that is."""
+    if not model.training and all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters()):
+        return model
+    return copy.deepcopy(model).float().cpu().eval()
+
+
+def _write_programs(
+    model: LanguageModel | Translator, kind: ProgramFormat, folder: Path, progress: Progress | None
+) -> list[WrittenProgram]:
+    programs = programs_of(model)
+    written = []
+    for done, program in enumerate(programs, start=1):
+        file = f"{program.name}{kind.suffix}"
+        try:
+            kind.write(program, trace(program), folder / file)
+            one = WrittenProgram(program, file, check_program(program, kind.open(folder / file, program.inputs)))
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # of whatever kind: tracers and exporters have many
+            reason = " ".join(str(error).split())[:200]
+            raise MachineError(f"The {program.name} could not be exported ({reason}): try the other format.") from error
+        if not one.largest_difference <= TOLERANCE:
+            raise MachineError(
+                f"The exported {program.name} differs from the model by {one.largest_difference:.1e}, more than "
+                f"{TOLERANCE:.0e}, so nothing was written: try the other format."
+            )
+        written.append(one)
+        if progress is not None:
+            progress(done, len(programs))
+    return written
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _versions(kind: ProgramFormat) -> dict[str, str]:
+    ours = {"torchdefine": torchdefine.__version__, "python": platform.python_version(), "torch": torch.__version__}
+    return {**ours, **{package: version(package) for package in kind.packages}}

@@ -1,0 +1,74 @@
+"""Whether an exported program gives what the model gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdefine.inference.export_formats import Runner
+from torchdefine.inference.export_programs import DTYPES, Port, Program, sampled
+
+TOLERANCE = 1e-5
+"""The largest difference of two numbers that is let pass, of numbers above 1 in proportion to them."""
+
+CHECKED_AT = (
+    {"batch": 1, "length": 1, "source_length": 1, "target_length": 0},
+    {"batch": 2, "length": 7, "source_length": 9, "target_length": 1},
+    {"batch": 5, "length": 33, "source_length": 4, "target_length": 20},
+)
+"""None of the sizes that programs are traced at."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The largest difference between a program and the model at some sizes."""
+
+    sizes: dict[str, int]
+    difference: float
+
+
+@torch.no_grad()
+def check_program(program: Program, runner: Runner) -> list[Check]:
+    """Run an opened program beside the model on numbers that it was not traced with."""
+    names = {name for port in program.inputs for name in port.shape if isinstance(name, str)}
+    checks = []
+    for seed, sizes in enumerate(CHECKED_AT, start=1):
+        inputs = sampled(program.inputs, sizes, seed)
+        expected, found = program.eager(*inputs), runner(inputs)
+        checks.append(Check({name: sizes[name] for name in sorted(names)}, _difference(found, expected)))
+    return checks
+
+
+def wrong_outputs(outputs: Sequence[Tensor], ports: Sequence[Port], sizes: Mapping[str, int]) -> str:
+    """The first output that is not what was promised, in words; empty if all are."""
+    sizes = {**sizes, "target_length + 1": sizes["target_length"] + 1}
+    if len(outputs) != len(ports):
+        return f"{len(outputs)} outputs instead of {len(ports)}"
+    for output, port in zip(outputs, ports, strict=True):
+        expected = port.sized(sizes)
+        if tuple(output.shape) != expected or output.dtype != DTYPES[port.dtype]:
+            return f"{port.name} of {tuple(output.shape)} {output.dtype} instead of {expected} {port.dtype}"
+        if output.is_floating_point() and not bool(torch.isfinite(output).all()):
+            return f"numbers in {port.name} that are not finite"
+    return ""
+
+
+def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Infinite where shapes, types, or whole numbers differ."""
+    if len(found) != len(expected):
+        return float("inf")
+    largest = 0.0
+    for ours, theirs in zip(found, expected, strict=True):
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            return float("inf")
+        if not ours.is_floating_point():
+            if not torch.equal(ours, theirs):
+                return float("inf")
+        elif ours.numel():
+            apart = ((ours - theirs).abs() / theirs.abs().clamp(min=1)).max().item()
+            largest = float("inf") if math.isnan(apart) else max(largest, apart)
+    return largest

@@ -1,0 +1,169 @@
+"""The file formats of exported programs: how one is written, and how one is opened again to be run.
+
+``torch-export`` is a .pt2 of torch.export, which needs torch and nothing else; ``onnx`` is made from the same traced
+program by torch's exporter and runs in onnxruntime (extra ``export``).
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from torchdefine.errors import UserError
+from torchdefine.inference.export_programs import Port, Program, sampled
+from torchdefine.spelling import did_you_mean
+
+Runner = Callable[[Sequence[Tensor]], list[Tensor]]
+"""An opened program: its inputs in order → its outputs in order."""
+
+TRACED_AT = {"batch": 3, "length": 4, "source_length": 5, "target_length": 6}
+"""Any sizes do; different ones cannot be taken for each other."""
+LARGEST_ONNX_FILE = 1 << 30
+"""Bytes of weights; protobuf takes no file of 2 GiB, so more of them go to a second one."""
+
+
+class ProgramFormat(Protocol):
+    """A way to keep programs in files."""
+
+    suffix: str
+    packages: tuple[str, ...]
+    """What it needs beside torch."""
+
+    def check_installed(self) -> None: ...
+
+    def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None: ...
+
+    def open(self, path: Path, inputs: Sequence[Port]) -> Runner: ...
+
+
+class TorchExport:
+    suffix = ".pt2"
+    packages: tuple[str, ...] = ()
+
+    def check_installed(self) -> None:
+        """torch is all that it needs."""
+
+    def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
+        with _quiet():
+            torch.export.save(traced, path)
+
+    def open(self, path: Path, inputs: Sequence[Port]) -> Runner:
+        with _quiet():
+            module = torch.export.load(path).module()
+        return lambda tensors: list(module(*tensors))
+
+
+class Onnx:
+    suffix = ".onnx"
+    packages: tuple[str, ...] = ("onnx", "onnxruntime", "onnxscript")
+
+    def check_installed(self) -> None:
+        missing = [package for package in self.packages if find_spec(package) is None]
+        if missing:
+            raise UserError(f"ONNX needs {', '.join(missing)} too: pip install 'torchdefine[export]'.")
+
+    def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
+        size = sum(tensor.nbytes for tensor in (*traced.state_dict.values(), *_tensors(traced.constants.values())))
+        with _quiet():
+            made: Any = torch.onnx.export(
+                traced,
+                (),
+                dynamo=True,
+                verbose=False,
+                input_names=[port.name for port in program.inputs],
+                output_names=[port.name for port in program.outputs],
+            )
+            _describe(made.model, program)
+            made.save(path, external_data=size > LARGEST_ONNX_FILE)
+
+    def open(self, path: Path, inputs: Sequence[Port]) -> Runner:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [port.name for port in inputs]
+
+        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+            given = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+            return [torch.from_numpy(array) for array in session.run(None, given)]
+
+        return run
+
+
+FORMATS: dict[str, ProgramFormat] = {"torch-export": TorchExport(), "onnx": Onnx()}
+
+
+def program_format(name: str) -> ProgramFormat:
+    if name not in FORMATS:
+        raise UserError(f"The format {name!r} is unknown{did_you_mean(name, FORMATS)}")
+    return FORMATS[name]
+
+
+@torch.no_grad()
+def trace(program: Program) -> torch.export.ExportedProgram:
+    """The program as a graph of torch's own operations, with the weights that it uses and no others."""
+    free = {name: torch.export.Dim(name) for port in program.inputs for name in port.shape if isinstance(name, str)}
+    ids, *carried = (
+        {place: free[name] for place, name in enumerate(port.shape) if isinstance(name, str)} for port in program.inputs
+    )
+    example = tuple(sampled(program.inputs, TRACED_AT, seed=0))
+    with _quiet():
+        traced = torch.export.export(
+            program.module, example, dynamic_shapes=(ids, tuple(carried)) if carried else (ids,), strict=False
+        )
+    _forget_what_is_unused(traced)
+    _forget_where_it_came_from(traced)
+    return traced
+
+
+def _forget_what_is_unused(traced: torch.export.ExportedProgram) -> None:
+    """A trace keeps every weight of its module, also those of parts that another program runs."""
+    specs = traced.graph_signature.input_specs
+    nodes = {node.name: node for node in traced.graph.nodes if node.op == "placeholder"}
+    for spec in list(specs):
+        if spec.target is not None and not nodes[spec.arg.name].users:
+            specs.remove(spec)
+            traced.graph.erase_node(nodes[spec.arg.name])
+            traced.state_dict.pop(spec.target, None)
+            traced.constants.pop(spec.target, None)
+    traced.graph_module.recompile()
+
+
+def _forget_where_it_came_from(traced: torch.export.ExportedProgram) -> None:
+    """A trace notes the file and line of everything; that is nobody's business who gets the program."""
+    for node in traced.graph.nodes:
+        for note in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn"):
+            node.meta.pop(note, None)
+
+
+def _describe(model: Any, program: Program) -> None:
+    """Sizes by our names for them, and no notes of the exporter's."""
+    for values, ports in ((model.graph.inputs, program.inputs), (model.graph.outputs, program.outputs)):
+        for value, port in zip(values, ports, strict=True):
+            value.shape = type(value.shape)(port.shape)
+    for node in model.graph:
+        node.metadata_props.clear()
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Exporters warn of their own insides and log every step; what matters is checked afterwards."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

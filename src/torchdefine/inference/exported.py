@@ -1,0 +1,127 @@
+"""An export opened again: its files are checked, and its programs run by the names of their inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from torchdefine.data import Tokenization, TokenizerPair, load_tokenization
+from torchdefine.errors import UserError
+from torchdefine.files import read_json
+from torchdefine.inference.export import FACTS_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
+from torchdefine.inference.export_check import CHECKED_AT, wrong_outputs
+from torchdefine.inference.export_formats import Runner, program_format
+from torchdefine.inference.export_programs import Port, sampled
+
+EXPORT_AGAIN = "export the run again"
+
+
+@dataclass(frozen=True)
+class LoadedProgram:
+    """A program of an export: called with its inputs by name, on the CPU, it gives its outputs by name."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    runner: Runner
+
+    def __call__(self, **tensors: Tensor) -> dict[str, Tensor]:
+        names = [port.name for port in self.inputs]
+        if set(tensors) != set(names):
+            raise UserError(f"The program {self.name} takes {', '.join(names)}, not {', '.join(tensors) or 'nothing'}.")
+        found = self.runner([tensors[name] for name in names])
+        return {port.name: tensor for port, tensor in zip(self.outputs, found, strict=True)}
+
+
+@dataclass(frozen=True)
+class LoadedExport:
+    """What ``load_export`` gives."""
+
+    folder: Path
+    facts: dict[str, Any]
+    """What ``export.json`` says."""
+    tokenization: Tokenization | TokenizerPair
+    programs: dict[str, LoadedProgram]
+
+
+def load_export(folder: str | Path) -> LoadedExport:
+    """Open what an export wrote; files that are missing, damaged or of another vocabulary are refused."""
+    folder = Path(folder)
+    facts = _read_facts(folder)
+    tokenization = _check_files(folder, facts)
+    kind = program_format(facts["program_format"])
+    kind.check_installed()
+    programs = {}
+    for name, program in facts["programs"].items():
+        inputs, outputs = (tuple(map(Port.from_dict, program[side])) for side in ("inputs", "outputs"))
+        try:
+            runner = kind.open(folder / program["file"], inputs)
+        except Exception as error:  # of whatever kind: torch and onnxruntime have many
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{folder / program['file']} cannot be opened here ({reason}): {EXPORT_AGAIN}.") from None
+        programs[name] = LoadedProgram(name, inputs, outputs, runner)
+    return LoadedExport(folder, facts, tokenization, programs)
+
+
+def check_export(folder: str | Path) -> LoadedExport:
+    """Open an export and run each of its programs at several sizes; what they give must be what was promised."""
+    export = load_export(folder)
+    for name, program in export.programs.items():
+        for seed, sizes in enumerate(CHECKED_AT):
+            wrong = wrong_outputs(program.runner(sampled(program.inputs, sizes, seed)), program.outputs, sizes)
+            if wrong:
+                raise UserError(f"The program {name} in {folder} gives {wrong}: {EXPORT_AGAIN}.")
+    return export
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    if not (folder / FACTS_FILE).is_file():
+        raise UserError(f"{folder} holds no export: {FACTS_FILE} is missing.")
+    facts = read_json(folder / FACTS_FILE)
+    if facts.get("format") != FORMAT:
+        raise UserError(f"{folder / FACTS_FILE} is not of an export: {EXPORT_AGAIN}.")
+    if facts.get("version") != FORMAT_VERSION:
+        raise UserError(
+            f"{folder} is an export of format version {facts.get('version')}; this torchdefine reads {FORMAT_VERSION}."
+        )
+    needed = ("task", "program_format", "vocabulary", "programs", "files")
+    missing = [name for name in needed if name not in facts]
+    if missing:
+        raise UserError(f"{folder / FACTS_FILE} is damaged: it lacks {', '.join(missing)}; {EXPORT_AGAIN}.")
+    return facts
+
+
+def _check_files(folder: Path, facts: Mapping[str, Any]) -> Tokenization | TokenizerPair:
+    """Everything is there, whole and as it was written; gives the vocabulary."""
+    for name in facts["files"]:
+        if not (folder / name).is_file():
+            raise UserError(f"{folder / name} is missing: {EXPORT_AGAIN}.")
+    tokenization = TokenizerPair.load(folder) if facts["task"] == "translation" else load_tokenization(folder)
+    if {tokenization.sha256} != {facts["vocabulary"]["sha256"], _vocabulary_of_weights(folder / WEIGHTS_FILE)}:
+        raise UserError(
+            f"The vocabulary in {folder} ({len(tokenization):,} tokens) is another one than that of the weights: put "
+            f"the right file back, or {EXPORT_AGAIN}."
+        )
+    for name, file in facts["files"].items():
+        size = (folder / name).stat().st_size
+        if size < file["bytes"]:
+            raise UserError(f"{folder / name} was cut short, to {size:,} of {file['bytes']:,} bytes: {EXPORT_AGAIN}.")
+        with (folder / name).open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != file["sha256"]:
+                raise UserError(f"{folder / name} is not the file that was exported: {EXPORT_AGAIN}.")
+    return tokenization
+
+
+def _vocabulary_of_weights(path: Path) -> str | None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("vocabulary_sha256")
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is damaged or cut short ({reason}): {EXPORT_AGAIN}.") from None

@@ -1,0 +1,292 @@
+"""Exports as folders: what they hold, what the card says, and what is refused."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from torchdefine import load_run, train
+from torchdefine.cli import main
+from torchdefine.data import DOWNLOADABLE, SHIPPED, SHIPPED_BITEXTS, licence_of
+from torchdefine.errors import MachineError, UserError
+from torchdefine.inference import export as export_file
+from torchdefine.inference.export_formats import FORMATS
+from torchdefine.inference.exported import check_export, load_export
+
+
+@pytest.fixture(scope="module")
+def run_folder(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exporting") / "run"
+    train(recipe_file, out=out, train={"steps": 20})
+    return out
+
+
+@pytest.fixture(scope="module")
+def exported(run_folder: Path) -> Path:
+    """A torch-export of the run, made by the command line."""
+    out = run_folder.parent / "exported"
+    assert command("export", run_folder, "--format", "torch-export", "--out", out, "--license", "CC0 1.0") == 0
+    return out
+
+
+@pytest.fixture
+def copied(exported: Path, tmp_path: Path) -> Path:
+    shutil.copytree(exported, tmp_path / "copied")
+    return tmp_path / "copied"
+
+
+def command(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as done:
+        main([str(argument) for argument in arguments])
+    return int(done.value.code or 0)
+
+
+def code_of_the_card(folder: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)\n```", (folder / "README.md").read_text(), re.DOTALL)
+
+
+def run_the_card(folder: Path) -> str:
+    """Run the card's Python in the folder, where torchdefine cannot be imported."""
+    code = "\n".join(["import sys", "sys.modules['torchdefine'] = None", *code_of_the_card(folder)])
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_folder_holds_all_that_a_stranger_needs(exported: Path, run_folder: Path) -> None:
+    names = {path.name for path in exported.iterdir()}
+    assert names == {
+        "embedding.pt2", "step.pt2", "model.safetensors", "vocab.txt", "config.yaml", "export.json", "README.md",
+    }  # fmt: skip
+    facts = json.loads((exported / "export.json").read_text())
+    assert facts["version"] == 1
+    assert facts["vocabulary"]["sha256"] == load_run(run_folder).tokenization.sha256
+    step = facts["programs"]["step"]
+    assert [port["name"] for port in step["inputs"]] == ["ids", "hidden_0", "cell_0", "hidden_1", "cell_1"]
+    assert step["outputs"][0] == {"name": "log_probs", "shape": ["batch", 62], "dtype": "float32"}
+    assert 0 < step["largest_difference"] < 1e-5
+    assert len(step["checks"]) == 3
+    weights = load_file(exported / "model.safetensors")
+    for name, tensor in load_run(run_folder).model.state_dict().items():
+        assert torch.equal(weights[name], tensor)
+
+
+def test_the_card_says_what_the_model_is_and_where_it_comes_from(exported: Path, run_folder: Path) -> None:
+    card = (exported / "README.md").read_text()
+    run = load_run(run_folder)
+    result = run.result
+    for said in (
+        "an LSTM of 2 layers",
+        "a table in bands by frequency, 62 × 16, and a DeFINE unit behind it",
+        f"| total | {result['parameters']['total']:,} |",
+        result["data"]["splits"]["train"]["text_sha256"],
+        f"{result['test_perplexity']:.2f}",
+        "its licence is the user's to name",
+        "CC0 1.0",
+    ):
+        assert said in card, said
+    for name in ("README.md", "config.yaml", "export.json"):
+        assert "/" + run_folder.parts[1] + "/" not in (exported / name).read_text(), "a path of the trainer's machine"
+    assert yaml.safe_load((exported / "config.yaml").read_text())["data"]["corpus"] == Path(run.recipe.data.corpus).name
+
+
+def test_the_code_of_the_card_runs(exported: Path) -> None:
+    assert len(code_of_the_card(exported)) == 2
+    assert all(len(code.splitlines()) <= 12 for code in code_of_the_card(exported))
+    printed = run_the_card(exported)
+    assert "torch.Size([2, 3, 16])" in printed
+    words = printed.splitlines()[-1].split()
+    assert len(words) == 10
+    assert all(re.fullmatch(r"w\d+|<eos>|<unk>", word) for word in words)
+
+
+def test_a_loaded_export_continues_as_the_run_does(exported: Path, run_folder: Path) -> None:
+    step = load_export(exported).programs["step"]
+    run = load_run(run_folder, device="cpu")
+    ids = torch.randint(62, (2, 10))
+    with torch.no_grad():
+        expected, _ = run.model.log_prob(ids, run.model.initial_state(2))
+    carried = {port.name: torch.zeros(port.sized({"batch": 2})) for port in step.inputs[1:]}
+    for place in range(10):
+        found = step(ids=ids[:, place], **carried)
+        torch.testing.assert_close(found["log_probs"], expected[:, place], atol=1e-5, rtol=0)
+        carried = {name: found[f"{name}_after"] for name in carried}
+    with pytest.raises(UserError, match="takes ids, hidden_0"):
+        step(ids=ids[:, 0])
+
+
+def test_onnx_by_the_command_line(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load_run(run_folder).cache("bf16")
+    out = tmp_path / "a" / "exported"
+    assert command("export", run_folder, "--format", "onnx", "--cached", "--out", out, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {"onnx", "onnxruntime", "onnxscript", "torch"} <= facts["versions"].keys()
+    assert max(program["largest_difference"] for program in facts["programs"].values()) < 1e-5
+    assert "(2, 3, 16)" in run_the_card(out)
+    card = (out / "README.md").read_text()
+    assert "whose finished vectors are looked up" in card
+    assert "Finished vectors are kept in bfloat16" in card
+    assert b"torchdefine/" not in (out / "step.onnx").read_bytes()
+    assert command("export", "--check", out) == 0
+    printed = capsys.readouterr().out
+    assert "is whole, and its programs run" in printed
+    assert "step.onnx" in printed
+
+
+def test_check_refuses_what_is_not_as_it_was(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_export(copied).facts["name"]
+    facts = json.loads((copied / "export.json").read_text())
+    other = (copied / "vocab.txt").read_text().replace("w7\t", "w777\t")
+    longer_weights = (copied / "model.safetensors").read_bytes() + b" "
+    for name, content, message in (
+        ("step.pt2", (copied / "step.pt2").read_bytes()[:-100], "step.pt2 was cut short"),
+        ("model.safetensors", (copied / "model.safetensors").read_bytes()[:200], "is damaged or cut short"),
+        ("vocab.txt", other.encode(), "is another one than that of the weights"),
+        ("vocab.txt", other.encode()[:50], "is damaged"),
+        ("config.yaml", (copied / "config.yaml").read_bytes() + b"# changed", "is not the file that was exported"),
+        ("embedding.pt2", None, "embedding.pt2 is missing"),
+        ("export.json", None, "holds no export"),
+        ("export.json", b"{", "is not valid JSON"),
+        ("export.json", b'{"format": "cooking"}', "is not of an export"),
+        ("export.json", json.dumps({**facts, "version": 2}).encode(), "format version 2; this torchdefine reads 1"),
+        ("export.json", b'{"format": "torchdefine export", "version": 1}', "is damaged: it lacks task"),
+        ("model.safetensors", longer_weights, ""),
+    ):
+        whole = (copied / name).read_bytes()
+        (copied / name).unlink()
+        if content is not None:
+            (copied / name).write_bytes(content)
+        assert command("export", "--check", copied) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.startswith("torchdefine: ")
+        assert error.count("\n") == 1
+        (copied / name).write_bytes(whole)
+    assert command("export", "--check", copied) == 0
+
+
+def test_a_vocabulary_with_a_matching_record_is_still_not_that_of_the_weights(copied: Path) -> None:
+    """Both files exchanged together: the weights know better."""
+    text = (copied / "vocab.txt").read_text().replace("w7\t", "w777\t")
+    (copied / "vocab.txt").write_text(text)
+    facts = json.loads((copied / "export.json").read_text())
+    from torchdefine.data import Vocabulary
+
+    facts["vocabulary"]["sha256"] = Vocabulary.load(copied / "vocab.txt").sha256
+    (copied / "export.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match="is another one than that of the weights"):
+        load_export(copied)
+
+
+def test_misuse_is_refused_before_anything_is_written(
+    run_folder: Path,
+    exported: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    new = tmp_path / "new"
+    for arguments, message in (
+        (["export", run_folder, "--format", "onnx"], "An export needs a run and two options"),
+        (["export", "--format", "onnx", "--out", new], "An export needs a run and two options"),
+        (["export", run_folder, "--format", "tflite", "--out", new], "Argument --format"),
+        (["export", run_folder, "--format", "onnx", "--out", exported], "exists already and is not empty"),
+        (["export", tmp_path, "--format", "onnx", "--out", new], "holds no run"),
+        (["export", run_folder, "--check", exported], "--check takes the folder of an export and nothing else"),
+        (["export", "--check", tmp_path], "holds no export"),
+    ):
+        assert command(*arguments) == 2
+        assert message in capsys.readouterr().err
+    monkeypatch.setattr("torchdefine.inference.export_formats.find_spec", lambda name: None)
+    assert command("export", run_folder, "--format", "onnx", "--out", new) == 2
+    assert "pip install 'torchdefine[export]'" in capsys.readouterr().err
+    with pytest.raises(UserError, match="format 'onx' is unknown: did you mean 'onnx'"):
+        load_run(run_folder).export(new, "onx")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_program_too_far_from_the_model_leaves_nothing(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_file, "TOLERANCE", 1e-9)
+    with pytest.raises(MachineError, match="The exported step differs from the model by"):
+        load_run(run_folder).export(tmp_path / "new", "torch-export")
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_cannot_be_traced_is_one_sentence_and_leaves_nothing(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(program: object) -> None:
+        raise RuntimeError("a size\n  depends on a value")
+
+    monkeypatch.setattr(export_file, "trace", fail)
+    assert command("export", run_folder, "--format", "torch-export", "--out", tmp_path / "new") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("torchdefine: The embedding could not be exported (a size depends on a value)")
+    assert error.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_exports_of_released_versions_are_still_read() -> None:
+    """The export of the released run: the same numbers, after as many steps as there are words."""
+    released = Path(__file__).parent.parent / "released"
+    step = check_export(released / "export-v1").programs["step"]
+    carried = {port.name: torch.zeros(port.sized({"batch": 1})) for port in step.inputs[1:]}
+    for word in range(62):
+        found = step(ids=torch.tensor([word]), **carried)
+        carried = {name: found[f"{name}_after"] for name in carried}
+    expected = json.loads((released / "run-v1" / "log_probs.json").read_text())
+    torch.testing.assert_close(found["log_probs"][0], torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_every_named_corpus_has_a_licence() -> None:
+    assert all(licence_of(name) for name in (*SHIPPED, *SHIPPED_BITEXTS, *DOWNLOADABLE))
+    assert licence_of("/home/anyone/my_corpus") is None
+
+
+def test_an_unfinished_run_and_other_weights_say_so(run_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_folder, tmp_path / "run")
+    run = load_run(tmp_path / "run", checkpoint="last")
+    run.export(tmp_path / "last")
+    assert "These are the numbers of the run's best weights" in (tmp_path / "last" / "README.md").read_text()
+    (tmp_path / "run" / "result.json").unlink()
+    run.export(tmp_path / "unfinished")
+    assert "it was not finished when it was exported" in (tmp_path / "unfinished" / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_card_of_a_transformer_xl_runs(recipe_file: Path, tmp_path: Path, format: str) -> None:
+    context = {"kind": "transformer-xl", "layers": 2, "heads": 2, "head_dim": 8, "inner_dim": 32, "memory": 6}
+    embedding = {"map": "standard", "unit": "none", "map_dim": 16, "cutoffs": []}
+    settings = {"context": context, "embedding": embedding, "output": {"kind": "full"}}
+    run = train(recipe_file, out=tmp_path / "run", train={"steps": 5}, **settings)
+    run.export(tmp_path / "exported", format)
+    assert len(run_the_card(tmp_path / "exported").splitlines()[-1].split()) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("joint", [True, False])
+def test_the_card_of_a_translator_translates(
+    translation_recipe: Path, tmp_path: Path, format: str, joint: bool
+) -> None:
+    run = train(translation_recipe, out=tmp_path / "run", train={"steps": 20}, bitext={"joint": joint})
+    run.export(tmp_path / "exported", format)
+    assert run_the_card(tmp_path / "exported").splitlines()[-1].startswith("[")
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "BLEU" in card
+    loaded = check_export(tmp_path / "exported")
+    ids = torch.tensor([[5, 9, run.tokenization.source.eos_id]])
+    with torch.no_grad():
+        expected, _ = run.model.cpu().eval().encode(ids)
+    torch.testing.assert_close(loaded.programs["encoder"](ids=ids)["encoded"], expected, atol=1e-5, rtol=0)

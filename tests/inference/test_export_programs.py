@@ -1,0 +1,285 @@
+"""Exported programs against the models they were made of, at sizes that they were not traced at."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap
+from torchdefine.context import (
+    LSTM,
+    LayerSizes,
+    LSTMDropout,
+    Reach,
+    Transformer,
+    TransformerShape,
+    TransformerXL,
+)
+from torchdefine.embedding import TokenEmbedding
+from torchdefine.inference import export_formats
+from torchdefine.inference.export_check import CHECKED_AT, TOLERANCE, check_program
+from torchdefine.inference.export_formats import FORMATS, TRACED_AT, Runner, trace
+from torchdefine.inference.export_programs import DTYPES, Port, Program, programs_of
+from torchdefine.models import LanguageModel, Translator
+from torchdefine.output import AdaptiveSoftmax, AdaptiveTableSoftmax, FullSoftmax, MixtureSoftmax
+
+V = 60
+
+
+def bands(ranked: bool = False) -> AdaptiveMap:
+    return AdaptiveMap(V, 16, (10, 30), division=2, counts=torch.randint(99, (V,)) if ranked else None)
+
+
+def standard_lstm() -> LanguageModel:
+    embedding = TokenEmbedding(StandardMap(V, 16))
+    return LanguageModel(embedding, LSTM(16, 16), FullSoftmax(16, embedding.map))
+
+
+def projective_awd_mixture() -> LanguageModel:
+    """AWD-LSTM's dropouts everywhere: none of them may be left in evaluation."""
+    embedding = TokenEmbedding(ProjectiveMap(V, 12, 20))
+    embedding.row_dropout = 0.4
+    context = LSTM(20, 24, 16, 2, LSTMDropout(0.4, 0.3, 0.5))
+    return LanguageModel(embedding, context, MixtureSoftmax(16, FullSoftmax(12, embedding.map), 3, 0.3))
+
+
+def adaptive_define_lstm() -> LanguageModel:
+    embedding = DeFINE.over(bands(ranked=True), 24, 64)
+    return LanguageModel(embedding, LSTM(24, 32, 16, 2), AdaptiveSoftmax(16, embedding.map))
+
+
+def cached_lstm() -> LanguageModel:
+    model = adaptive_define_lstm().eval()
+    model.embedding.look_up(model.embedding.table())
+    model.embedding.unit.forward = None  # whoever calls it now fails
+    return model
+
+
+def adaptive_mixture_lstm() -> LanguageModel:
+    embedding = TokenEmbedding(bands())
+    component = AdaptiveSoftmax(16, embedding.map)
+    return LanguageModel(embedding, LSTM(16, 20, 18), MixtureSoftmax(18, component, 2))
+
+
+def transformer_xl(same_length: bool = True, pre_norm: bool = False) -> LanguageModel:
+    embedding = DeFINE.over(ProjectiveMap(V, 16, 32), 32, 64)
+    context = TransformerXL(
+        32, 2, LayerSizes(2, 10, 48), Reach(5), Reach(12, same_length, 8 if same_length else None), pre_norm=pre_norm
+    )
+    for parameter in context.parameters():  # fresh ones are so small that no attention would show
+        nn.init.normal_(parameter, std=0.3)
+    return LanguageModel(embedding, context, AdaptiveTableSoftmax(32, embedding.map, (10, 30), (False, True, True)))
+
+
+def pre_norm_transformer_xl() -> LanguageModel:
+    return transformer_xl(same_length=False, pre_norm=True)
+
+
+def translator() -> Translator:
+    target = DeFINE(V, 32, map_dim=16, expand_dim=64)
+    source = TokenEmbedding.beside(StandardMap(V - 7, 16), target)
+    transformer = Transformer(TransformerShape(32, 2, 48, 2, 2))
+    return Translator(source, target, transformer, FullSoftmax(32, target.map), pad_id=3)
+
+
+def shared_translator() -> Translator:
+    shared = TokenEmbedding(bands(ranked=True))
+    transformer = Transformer(TransformerShape(16, 2, 24, 1, 1, norm="post", scaled=False))
+    return Translator(shared, shared, transformer, AdaptiveSoftmax(16, shared.map), pad_id=0)
+
+
+MODELS: dict[str, Callable[[], LanguageModel | Translator]] = {
+    build.__name__: build
+    for build in (
+        standard_lstm,
+        projective_awd_mixture,
+        adaptive_define_lstm,
+        cached_lstm,
+        adaptive_mixture_lstm,
+        transformer_xl,
+        pre_norm_transformer_xl,
+        translator,
+        shared_translator,
+    )
+}
+EVERY_TIME = ("standard_lstm", "projective_awd_mixture", "cached_lstm", "transformer_xl", "translator")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in EVERY_TIME else pytest.mark.slow) for name in MODELS]
+)
+def test_a_saved_torch_program_gives_what_the_model_gives(name: str, tmp_path: Path) -> None:
+    model = build(name)
+    runners = {}
+    for program in programs_of(model):
+        runners[program.name] = written(program, "torch-export", tmp_path)
+    if isinstance(model, Translator):
+        assert_decodes_like(model, runners["encoder"], runners["decoder"])
+    elif name != "pre_norm_transformer_xl":  # there, what a position sees depends on the length of the call
+        assert_steps_like(model, runners["step"])
+    if isinstance(model, LanguageModel) and isinstance(model.context, TransformerXL):
+        assert_reads_any_length_like(model, runners["step"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_program_in_onnx_gives_what_the_model_gives(name: str, tmp_path: Path) -> None:
+    for program in programs_of(build(name)):
+        written(program, "onnx", tmp_path)
+
+
+def build(name: str) -> LanguageModel | Translator:
+    torch.manual_seed(0)
+    return MODELS[name]().eval()
+
+
+def written(program: Program, format: str, folder: Path) -> Runner:
+    """The program from its file, compared with the model; only torch's own operations and no path are in it."""
+    kind, traced = FORMATS[format], trace(program)
+    called = {str(node.target) for node in traced.graph.nodes if node.op == "call_function"}
+    assert all(re.match(r"aten\.|<built-in function |_operator\.", one) for one in called), called
+    file = folder / f"{program.name}{kind.suffix}"
+    kind.write(program, traced, file)
+    assert b"/inference/" not in file.read_bytes(), "a file's path has got into the program"
+    runner = kind.open(file, program.inputs)
+    for found in check_program(program, runner):
+        assert found.difference < TOLERANCE, (program.name, found)
+    return runner
+
+
+def assert_steps_like(model: LanguageModel, run: Runner) -> None:
+    """Steps of one token are one call of the model, also further than the memory of a Transformer-XL reaches."""
+    step = programs_of(model)[1]
+    ids = torch.randint(V, (3, 30))
+    with torch.no_grad():
+        expected, _ = model.log_prob(ids, model.initial_state(3))  # (3, 30, V)
+    carried = [torch.zeros(port.sized({"batch": 3}), dtype=DTYPES[port.dtype]) for port in step.inputs[1:]]
+    for place in range(30):
+        token = ids[:, place] if len(step.inputs[0].shape) == 1 else ids[:, place : place + 1]
+        log_probs, *carried = run([token, *carried])
+        torch.testing.assert_close(log_probs, expected[:, place], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def assert_reads_any_length_like(model: LanguageModel, run: Runner) -> None:
+    state = model.initial_state(2)
+    carried = [state[1], *state[0]]
+    for length in (1, 5, 3, 20, 1, 12, 13):
+        ids = torch.randint(V, (2, length))
+        with torch.no_grad():
+            expected, state = model.log_prob(ids, state)
+        log_probs, *carried = run([ids, *carried])
+        torch.testing.assert_close(log_probs, expected[:, -1], atol=TOLERANCE, rtol=TOLERANCE)
+        assert carried[0].tolist() == state[1].tolist()
+
+
+def assert_decodes_like(model: Translator, encode: Runner, decode: Runner) -> None:
+    source = torch.tensor([[5, 9, 2, model.pad_id, model.pad_id], [8, 7, 6, 5, 4]])
+    targets = torch.randint(V, (2, 9))
+    with torch.no_grad():
+        expected = model.output.log_prob(model.hidden(source, targets))  # (2, 9, V)
+    _, visible, *of_source = encode([source])
+    assert visible.tolist() == (source != model.pad_id).tolist()
+    shape = model.transformer.shape
+    own = [torch.zeros(2, shape.heads, 0, shape.width // shape.heads)] * len(of_source)
+    for place in range(9):
+        log_probs, *own = decode([targets[:, place], visible, *of_source, *own])
+        torch.testing.assert_close(log_probs, expected[:, place], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_no_size_is_checked_at_which_programs_are_traced() -> None:
+    for sizes in CHECKED_AT:
+        assert all(sizes[name] != TRACED_AT[name] for name in TRACED_AT)
+
+
+def test_a_program_that_is_wrong_is_found_out() -> None:
+    (embedding, step) = programs_of(build("standard_lstm"))
+    right = lambda inputs: list(step.module(*inputs))  # noqa: E731
+    assert max(check.difference for check in check_program(step, right)) < TOLERANCE
+    for wrong in (
+        lambda inputs: [tensor + 1e-3 for tensor in right(inputs)],
+        lambda inputs: right(inputs)[:-1],
+        lambda inputs: [tensor.double() for tensor in right(inputs)],
+        lambda inputs: [tensor * torch.nan for tensor in right(inputs)],
+    ):
+        assert max(check.difference for check in check_program(step, wrong)) > TOLERANCE
+    assert embedding.name == "embedding"
+
+
+def test_a_program_keeps_only_the_weights_that_it_uses() -> None:
+    encoder, decoder = (trace(program) for program in programs_of(build("shared_translator")))
+    assert not any(".output." in name for name in encoder.state_dict)
+    assert not any(".decoder." in n and ".across.key_value" not in n for n in encoder.state_dict)
+    assert not any(".encoder." in name for name in decoder.state_dict)
+    embedding = trace(programs_of(build("cached_lstm"))[0])
+    assert not embedding.state_dict
+    assert [tuple(table.shape) for table in embedding.constants.values()] == [(V, 24)]
+
+
+def test_inputs_to_check_with_are_ones_that_a_program_must_take() -> None:
+    ids = Port("ids", ("batch", "length"), "int64", below=4, padding=3)
+    assert Port.from_dict(ids.to_dict()) == ids
+    for length in range(1, 9):
+        sample = ids.sample({"batch": 40, "length": length}, torch.Generator().manual_seed(length))
+        assert sample.shape == (40, length)
+        assert bool((sample[:, 0] != 3).all())
+        assert bool((sample == 3).any()) == (length > 2)
+    mask = Port("visible", ("batch", "length"), "bool").sample({"batch": 40, "length": 3}, torch.Generator())
+    assert bool(mask[:, 0].all())
+    assert not bool(mask.all())
+
+
+def test_a_context_model_of_somebody_else_has_its_embedding_exported() -> None:
+    class Sum(nn.Module):
+        input_dim = output_dim = 16
+
+        def initial_state(self, batch_size: int) -> None:
+            return None
+
+        def forward(self, x: torch.Tensor, state: None) -> tuple[torch.Tensor, None]:
+            return x.cumsum(1), None
+
+    embedding = TokenEmbedding(StandardMap(V, 16))
+    model = LanguageModel(embedding, Sum(), FullSoftmax(16, embedding.map)).eval()
+    assert [program.name for program in programs_of(model)] == ["embedding"]
+
+
+def test_a_saved_torch_program_runs_where_there_is_no_torchdefine(tmp_path: Path) -> None:
+    step = programs_of(build("standard_lstm"))[1]
+    FORMATS["torch-export"].write(step, trace(step), tmp_path / "step.pt2")
+    code = """
+import sys
+sys.modules["torchdefine"] = None  # importing it is an error now
+import torch
+step = torch.export.load(sys.argv[1]).module()
+log_probs, *state = step(torch.tensor([1, 2]), *[torch.zeros(2, width) for width in (16, 16)])
+print(log_probs.exp().sum(-1).tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "step.pt2")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("[1.0") or done.stdout.startswith("[0.99")
+
+
+@pytest.mark.slow
+def test_large_weights_lie_beside_an_onnx_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_formats, "LARGEST_ONNX_FILE", 100)
+    program = programs_of(build("standard_lstm"))[0]
+    FORMATS["onnx"].write(program, trace(program), tmp_path / "embedding.onnx")
+    assert (tmp_path / "embedding.onnx.data").stat().st_size >= V * 16 * 4
+    checks = check_program(program, FORMATS["onnx"].open(tmp_path / "embedding.onnx", program.inputs))
+    assert max(check.difference for check in checks) < TOLERANCE
+
+
+@pytest.mark.gpu
+def test_a_model_on_a_gpu_is_exported_from_the_cpu() -> None:
+    from torchdefine.inference.export import _on_the_cpu
+
+    model = adaptive_define_lstm().cuda()
+    copied = _on_the_cpu(model)
+    assert {p.device.type for p in copied.parameters()} == {"cpu"}
+    assert {p.device.type for p in model.parameters()} == {"cuda"}
