@@ -6,22 +6,27 @@ import json
 from pathlib import Path
 
 HERE = Path(__file__).parent
-HEADER = ("recipe", "unit", "context", "tables", "total M", "steps", "M tokens", "minutes", "valid", "test", "unigram")
+HEADER = (
+    *("recipe", "unit", "context", "tables", "total M", "steps", "M tokens", "minutes", "valid", "test", "unigram"),
+    "published test",
+)
 
 INTRODUCTION = """# Measured results
 
 Written by `make results` from the JSON files in this folder; nothing here is typed. Each file is the `result.json` of
 one run: recipe, overrides, seed, commit, hardware, versions, hashes of the text, and the curve. Parameters in millions.
-"unigram" is the test perplexity of a model that only counts words. Recipes that are not listed have not been run.
+"unigram" is the test perplexity of a model that only counts words; "published test" is what the paper behind a recipe
+reports for its whole training on its own text. Recipes that are not listed have not been run.
 
 [minilm/](minilm/README.md) has the replacements of a trained sentence encoder's token table.
 """
 
 
-def row(result: dict) -> list[str]:
+def row(result: dict, label: str) -> list[str]:
     parameters = result["parameters"]
+    published = (result["settings"].get("published") or {}).get("test_perplexity")
     return [
-        f"`{result['recipe']}`",
+        label,
         *(f"{parameters[part] / 1e6:.3f}" for part in ("define", "context", "input_output", "total")),
         f"{result['steps']:,}",
         f"{result['tokens'] / 1e6:.1f}",
@@ -29,7 +34,35 @@ def row(result: dict) -> list[str]:
         f"{result['valid_perplexity']:.2f}",
         f"{result['test_perplexity']:.2f}",
         f"{result.get('test_unigram_perplexity', 0):.1f}",
+        "–" if published is None else f"{published}",
     ]
+
+
+def labels(results: list[dict]) -> list[str]:
+    """The recipes' names, and for those that were run more than once what is different between their runs."""
+    found = []
+    for result in results:
+        twins = [other for other in results if other["recipe"] == result["recipe"]]
+        differs = [
+            f"{section}.{name} {value}"
+            for section, values in result["settings"].items()
+            if isinstance(values, dict) and section not in ("published", "data")
+            for name, value in values.items()
+            if any(twin["settings"].get(section, values).get(name, value) != value for twin in twins)
+        ]
+        found.append(", ".join([f"`{result['recipe']}`", *differs]))
+    return found
+
+
+def full_length(result: dict) -> str:
+    """What the recipe's own number of epochs would take at the speed of this run, where it was cut short."""
+    from torchdefine.recipe import load_recipe
+
+    epochs, whole = result["settings"]["train"].get("epochs"), load_recipe(result["recipe"]).train.epochs
+    if not epochs or not whole or epochs >= whole:
+        return ""
+    minutes = result["seconds"] / 60 * whole / epochs
+    return f" The recipe's {whole:g} epochs would take {minutes:.0f} minutes at this speed."
 
 
 def public_protocol(result: dict) -> str:
@@ -46,14 +79,15 @@ def section(folder: Path) -> str:
         return translation_section(folder)
     results.sort(key=lambda result: result["test_perplexity"])
     lines = [f"## {folder.name}", "", "| " + " | ".join(HEADER) + " |", "|---" + "|---:" * (len(HEADER) - 1) + "|"]
-    lines += ["| " + " | ".join(row(result)) + " |" for result in results]
+    named = labels(results)
+    lines += ["| " + " | ".join(row(*pair)) + " |" for pair in zip(results, named, strict=True)]
     lines.append("")
     lines += [origin(result) for result in results]
-    lines += ["", f"![Validation perplexity]({draw_curves(folder, results)})"]
+    lines += ["", f"![Validation perplexity]({draw_curves(folder, results, named)})"]
     return "\n".join(lines)
 
 
-def draw_curves(folder: Path, results: list[dict]) -> str:
+def draw_curves(folder: Path, results: list[dict], named: list[str]) -> str:
     """One picture of all validation curves of a folder; returns its path from here."""
     import matplotlib
 
@@ -62,9 +96,10 @@ def draw_curves(folder: Path, results: list[dict]) -> str:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
-    for result in results:
+    for result, name in zip(results, named, strict=True):
         points = [(point["tokens"] / 1e6, point["perplexity"]) for point in result["curve"]]
-        axes.plot(*zip(*points, strict=True), marker=".", markersize=3, linewidth=1, label=result["recipe"])
+        label = name.replace("`", "").replace(", ", "\n   ")
+        axes.plot(*zip(*points, strict=True), marker=".", markersize=3, linewidth=1, label=label)
     axes.set(xlabel="million tokens", ylabel="validation perplexity", yscale="log")
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
@@ -82,7 +117,7 @@ def translation_section(folder: Path) -> str:
     lines = [f"## {folder.name}", "", "| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     for result in results:
         scores = [f"{result[key]:.2f}" for key in ("test_bleu", "test_chrf")]
-        cells = [*row(result)[:-1], *scores, f"{result['decoded_sentences_per_second']:.1f}"]
+        cells = [*row(result, f"`{result['recipe']}`")[:-2], *scores, f"{result['decoded_sentences_per_second']:.1f}"]
         lines.append("| " + " | ".join(cells) + " |")
     lines.append("")
     for result in results:
@@ -126,7 +161,7 @@ def origin(result: dict) -> str:
         f"- `{result['recipe']}`{overrides}: text {result['data']['corpus']}, seed {result['seed']}, "
         f"{result['precision']} on {hardware}, torch {result['versions']['torch']}, "
         f"commit {(result['commit'] or 'unknown')[:12]}; "
-        f"{result['evaluation']['test']['protocol']}.{public_protocol(result)}"
+        f"{result['evaluation']['test']['protocol']}.{public_protocol(result)}{full_length(result)}"
     )
 
 
@@ -168,11 +203,53 @@ def correlation_section(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def look_up_section(folder: Path) -> str:
+    """What input vectors cost when they are computed, cached and compressed."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    header = ("recipe", "table", "vectors", "MB", "variance lost", "by frequency", "test", "ms/batch", "look-up ms")
+    lines = ["## Looking vectors up", "", "| " + " | ".join(header) + " |", "|---|---:|---" + "|---:" * 6 + "|"]
+    for result in results:
+        for made in result["rows"]:
+            cells = ["not run"] * 6
+            if "not_run" not in made:
+                cells = [
+                    f"{made['bytes'] / 1e6:.2f}",
+                    *(f"{made[name]:.2%}" for name in ("lost", "lost_by_frequency")),
+                    *(f"{made[name]:.2f}" for name in ("perplexity", "ms_per_batch")),
+                    f"{made['look_up_ms']:.3f}",
+                ]
+            lines.append(
+                "| " + " | ".join([f"`{result['recipe']}`", str(result["map_dim"]), made["name"], *cells]) + " |"
+            )
+    lines += [
+        "",
+        '"computed" needs the map and the unit, the others only what is listed; the output layer is tied to the map '
+        "and needs it anyway. codes, product-codes, svd and bits are made to equal bytes. torchao's int4 is counted as "
+        "if it were packed, which it is not in memory.",
+        "",
+    ]
+    for result in results:
+        training, hardware = result["training"], result["hardware"]
+        lines.append(
+            f"- `{result['recipe']}`: {training['steps']:,} steps, {training['tokens'] / 1e6:.1f} M tokens of "
+            f"{training['data']['corpus']} in {training['seconds']:.0f} s; {result['protocol']}; timed on "
+            f"{result['timed']}, {hardware.get('gpu') or hardware['cpu']}, "
+            f"commit {(result['commit'] or 'unknown')[:12]}."
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
-    folders = sorted(
-        p for p in HERE.iterdir() if p.is_dir() and p.name not in ("benchmarks", "minilm") and any(p.glob("*.json"))
+    others = ("benchmarks", "minilm", "inference")
+    folders = sorted(p for p in HERE.iterdir() if p.is_dir() and p.name not in others and any(p.glob("*.json")))
+    page = "\n".join(
+        [
+            INTRODUCTION,
+            *(section(folder) + "\n" + correlation_section(folder) for folder in folders),
+            look_up_section(HERE / "inference"),
+            "",
+        ]
     )
-    page = "\n".join([INTRODUCTION, *(section(folder) + "\n" + correlation_section(folder) for folder in folders)])
     (HERE / "README.md").write_text(page)
     write_front_page(json.loads((HERE / "tatoeba" / "laptop.json").read_text()))
 

@@ -77,6 +77,17 @@ def test_the_budget_is_kept_and_nearly_spent(storage: str, share: float) -> None
     assert isinstance(made.rows, FactorisedRows)
 
 
+def test_rows_that_stand_in_order_spend_nothing_on_their_places() -> None:
+    table, counts = zipfian()
+    order = torch.argsort(counts, descending=True, stable=True)
+    budget = table.numel() // 2
+    in_order = transform_table(table[order], budget, counts=counts[order])
+    mixed_up = transform_table(table, budget, counts=counts)
+    assert 0.95 * budget < in_order.stored_bytes <= budget
+    assert not any(name.endswith("places") for name in in_order.state_dict())
+    assert any(name.endswith("places") for name in mixed_up.state_dict())
+
+
 def test_more_bytes_lose_less_and_importance_beats_evenness() -> None:
     table, counts = zipfian()
     losses = [lost(transform_table(table, size, counts=counts), table, counts) for size in (12_000, 20_000, 40_000)]

@@ -93,6 +93,11 @@ class BandedRows(Rows):
 
 def in_bands(bands: list[Rows], order: Tensor) -> BandedRows:
     """Bands whose rows stand in ``order``; the places are left out where they would say nothing."""
-    if torch.equal(order, torch.arange(len(order), device=order.device)):
+    if already_in(order):
         return BandedRows(bands, ranked=False)
     return BandedRows(bands).to(order.device).order_by(order)
+
+
+def already_in(order: Tensor) -> bool:
+    """Whether the rows stand in that order as they are."""
+    return torch.equal(order, torch.arange(len(order), device=order.device))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdefine.errors import UserError
-from torchdefine.inference.banded import in_bands
+from torchdefine.inference.banded import already_in, in_bands
 from torchdefine.inference.bit_allocation import LADDERS, allocate
 from torchdefine.inference.compact_table import CompactTable
 from torchdefine.inference.factorised import FactorisedRows, principal_directions
@@ -22,6 +22,7 @@ from torchdefine.inference.mixed_bits import mixed_bit_rows
 from torchdefine.inference.packing import packed_width
 from torchdefine.inference.quantised import quantise_rows, stored_rows
 from torchdefine.inference.rows import FLOATS, DenseRows, Rows
+from torchdefine.inference.sizes import place_bytes
 from torchdefine.inference.tables import Counts, TableLike, as_matrix, as_weights, by_frequency, centred
 
 BLOCK = 8
@@ -75,7 +76,8 @@ def transform_table(
     felt, back = metric(sensitivity, rows)
     directions = principal_directions(rows @ felt, min(rows.shape), weights)  # (r, m)
     coefficients = ((rows @ felt) @ directions.T)[order]  # (V, r), columns in order of variance
-    plan = _plan(coefficients, weights[order], rows.shape[1], budget, storage)
+    overhead = 4 * rows.shape[1] + (0 if already_in(order) else place_bytes(len(order)))  # the mean, and the places
+    plan = _plan(coefficients, weights[order], rows.shape[1], budget - overhead, storage)
     rank = max(plan.columns)
     packed = _pack(coefficients, plan)
     rebuilt = in_bands(packed, order)
@@ -112,7 +114,7 @@ def metric(sensitivity: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _plan(coefficients: Tensor, weights: Tensor, width: int, budget: int, storage: str) -> _Plan:
-    """Spend the budget; places, scales and the projection take some of it, so how much is left is found by halving."""
+    """Spend the budget; scales and the projection take some of it, so how much is left is found by halving."""
     edges = band_edges(len(coefficients))
     block = block_of(storage)
     blocks = coefficients.shape[1] // block
@@ -132,14 +134,13 @@ def _plan(coefficients: Tensor, weights: Tensor, width: int, budget: int, storag
         if most < size <= budget:
             best, most = plan, size
     if best is None or not best.steps.any():
-        raise UserError(f"{budget} bytes are too few for any column of this table: allow more.")
+        raise UserError(f"{max(budget, 0)} bytes beside mean and places are too few for any column: allow more.")
     return best
 
 
 def _bytes(plan: _Plan, width: int) -> int:
-    num_rows, rank = plan.edges[-1], max(plan.columns)
-    total = num_rows * (2 if num_rows <= 1 << 16 else 4) + 4 * width
-    total += rank * (packed_width(width, PROJECTION_BITS) + 2) if plan.storage not in FLOATS else 0
+    rank = max(plan.columns)
+    total = rank * (packed_width(width, PROJECTION_BITS) + 2) if plan.storage not in FLOATS else 0
     total += rank * width * FLOATS[plan.storage].itemsize if plan.storage in FLOATS else 0
     for band, (start, stop) in enumerate(pairwise(plan.edges)):
         columns, count = plan.columns[band], stop - start
