@@ -14,7 +14,8 @@ Written by `make results` from the JSON files in this folder; nothing here is ty
 one run: recipe, overrides, seed, commit, hardware, versions, hashes of the text, and the curve. Parameters in millions.
 "unigram" is the test perplexity of a model that only counts words. Recipes that are not listed have not been run.
 
-[minilm/](minilm/README.md) has the replacements of a trained sentence encoder's token table.
+[minilm/](minilm/README.md) has the replacements of a trained sentence encoder's token table,
+[benchmarks/](benchmarks/README.md) speed and memory.
 """
 
 
