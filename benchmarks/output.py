@@ -27,7 +27,7 @@ from torchdefine.training.precision import Precision
 from torchdefine.training.step import room_for
 
 WIDTH = 128
-TOKENS = 9000
+SHAPE = (60, 150)  # 9,000 tokens
 TORCHS = "torch's AdaptiveLogSoftmaxWithLoss, division 4"
 OURS = "ours, adaptive, recorded"
 
@@ -117,9 +117,10 @@ def data_of(setting: Setting) -> tuple[int, tuple[int, int, int], tuple[Tensor, 
     text, device = real_text(setting.data), setting.device
     generator = torch.Generator(device).manual_seed(0)
     if setting.small:
-        size, cutoffs, targets = 20_000, (2000, 5000, 10_000), text.ids((512,), device, 20_000)
+        size, cutoffs, targets = 20_000, (2000, 5000, 10_000), text.ids((8, 64), device, 20_000).flatten()
     else:
-        size, cutoffs, targets = WIKIPEDIA_SIZE, WIKIPEDIA_CUTOFFS, text.wide_ids((TOKENS,), device, WIKIPEDIA_SIZE)
+        size, cutoffs = WIKIPEDIA_SIZE, WIKIPEDIA_CUTOFFS
+        targets = text.wide_ids(SHAPE, device, size).flatten()
     hidden = torch.randn(len(targets), WIDTH, device=device, generator=generator)
     return size, cutoffs, (hidden, targets)
 

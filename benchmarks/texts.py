@@ -22,8 +22,9 @@ class RealText(NamedTuple):
     vocabulary: int
 
     def ids(self, shape: tuple[int, ...], device: torch.device, most: int | None = None) -> Tensor:
-        """The first tokens of the text; with ``most``, rarer words than so many are all the rarest of them."""
-        taken = np.resize(self.tokens, shape).astype(np.int64)
+        """Rows of running text, far apart, as a batch has them; with ``most``, rarer words than so many are all the
+        rarest of them."""
+        taken = _laid_out(self.tokens, shape)
         return torch.from_numpy(taken if most is None else np.minimum(taken, most - 1)).to(device)
 
     def wide_ids(
@@ -41,8 +42,16 @@ class RealText(NamedTuple):
         band = random.choice(len(cutoffs) + 1, count, p=WIKIPEDIA_SHARES)
         edges = np.array((0, *cutoffs, size))
         drawn = random.integers(edges[band], edges[band + 1])  # (count,)
-        frequent = np.resize(self.tokens[self.tokens < cutoffs[0]], count)
-        return torch.from_numpy(np.where(band == 0, frequent, drawn).astype(np.int64).reshape(shape)).to(device)
+        frequent = _laid_out(self.tokens[self.tokens < cutoffs[0]], shape)
+        return torch.from_numpy(np.where(band.reshape(shape) == 0, frequent, drawn.reshape(shape))).to(device)
+
+
+def _laid_out(tokens: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """As many rows as the shape has, each from another place of the text on."""
+    rows, length = int(np.prod(shape[:-1])), shape[-1]
+    starts = np.arange(rows) * (len(tokens) // rows)
+    places = (starts[:, None] + np.arange(length)) % len(tokens)  # (rows, length)
+    return tokens[places].astype(np.int64).reshape(shape)
 
 
 @lru_cache(maxsize=2)

@@ -26,7 +26,7 @@ from torchdefine.recipe import load_recipe
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import room_for
 
-TOKENS = 8960
+SHAPE = (64, 140)  # 8,960 tokens
 RECIPES = {"R3": "table1a/r3", "R4": "table1a/r4", "R5": "table1a/r5"}
 GOALS = {"R3": 5.0, "R5": 4.0}
 TWIN = "ours, kernel by kernel"
@@ -162,10 +162,10 @@ def unit_and_ids(recipe_name: str, setting: Setting) -> tuple[DefineUnit, Tensor
     torch.manual_seed(1)
     if setting.small:
         recipe, size = load_recipe(recipe_name, {"embedding": {"cutoffs": [1000, 2000, 4000]}}), 8000
-        ids = text.ids((256,), device, size)
+        ids = text.ids((8, 32), device, size).flatten()
     else:
         recipe, size = load_recipe(recipe_name), WIKIPEDIA_SIZE
-        ids = text.wide_ids((TOKENS,), device, size)
+        ids = text.wide_ids(SHAPE, device, size).flatten()
     with device:
         embedding = build_embedding(recipe.embedding, VocabularyFacts(size))
     assert isinstance(embedding.unit, DefineUnit)

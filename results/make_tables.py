@@ -18,7 +18,8 @@ one run: recipe, overrides, seed, commit, hardware, versions, hashes of the text
 "unigram" is the test perplexity of a model that only counts words; "published test" is what the paper behind a recipe
 reports for its whole training on its own text. Recipes that are not listed have not been run.
 
-[minilm/](minilm/README.md) has the replacements of a trained sentence encoder's token table.
+[minilm/](minilm/README.md) has the replacements of a trained sentence encoder's token table,
+[benchmarks/](benchmarks/README.md) speed and memory.
 """
 
 

@@ -62,5 +62,5 @@ def test_spread_ids_have_the_shares_of_wikipedia() -> None:
 
 def test_a_large_vocabulary_is_taken_as_it_is() -> None:
     text = real_text(SETTING.data)
-    own = text._replace(vocabulary=WIKIPEDIA_SIZE).wide_ids((100,), torch.device("cpu"), WIKIPEDIA_SIZE)
-    assert own.tolist() == text.tokens[:100].tolist()
+    own = text._replace(vocabulary=WIKIPEDIA_SIZE).wide_ids((1, 100), torch.device("cpu"), WIKIPEDIA_SIZE)
+    assert own[0].tolist() == text.tokens[:100].tolist()
