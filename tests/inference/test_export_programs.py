@@ -21,7 +21,7 @@ from torchdefine.context import (
     TransformerXL,
 )
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.inference import export_formats
+from torchdefine.inference import CodeLearning, Compression, compress_embedding, export_formats
 from torchdefine.inference.export_check import CHECKED_AT, TOLERANCE, check_program
 from torchdefine.inference.export_formats import FORMATS, TRACED_AT, Runner, trace
 from torchdefine.inference.export_programs import DTYPES, Port, Program, programs_of
@@ -57,6 +57,15 @@ def cached_lstm() -> LanguageModel:
     model = adaptive_define_lstm().eval()
     model.embedding.look_up(model.embedding.table())
     model.embedding.unit.forward = None  # whoever calls it now fails
+    return model
+
+
+def compressed_lstm() -> LanguageModel:
+    """Codes in bytes of two each, unpacked by the program."""
+    model = adaptive_define_lstm().eval()
+    how = Compression("codes", 8, 16, CodeLearning(steps=20, rounds=1))
+    model.embedding.look_up(compress_embedding(model.embedding, how).table)
+    model.embedding.unit.forward = None
     return model
 
 
@@ -100,6 +109,7 @@ MODELS: dict[str, Callable[[], LanguageModel | Translator]] = {
         projective_awd_mixture,
         adaptive_define_lstm,
         cached_lstm,
+        compressed_lstm,
         adaptive_mixture_lstm,
         transformer_xl,
         pre_norm_transformer_xl,

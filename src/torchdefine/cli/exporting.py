@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from torchdefine.cli.shared import CHECKPOINTS, Command, add_cached, print_json
+from torchdefine.cli.shared import CHECKPOINTS, Command, add_cached, loading, print_json
 from torchdefine.errors import UserError
 
 EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Transformer-XL, the step from token to
@@ -46,7 +46,8 @@ def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.training.progress import work_bar
 
     check_new_folder(options.out)
-    run = load_run(options.folder, checkpoint=options.checkpoint, device="cpu", cached=options.cached)
+    options.device = "cpu"
+    run = load_run(options.folder, **loading(options))
     with work_bar("exporting") as progress:
         facts = run.export(options.out, options.format, licence=options.license, progress=progress)
     _show(Path(options.out), facts, options.json)

@@ -107,6 +107,7 @@ def programs_of(model: LanguageModel | Translator) -> list[Program]:
 def _embedding(model: LanguageModel) -> Program:
     embedding = model.embedding
     how = "looked up in the finished table" if embedding.finished is not None else "computed"
+    how = "unpacked from a compressed table" if embedding.packed is not None else how
     return Program(
         "embedding",
         f"Ids to the vectors that the model reads, {how}.",

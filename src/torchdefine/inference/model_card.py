@@ -95,7 +95,8 @@ def _embedding(embedding: TokenEmbedding) -> str:
     table = f"{_in_words(embedding.map)}, {embedding.num_embeddings:,} × {embedding.map_dim}"
     unit = f", and {_in_words(embedding.unit)} behind it" if embedding.unit is not None else ""
     finished = ", whose finished vectors are looked up" if embedding.finished is not None else ""
-    return f"{table}{unit}, giving vectors {embedding.embedding_dim} wide{finished}"
+    packed = ", whose finished vectors are unpacked from a compressed table" if embedding.packed is not None else ""
+    return f"{table}{unit}, giving vectors {embedding.embedding_dim} wide{finished}{packed}"
 
 
 def _in_words(part: object) -> str:
@@ -173,6 +174,10 @@ def _limits(
     for dtype in kept_as - {torch.float32}:
         rounded = str(dtype).removeprefix("torch.")
         limits.append(f"Finished vectors are kept in {rounded}; the comparison was with the model that looks them up.")
+    if any(embedding.packed is not None for embedding in model.embeddings().values()):
+        limits.append(
+            "The vectors are compressed, with some loss; the comparison was with the model that unpacks them."
+        )
     if tokenization.kind == "words":
         limits.append(
             "Words outside the vocabulary are `<unk>`; text must be split into words as the training text was."
