@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchdefine.embedding.distinct import FEWEST_IDS, LARGEST_SHARE, distinct_ids
 from torchdefine.embedding.map import MapLayer, as_ids
 from torchdefine.embedding.table import cached_embedding, finished_table
+from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
 
 
@@ -51,14 +53,24 @@ class TokenEmbedding(nn.Module):
     def padding_idx(self) -> int | None:
         return self.map.padding_idx
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """(…) whole numbers → (…, embedding_dim)."""
+    def forward(self, ids: Tensor, distinct: int | None = None) -> Tensor:
+        """(…) whole numbers → (…, embedding_dim).
+
+        ``distinct`` is a number that the count of different ids does not exceed; with it a GPU computes each of them
+        once. A CPU finds them by itself.
+        """
         if (table := self.finished) is not None:
             return self._looked_up(ids, table)
         ids = as_ids(ids, self.num_embeddings)
         if self.packed is not None:
             found: Tensor = self.packed(ids)
             return found.to(self._vector_dtype)
+        if self.unit is None or not self._worth_sharing(ids, distinct):
+            return self._computed(ids)
+        types, places = distinct_ids(ids, distinct)
+        return F.embedding(places, self._computed(types))
+
+    def _computed(self, ids: Tensor) -> Tensor:
         vectors = self.map(ids)  # (…, n)
         if self.training and self.row_dropout:
             vectors = vectors * self._kept_rows(vectors)[ids].unsqueeze(-1)
@@ -68,6 +80,21 @@ class TokenEmbedding(nn.Module):
         if self.padding_idx is not None:  # the unit's biases would give the padding token a vector
             finished = finished.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
         return finished
+
+    def _worth_sharing(self, ids: Tensor, distinct: int | None) -> bool:
+        """Whether equal tokens may be computed once, and there is something to gain and nobody to wait."""
+        if not self.shares_equal_tokens or ids.numel() < FEWEST_IDS:
+            return False
+        if distinct is None:
+            return ids.device.type == "cpu" and not torch.compiler.is_compiling()
+        return distinct <= LARGEST_SHARE * ids.numel()
+
+    @property
+    def shares_equal_tokens(self) -> bool:
+        """Whether a token's vector depends on nothing else in the batch, so that one computation serves all equals."""
+        if isinstance(self.unit, DefineUnit):
+            return not (self.training and self.unit.options.dropout)
+        return isinstance(self.unit, nn.Linear | DenseMLP)
 
     def _looked_up(self, ids: Tensor, table: Tensor) -> Tensor:
         """As short as it can be: on a GPU the look-up itself takes less than a few lines of Python."""

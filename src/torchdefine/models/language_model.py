@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.embedding import TokenEmbedding
+from torchdefine.embedding.distinct import count_distinct
 from torchdefine.errors import UserError
 from torchdefine.ops import locked_dropout
 from torchdefine.output import OutputLayer
@@ -94,9 +95,12 @@ class LanguageModel(nn.Module):
         if compile_layers is not None:
             compile_layers()
 
-    def hidden(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
-        """(B, T) ids → (B, T, width) vectors for the output layer, and the state to carry on with."""
-        vectors = self.embedding(ids)  # (B, T, m)
+    def hidden(self, ids: Tensor, state: State, distinct: int | None = None) -> tuple[Tensor, State]:
+        """(B, T) ids → (B, T, width) vectors for the output layer, and the state to carry on with.
+
+        ``distinct``, where known, is a bound on how many different ids there are.
+        """
+        vectors = self.embedding(ids, distinct)  # (B, T, m)
         return self.context(vectors, state)
 
     def forward(
@@ -108,13 +112,14 @@ class LanguageModel(nn.Module):
         hint: tuple[int, ...] | None = None,
     ) -> tuple[Losses, State]:
         """The losses in nats of predicting ``targets`` (B, T), each the token after its id, and the state after."""
-        hidden, state = self.hidden(ids, state)
+        distinct, bands = self._of_hint(hint)
+        hidden, state = self.hidden(ids, state, distinct)
         if not self.training:
-            loss = self.output.loss(hidden, targets, reduction=reduction, hint=hint)
+            loss = self.output.loss(hidden, targets, reduction=reduction, hint=bands)
             return Losses(loss, loss), state
         dropped = locked_dropout(hidden, self.options.output_dropout, time_dim=1)  # (B, T, width)
         loss = self.output.loss(
-            dropped, targets, reduction=reduction, label_smoothing=self.options.label_smoothing, hint=hint
+            dropped, targets, reduction=reduction, label_smoothing=self.options.label_smoothing, hint=bands
         )
         return Losses(loss + self._penalties(hidden, dropped), loss), state
 
@@ -134,8 +139,22 @@ class LanguageModel(nn.Module):
         return self.output.log_prob(hidden), state
 
     def host_hint(self, targets: np.ndarray) -> tuple[int, ...] | None:
-        """What the output layer wants to know of the targets before they are on the device, so that it need not ask."""
-        return self.output.host_hint(targets)
+        """What embedding and output layer want to know of the targets (B, T) before they are on the device.
+
+        First, where the embedding has a use for it, how many different ids there can be: the ids are the targets one
+        position later, but for the first of every row and whatever stands for padding. Then what the output layer asks.
+        """
+        bands = self.output.host_hint(targets)
+        if not self.embedding.shares_equal_tokens:
+            return bands
+        most = count_distinct(targets, self.embedding.num_embeddings) + targets.shape[0] + 1
+        return (most, *(bands or ()))
+
+    def _of_hint(self, hint: tuple[int, ...] | None) -> tuple[int | None, tuple[int, ...] | None]:
+        """A hint in its two parts."""
+        if hint is None or not self.embedding.shares_equal_tokens:
+            return None, hint
+        return hint[0], hint[1:] or None
 
     def embeddings(self) -> dict[str, TokenEmbedding]:
         """The embeddings by the side that they stand on; a language model has one."""

@@ -1,0 +1,34 @@
+"""The different tokens of a batch, so that each goes through a unit once: most tokens of a text repeat others."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+FEWEST_IDS = 64
+LARGEST_SHARE = 0.75
+"""Of the ids; with more different ones than that, finding them costs more than it saves."""
+
+
+def distinct_ids(ids: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
+    """The different ids in rising order, (room,), and where each id is among them: ``distinct[places] == ids``.
+
+    Without ``room`` there are as many as are found, which a GPU would have to wait for. With it shapes are fixed, and
+    what is left of the room repeats id 0; it must not be smaller than the number of different ids.
+    """
+    if room is None:
+        distinct, places = torch.unique(ids, return_inverse=True)
+        return distinct, places
+    ordered, order = ids.reshape(-1).sort()
+    ranks = F.pad((ordered[1:] != ordered[:-1]).long(), (1, 0)).cumsum(0)  # (N,)
+    places = torch.empty_like(ranks).scatter_(0, order, ranks)
+    return ids.new_zeros(room).scatter_(0, ranks, ordered), places.view(ids.shape)
+
+
+def count_distinct(ids: np.ndarray, num_embeddings: int) -> int:
+    """How many different ids there are, on the host, negative ones apart; marking them is faster than sorting."""
+    seen = np.zeros(num_embeddings, dtype=bool)
+    seen[ids[ids >= 0]] = True
+    return int(np.count_nonzero(seen))

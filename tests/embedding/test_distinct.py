@@ -1,0 +1,119 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from torchdefine import DeFINE, StandardMap, UnitOptions
+from torchdefine.context import LSTM
+from torchdefine.embedding import DenseMLP, TokenEmbedding
+from torchdefine.embedding.distinct import count_distinct, distinct_ids
+from torchdefine.models import LanguageModel
+from torchdefine.output import AdaptiveSoftmax, FullSoftmax
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(0, 10))
+def test_places_lead_back_to_the_ids(values: list[int], spare: int) -> None:
+    ids = torch.tensor(values)
+    count = len(set(values))
+    for room in (None, count, count + spare):
+        distinct, places = distinct_ids(ids, room)
+        assert torch.equal(distinct[places], ids)
+        assert distinct[:count].tolist() == sorted(set(values))
+        assert len(distinct) == (room or count)
+    assert count_distinct(np.array(values), 31) == count
+
+
+def test_counting_leaves_padding_out() -> None:
+    assert count_distinct(np.array([[3, 3, -100], [0, -100, -100]]), 5) == 2
+
+
+def embeddings() -> dict[str, TokenEmbedding]:
+    dropping = DeFINE(50, 24, map_dim=16, expand_dim=64, unit=UnitOptions.of("define", dropout=0.3))
+    return {
+        "DeFINE": DeFINE(50, 24, map_dim=16, expand_dim=64),
+        "padded DeFINE": DeFINE(50, 24, map_dim=16, expand_dim=64, padding_idx=3),
+        "projection": TokenEmbedding(StandardMap(50, 16), nn.Linear(16, 24), 24),
+        "MLP": TokenEmbedding(StandardMap(50, 16), DenseMLP(16, 32, 24), 24),
+        "with dropout": dropping.eval(),
+    }
+
+
+@pytest.mark.parametrize("name", embeddings())
+@pytest.mark.parametrize("room", [None, 50])
+def test_vectors_and_gradients_are_those_of_every_token_by_itself(name: str, room: int | None) -> None:
+    embedding = embeddings()[name].double()
+    ids = torch.randint(50, (4, 40))
+    calls: list[int] = []
+    embedding.unit.register_forward_hook(lambda _module, inputs, _output: calls.append(len(inputs[0])))
+    weights = torch.randn(4, 40, 24, dtype=torch.float64)
+    shared = embedding(ids, room)
+    shared_gradients = torch.autograd.grad((shared * weights).sum(), list(embedding.parameters()))
+    assert calls == [room or len(ids.unique())]
+    alone = embedding._computed(ids)
+    gradients = torch.autograd.grad((alone * weights).sum(), list(embedding.parameters()))
+    torch.testing.assert_close(shared, alone, rtol=1e-12, atol=1e-12)
+    for mine, theirs in zip(shared_gradients, gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_dropped_rows_are_the_same_for_all_of_a_type() -> None:
+    embedding = DeFINE(50, 24, map_dim=16, expand_dim=64)
+    embedding.row_dropout = 0.5
+    ids = torch.randint(50, (4, 40))
+    vectors = embedding(ids)
+    for token in ids.unique():
+        rows = vectors[ids == token]
+        assert torch.equal(rows, rows[:1].expand_as(rows))
+
+
+def test_what_is_not_alike_for_equal_tokens_is_never_shared() -> None:
+    options = UnitOptions.of("define", dropout=0.5)
+    dropping = DeFINE(10, 24, map_dim=16, expand_dim=64, unit=options).train()
+    vectors = dropping(torch.zeros(4, 40, dtype=torch.long))
+    assert not torch.equal(vectors[0, 0], vectors[0, 1])
+    normed = TokenEmbedding(StandardMap(50, 16), nn.Sequential(nn.Flatten(0, -2), nn.BatchNorm1d(16)), 16)
+    assert not normed.shares_equal_tokens
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_model_knows_before_how_many_there_can_be(adaptive: bool) -> None:
+    torch.manual_seed(0)
+    embedding = DeFINE(60, 24, map_dim=16, expand_dim=64)
+    if adaptive:
+        from torchdefine import AdaptiveMap
+
+        embedding = DeFINE.over(AdaptiveMap(60, 16, (20, 40), division=2), 24, 64)
+        output = AdaptiveSoftmax(16, embedding.map)
+    else:
+        output = FullSoftmax(16, embedding.map)
+    model = LanguageModel(embedding, LSTM(24, 20, 16), output).double()
+    text = torch.randint(30, (3, 51))
+    ids, targets = text[:, :-1], text[:, 1:]
+    hint = model.host_hint(targets.numpy())
+    assert hint is not None
+    assert len(ids.unique()) <= hint[0] <= len(targets.unique()) + 4
+    state = model.initial_state(3)
+    state = [(h.double(), c.double()) for h, c in state]
+    hinted, _ = model(ids, targets, state, hint=hint)
+    plain, _ = model(ids, targets, state)
+    torch.testing.assert_close(hinted.objective, plain.objective, rtol=1e-12, atol=0)
+    padded = targets.clone()
+    padded[:, -7:] = -100
+    assert model.host_hint(padded.numpy())[0] >= len(ids.unique()) - 7
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_too_and_without_waiting() -> None:
+    embedding = DeFINE(50, 24, map_dim=16, expand_dim=64).cuda()
+    ids = torch.randint(50, (4, 40), device="cuda")
+    embedding(ids, 50)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        shared = embedding(ids, 50)
+        shared.sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(shared, embedding._computed(ids), rtol=1e-4, atol=1e-5)
