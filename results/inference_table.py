@@ -48,7 +48,7 @@ def main() -> None:
     for recipe in options.recipes:
         folder = options.runs / recipe.split("/")[-1]
         run = trained(recipe, options, folder)
-        record = {
+        record: dict[str, Any] = {
             "format_version": 1,
             "recipe": recipe,
             "map_dim": run.embedding.map_dim,
@@ -58,9 +58,11 @@ def main() -> None:
             "protocol": f"test text in {STREAMS} streams, {LENGTH} tokens a step",
             "timed": f"{TIMED_STREAMS} streams of {TIMED_LENGTH} tokens, median of {REPEATS}, kernel by kernel",
             **describe_environment(next(run.model.parameters()).device),
-            "rows": list(measured_rows(run)),
+            "rows": [],
         }
-        write_json(options.out / f"{folder.name}.json", record)
+        for row in measured_rows(run):
+            record["rows"].append(row)
+            write_json(options.out / f"{folder.name}.json", record)  # what was measured stays, whatever happens
 
 
 def trained(recipe: str, options: argparse.Namespace, folder: Path) -> Run:
