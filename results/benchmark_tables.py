@@ -30,7 +30,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def hardware(record: dict[str, Any]) -> str:
     facts = record["hardware"]
-    name = facts.get("gpu") or f"{facts['cpu']}, {facts['cpu_threads']} threads"
+    threads = "1 thread" if facts["cpu_threads"] == 1 else f"{facts['cpu_threads']} threads"
+    name = facts.get("gpu") or f"{facts['cpu']}, {threads}"
     return f"{name}, small shapes" if record["small"] else str(name)
 
 
