@@ -82,8 +82,9 @@ class _CachedPrediction:
     def __call__(
         self, inputs: Tensor, targets: Tensor, state: State, hint: tuple[int, ...] | None
     ) -> tuple[Tensor, State]:
-        hidden, state = self.model.hidden(inputs, state)  # (B, T, d)
-        losses = self.model.output.loss(hidden, targets, reduction="none", hint=hint)  # (B, T)
+        distinct, bands = self.model.split_hint(hint)
+        hidden, state = self.model.hidden(inputs, state, distinct)  # (B, T, d)
+        losses = self.model.output.loss(hidden, targets, reduction="none", hint=bands)  # (B, T)
         keys, words = self._history(hidden, targets)
         scores = hidden @ keys.transpose(1, 2)  # (B, T, W + T)
         follows = words.unsqueeze(1) == targets.unsqueeze(2)  # (B, T, W + T)

@@ -83,11 +83,11 @@ class TokenEmbedding(nn.Module):
 
     def _worth_sharing(self, ids: Tensor, distinct: int | None) -> bool:
         """Whether equal tokens may be computed once, and there is something to gain and nobody to wait."""
+        if distinct is None and (ids.device.type != "cpu" or torch.compiler.is_compiling()):
+            return False
         if not self.shares_equal_tokens or ids.numel() < FEWEST_IDS:
             return False
-        if distinct is None:
-            return ids.device.type == "cpu" and not torch.compiler.is_compiling()
-        return distinct <= LARGEST_SHARE * ids.numel()
+        return distinct is None or distinct <= LARGEST_SHARE * ids.numel()
 
     @property
     def shares_equal_tokens(self) -> bool:

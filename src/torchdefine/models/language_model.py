@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
         hint: tuple[int, ...] | None = None,
     ) -> tuple[Losses, State]:
         """The losses in nats of predicting ``targets`` (B, T), each the token after its id, and the state after."""
-        distinct, bands = self._of_hint(hint)
+        distinct, bands = self.split_hint(hint)
         hidden, state = self.hidden(ids, state, distinct)
         if not self.training:
             loss = self.output.loss(hidden, targets, reduction=reduction, hint=bands)
@@ -150,8 +150,8 @@ class LanguageModel(nn.Module):
         most = count_distinct(targets, self.embedding.num_embeddings) + targets.shape[0] + 1
         return (most, *(bands or ()))
 
-    def _of_hint(self, hint: tuple[int, ...] | None) -> tuple[int | None, tuple[int, ...] | None]:
-        """A hint in its two parts."""
+    def split_hint(self, hint: tuple[int, ...] | None) -> tuple[int | None, tuple[int, ...] | None]:
+        """A hint in its two parts: what ``hidden`` takes, and what the output layer takes."""
         if hint is None or not self.embedding.shares_equal_tokens:
             return None, hint
         return hint[0], hint[1:] or None
