@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from stage_tables import all_stages
+
 HERE = Path(__file__).parent
 HEADER = (
     *("recipe", "unit", "context", "tables", "total M", "steps", "M tokens", "minutes", "valid", "test", "unigram"),
@@ -241,12 +243,13 @@ def look_up_section(folder: Path) -> str:
 
 
 def main() -> None:
-    others = ("benchmarks", "minilm", "inference")
+    others = ("benchmarks", "minilm", "inference", "wiki78m")
     folders = sorted(p for p in HERE.iterdir() if p.is_dir() and p.name not in others and any(p.glob("*.json")))
     page = "\n".join(
         [
             INTRODUCTION,
             *(section(folder) + "\n" + correlation_section(folder) for folder in folders),
+            all_stages(HERE / "wiki78m"),
             look_up_section(HERE / "inference"),
             "",
         ]

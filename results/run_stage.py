@@ -1,0 +1,126 @@
+"""Run the rows of a stage one after another, on equal data, steps and schedule, and keep a JSON of each.
+
+    python results/run_stage.py decisive --data wiki78m/ [--also wikitext-103/] [--seconds 600] [--out results/wiki78m]
+
+Stages are the files of results/stages. A row that has its JSON already is not run again, so a stage runs in parts: with
+--seconds, no row is started that would not be over in time, by how long the slowest so far took. `--also` is a
+second text that every model is evaluated on, with its own vocabulary. `make results` turns the files into tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchdefine import Run, train
+from torchdefine.errors import UserError
+from torchdefine.files import write_json
+from torchdefine.settings import merge
+from torchdefine.training.progress import LineReporter
+
+HERE = Path(__file__).parent
+SECTIONS = ("data", "embedding", "context", "output", "optim", "schedule", "train", "eval")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of a stage."""
+
+    stage: str
+    name: str
+    recipe: str
+    seed: int
+    changes: dict[str, Any]
+
+    @property
+    def file(self) -> str:
+        plain = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+        return f"{plain}-seed-{self.seed}.json"
+
+
+def rows_of(stage: str) -> list[Row]:
+    """The runs of a stage, first seeds before second ones."""
+    path = HERE / "stages" / f"{stage}.yaml"
+    if not path.exists():
+        known = sorted(p.stem for p in path.parent.glob("[a-z]*.yaml"))
+        raise UserError(f"There is no stage {stage!r}: use one of {', '.join(known)}.")
+    shared = yaml.safe_load((path.parent / "_schedule.yaml").read_text())
+    described = yaml.safe_load(path.read_text())
+    shared = merge(shared, described.get("common", {}))
+    steps = described["steps"]
+    found = []
+    for row in described["rows"]:
+        own = {section: row[section] for section in SECTIONS if section in row}
+        for place, seed in enumerate(row.get("seeds", [1])):
+            run = {"steps": steps, "epochs": None, "seed": seed, "checkpoint_every": steps}
+            run["eval_every"] = max(steps // 5, 1)
+            changes = merge(merge(shared, own), {"train": run})
+            found.append((place, Row(stage, row["name"], row["recipe"], seed, changes)))
+    return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+
+
+def missing_rows(rows: list[Row], out: Path) -> Iterator[Row]:
+    for row in rows:
+        if not (out / row.stage / row.file).exists():
+            yield row
+
+
+def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
+    """Train and evaluate one row; what its JSON says."""
+    folder = options.runs / row.stage / Path(row.file).stem
+    shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was broken off
+    changes = merge(row.changes, options.changes)
+    run = train(row.recipe, data=options.data, out=folder, reporter=LineReporter(seconds_between=15), **changes)
+    record = {**run.result, "stage": row.stage, "row": row.name}
+    if options.also:
+        record["also"] = other_text(run, options.also)
+    if not options.keep:
+        shutil.rmtree(folder)
+    return record
+
+
+def other_text(run: Run, text: str) -> dict[str, Any]:
+    """How a model does on a text of another corpus, by split."""
+    from torchdefine.data import find_splits
+
+    splits = find_splits(Path(text), require_train=False)
+    found = {split: run.evaluate(split, data=text).to_dict() for split in ("valid", "test") if split in splits}
+    return {"corpus": Path(text).resolve().name, **found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage")
+    parser.add_argument("--data", required=True, help="a folder with the text")
+    parser.add_argument("--also", help="a second text to evaluate on")
+    parser.add_argument("--out", type=Path, default=HERE / "wiki78m")
+    parser.add_argument("--runs", type=Path, default=Path("runs/stages"))
+    parser.add_argument("--seconds", type=float, help="start no row that would not be over by then")
+    parser.add_argument("--keep", action="store_true", help="keep the runs' folders, not only their JSON")
+    parser.add_argument(
+        "--changes", type=yaml.safe_load, default={}, help="settings for all rows, as YAML, for a trial"
+    )
+    options = parser.parse_args()
+    began, slowest = time.monotonic(), 0.0
+    for row in missing_rows(rows_of(options.stage), options.out):
+        started = time.monotonic()
+        if options.seconds and started - began + slowest > options.seconds:
+            print(f"{row.name}, seed {row.seed}: not started, there is not enough time left.", flush=True)
+            continue
+        print(f"{row.name}, seed {row.seed}:", flush=True)
+        record = run_row(row, options)
+        write_json(options.out / row.stage / row.file, record)
+        slowest = max(slowest, time.monotonic() - started)
+        print(f"{row.name}: valid {record['valid_perplexity']:.2f}, test {record['test_perplexity']:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The tables and figures of the stages, from the JSON of their rows: `make results`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+HEADER = (
+    *("row", "unit", "context", "tables", "total M", "seeds", "valid", "test", "spread", "against reference"),
+    *("ms/step", "M tokens", "other text", "paper's test"),
+)
+
+
+def all_stages(folder: Path) -> str:
+    """The stages that have run on one text, and the names of those that have not."""
+    stages = sorted(path.stem for path in (HERE / "stages").glob("[a-z]*.yaml"))
+    run = [stage for stage in stages if any((folder / stage).glob("*.json"))]
+    waiting = [f"`{stage}`" for stage in stages if stage not in run]
+    said = f"Stages of `results/run_stage.py` that have not been run: {', '.join(waiting)}." if waiting else ""
+    return "\n\n".join([f"## {folder.name}, in stages", *(stage_section(folder / stage) for stage in run), said, ""])
+
+
+def stage_section(folder: Path) -> str:
+    """All rows of a stage, those that have not run too."""
+    described = yaml.safe_load((HERE / "stages" / f"{folder.name}.yaml").read_text())
+    by_row = read_rows(folder)
+    reference = by_row.get(described.get("reference", ""))
+    lines = [
+        f"### {described['title']}",
+        "",
+        "| " + " | ".join(HEADER) + " |",
+        "|---" + "|---:" * (len(HEADER) - 1) + "|",
+    ]
+    for row in described["rows"]:
+        runs = by_row.get(row["name"])
+        cells = (
+            [row["name"], *["not run"] * (len(HEADER) - 1)]
+            if runs is None
+            else [row["name"], *cells_of(runs, reference)]
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    if by_row:
+        lines += ["", origin([run for runs in by_row.values() for run in runs])]
+        lines += ["", f"![Validation perplexity]({draw(folder, by_row)})"]
+    return "\n".join(lines)
+
+
+def read_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The runs of every row, by its name."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        run = json.loads(path.read_text())
+        found.setdefault(run["row"], []).append(run)
+    return found
+
+
+def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None) -> list[str]:
+    parameters = runs[0]["parameters"]
+    tests = [run["test_perplexity"] for run in runs]
+    published = (runs[0]["settings"].get("published") or {}).get("test_perplexity")
+    other = [run["also"]["test"]["perplexity"] for run in runs if "also" in run]
+    return [
+        *(f"{parameters[part] / 1e6:.2f}" for part in ("define", "context", "input_output", "total")),
+        str(len(runs)),
+        f"{mean(run['valid_perplexity'] for run in runs):.2f}",
+        f"{mean(tests):.2f}",
+        f"{max(tests) - min(tests):.2f}" if len(runs) > 1 else "–",
+        "–" if reference is None else f"{mean(tests) / mean(r['test_perplexity'] for r in reference) - 1:+.1%}",
+        f"{mean(1e3 * run['seconds'] / run['steps'] for run in runs):.1f}",
+        f"{runs[0]['tokens'] / 1e6:.1f}",
+        f"{mean(other):.2f}" if other else "–",
+        "–" if published is None else f"{published}",
+    ]
+
+
+def origin(runs: list[dict[str, Any]]) -> str:
+    """What all runs of a stage have in common, and a warning where they do not."""
+    facts = {
+        "text": {run["data"]["corpus"] for run in runs},
+        "steps": {f"{run['steps']:,}" for run in runs},
+        "rate": {f"{run['settings']['optim']['lr']:g}" for run in runs},
+        "precision": {run["precision"] for run in runs},
+        "hardware": {run["hardware"].get("gpu") or run["hardware"]["cpu"] for run in runs},
+        "commit": {(run["commit"] or "unknown")[:12] for run in runs},
+        "SHA-256 of the training text": {run["data"]["splits"]["train"]["text_sha256"] for run in runs},
+        "of its tokens": {run["data"]["splits"]["train"]["tokens_sha256"] for run in runs},
+        "other text": {run["also"]["corpus"] for run in runs if "also" in run} or {"none"},
+    }
+    return "; ".join(f"{name} {', '.join(sorted(values))}" for name, values in facts.items()) + "."
+
+
+def draw(folder: Path, by_row: dict[str, list[dict[str, Any]]]) -> str:
+    """The validation curves of a stage's first seeds; the picture's path from here."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "torchdefine"  # the same file for the same numbers
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for name, runs in by_row.items():
+        points = [(point["tokens"] / 1e6, point["perplexity"]) for point in runs[0]["curve"]]
+        axes.plot(*zip(*points, strict=True), marker=".", markersize=4, linewidth=1, label=name)
+    axes.set(xlabel="million tokens", ylabel="validation perplexity", yscale="log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=8)
+    path = HERE / "figures" / f"stage-{folder.name}.svg"
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return str(path.relative_to(HERE))

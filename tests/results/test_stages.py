@@ -1,0 +1,94 @@
+"""The stages of results/: every row is a recipe that can be built, and a stage runs, stops and goes on."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from torchdefine.build import VocabularyFacts, build_language_model
+from torchdefine.errors import UserError
+from torchdefine.recipe import load_recipe
+
+RESULTS = Path(__file__).parent.parent.parent / "results"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"results_{name}", RESULTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+run_stage, stage_tables = script("run_stage"), script("stage_tables")
+STAGES = sorted(path.stem for path in (RESULTS / "stages").glob("[a-z]*.yaml"))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_rows_of_a_stage_differ_only_in_what_they_say(stage: str) -> None:
+    rows = run_stage.rows_of(stage)
+    assert len({row.file for row in rows}) == len(rows)
+    shared = set()
+    for row in rows:
+        recipe = load_recipe(row.recipe, row.changes)
+        with torch.device("meta"):
+            model = build_language_model(recipe, VocabularyFacts(253_443))
+        assert model.parameters_by_part()["total"] > 1e6
+        assert recipe.train.seed == row.seed
+        shared.add((recipe.schedule, recipe.train.steps, recipe.train.batch_size, recipe.train.precision, recipe.eval))
+    assert len(shared) == 1
+
+
+def test_seeds_come_in_turns_and_the_unit_and_the_mlp_are_of_a_size() -> None:
+    rows = run_stage.rows_of("decisive")
+    assert [row.seed for row in rows] == [1, 1, 1, 1, 1, 2, 2]
+    sizes = {}
+    for row in rows:
+        with torch.device("meta"):
+            model = build_language_model(load_recipe(row.recipe, row.changes), VocabularyFacts(253_443))
+        sizes[row.name] = model.parameters_by_part()["define"]
+    assert sizes["R2 and an MLP of the unit's size"] == pytest.approx(sizes["R3"], rel=0.01)
+
+
+TINY = {
+    "embedding": {"cutoffs": [10, 20], "division": 2, "map_dim": 16, "expand_dim": 32},
+    "context": {"layers": 1, "hidden_dim": 16},
+    "train": {"steps": 4, "batch_size": 2, "length": 5, "precision": "fp32", "eval_every": 2},
+}
+
+
+def test_a_stage_runs_in_parts_and_its_table_says_what_is_missing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run_stage.py", "tuning", "--data", str(corpus), "--also", str(corpus), "--out", str(tmp_path)]
+    arguments += ["--runs", str(tmp_path / "runs"), "--changes", json.dumps(TINY)]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--seconds", "1e-9"])
+    run_stage.main()
+    assert capsys.readouterr().out.count("not started") == 3 - len(list((tmp_path / "tuning").glob("*.json")))
+    table = stage_tables.stage_section(tmp_path / "tuning")
+    assert "not run" in table
+    monkeypatch.setattr(sys, "argv", arguments)
+    run_stage.main()
+    files = sorted(path.name for path in (tmp_path / "tuning").glob("*.json"))
+    assert files == [f"rate-{rate}-seed-1.json" for rate in (10, 20, 30)]
+    before = {path: path.read_bytes() for path in (tmp_path / "tuning").glob("*.json")}
+    run_stage.main()
+    assert {path: path.read_bytes() for path in (tmp_path / "tuning").glob("*.json")} == before
+    record = json.loads(next(iter(before.values())))
+    assert record["also"]["test"]["perplexity"] == pytest.approx(record["test_perplexity"], rel=1e-6)
+    monkeypatch.setattr(stage_tables, "draw", lambda folder, by_row: "figures/x.svg")
+    table = stage_tables.stage_section(tmp_path / "tuning")
+    assert "not run" not in table
+    assert record["data"]["splits"]["train"]["text_sha256"] in table
+    assert not list((tmp_path / "runs").rglob("config.yaml"))
+
+
+def test_an_unknown_stage_is_refused() -> None:
+    with pytest.raises(UserError, match="use one of"):
+        run_stage.rows_of("decisions")
