@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,35 @@ def test_equals_torch(
     inputs = problem(tokens, vocabulary, width)
     ours = value_and_gradients(linear_cross_entropy, inputs, tokens_at_once=tokens_at_once, **options)
     assert_same(ours, value_and_gradients(plain, inputs, **options), 1e-10)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("vocabulary", "width"), [(1, 1), (16, 9), (19, 8), (33, 5)])
+def test_columns_and_features_that_fill_up_for_a_gpu_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, vocabulary: int, width: int, reduction: str, label_smoothing: float
+) -> None:
+    file = sys.modules[linear_cross_entropy.__module__]
+    monkeypatch.setattr(file, "_aligned_shape", lambda weight: file.aligned_shape(*weight.shape))
+    options = {"reduction": reduction, "label_smoothing": label_smoothing}
+    inputs = problem(30, vocabulary, width)
+    with Operations() as operations:
+        ours = value_and_gradients(linear_cross_entropy, inputs, tokens_at_once=16, **options)
+    assert_same(ours, value_and_gradients(plain, inputs, **options), 1e-10)
+    columns, _ = file.aligned_shape(vocabulary, width)
+    assert operations.largest >= 16 * columns  # the longer rows were really there
+    unbiased = [
+        torch.autograd.grad(f(*inputs[:2], inputs[3], **options).sum(), inputs[:2])
+        for f in (plain, linear_cross_entropy)
+    ]
+    assert_same(*unbiased, 1e-10)
+
+
+def test_shapes_are_filled_up_to_what_products_like() -> None:
+    file = sys.modules[linear_cross_entropy.__module__]
+    assert file.aligned_shape(20_003, 128) == (20_016, 128)
+    assert file.aligned_shape(160_000, 2) == (160_000, 8)
+    assert file._aligned_shape(torch.empty(19, 5)) == (19, 5)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -3,5 +3,6 @@
 from torchdefine.ops.cudnn_lstm import cudnn_lstm
 from torchdefine.ops.locked_dropout import locked_dropout
 from torchdefine.ops.persistent_lstm import has_kernel, persistent_lstm
+from torchdefine.ops.softmax_loss import add_column_sums, softmax_loss
 
-__all__ = ["cudnn_lstm", "has_kernel", "locked_dropout", "persistent_lstm"]
+__all__ = ["add_column_sums", "cudnn_lstm", "has_kernel", "locked_dropout", "persistent_lstm", "softmax_loss"]
