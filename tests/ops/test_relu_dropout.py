@@ -24,7 +24,7 @@ def test_plain_torch_equals_relu_and_dropout_in_float64_with_gradients(
     z = torch.randn(2, rows, width, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(width, dtype=torch.float64, requires_grad=True)
     torch.manual_seed(seed)
-    ours = relu_dropout(z + bias.detach(), p, bias) if biased else relu_dropout(z, p)
+    ours = relu_dropout(z, p, bias if biased else None)
     torch.manual_seed(seed)
     mask = dropout_mask(z, p)
     theirs = F.relu(z + bias if biased else z) * (1 if mask is None else mask / (1 - p))
@@ -51,10 +51,11 @@ def test_kernels_give_the_numbers_of_plain_torch(
     z = torch.randn(rows, width, device=kernel_device).to(dtype)
     gradient = torch.randn_like(z)
     mask, keep = (dropout_mask(z, 0.3), 0.7) if masked else (None, 1.0)
+    bias = torch.randn(width, device=kernel_device) if summed else None
     results = []
     for forward, backward in ((kernels.forward_pass, kernels.backward_pass), (forward_pass, backward_pass)):
         out, grad_z = torch.empty_like(z), torch.empty_like(z)
-        forward(z, mask, keep, out)
+        forward(z, bias, mask, keep, out)
         sums = backward(gradient, out, keep, grad_z, summed)
         assert (sums is not None) == summed
         results.append((out, grad_z, *([] if sums is None else [sums])))
@@ -67,9 +68,9 @@ def test_kernels_give_the_numbers_of_plain_torch(
 def test_kernels_let_through_what_is_not_a_number(kernel_device: str) -> None:
     from torchdefine.ops import relu_dropout_kernels as kernels
 
-    out = torch.empty(2, device=kernel_device)
-    kernels.forward_pass(torch.tensor([torch.nan, -1.0], device=kernel_device), None, 1.0, out)
-    assert out.isnan().tolist() == [True, False]
+    out = torch.empty(1, 2, device=kernel_device)
+    kernels.forward_pass(torch.tensor([[torch.nan, -1.0]], device=kernel_device), None, None, 1.0, out)
+    assert out.isnan().tolist() == [[True, False]]
 
 
 @pytest.mark.gpu
@@ -77,7 +78,7 @@ def test_kernels_let_through_what_is_not_a_number(kernel_device: str) -> None:
 @pytest.mark.parametrize(("rows", "width"), [(9000, 1920), (4096, 2048), (77, 41)])
 def test_kernels_equal_float64_to_half_precision(rows: int, width: int, dtype: torch.dtype) -> None:
     z = torch.randn(rows, width, device="cuda").to(dtype).requires_grad_()
-    bias = torch.zeros(width, device="cuda", requires_grad=True)
+    bias = torch.randn(width, device="cuda", requires_grad=True)
     upstream = torch.randn_like(z)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -89,7 +90,7 @@ def test_kernels_equal_float64_to_half_precision(rows: int, width: int, dtype: t
     torch.manual_seed(5)
     mask = dropout_mask(z, 0.1)
     exact = z.detach().double().requires_grad_()
-    expected = F.relu(exact) * mask / 0.9
+    expected = F.relu(exact + bias.detach().double()) * mask / 0.9
     (of_z,) = torch.autograd.grad(expected, exact, upstream.double())
     close = {torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
     for mine, true in ((ours, expected), (gradients[0], of_z), (gradients[1], of_z.sum(0))):

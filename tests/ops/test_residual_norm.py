@@ -1,3 +1,4 @@
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -7,9 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdefine.ops import residual_norm
+from torchdefine.ops import has_fused_kernels, residual_norm
 from torchdefine.ops.dropout_mask import dropout_mask
-from torchdefine.ops.residual_norm import Incoming, Statistics, backward_rows, forward_rows
+from torchdefine.ops.residual_norm import Given, Incoming, Statistics, backward_rows, forward_rows
 
 
 def norm_of(width: int, dtype: torch.dtype = torch.float64, device: str = "cpu") -> nn.LayerNorm:
@@ -44,7 +45,7 @@ def test_plain_torch_equals_its_parts_in_float64_with_gradients(
     norm, shift = norm_of(width), torch.randn(width, dtype=torch.float64, requires_grad=True)
     x, raw = (torch.randn(2, rows, width, dtype=torch.float64, requires_grad=True) for _ in range(2))
     torch.manual_seed(seed)
-    ours = residual_norm(x, raw + shift.detach(), norm, p, pre=pre, update_bias=shift)
+    ours = residual_norm(x, raw, norm, p, pre=pre, update_bias=shift)
     torch.manual_seed(seed)
     theirs = step_by_step(x, raw + shift, norm, dropout_mask(raw, p), 1 - p, pre)
     inputs = (x, raw, norm.weight, norm.bias, shift)
@@ -68,6 +69,11 @@ def test_the_stream_keeps_its_precision_and_products_get_theirs() -> None:
     assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.bfloat16, torch.float32]
 
 
+def test_the_cpu_has_no_kernels() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not has_fused_kernels(torch.empty(2, 4))
+
+
 def test_a_mask_keeps_the_share_that_it_should() -> None:
     assert dropout_mask(torch.empty(4), 0.0) is None
     mask = dropout_mask(torch.empty(200, 500), 0.1)
@@ -78,17 +84,17 @@ def test_a_mask_keeps_the_share_that_it_should() -> None:
 
 def fill(
     passes: tuple[Callable[..., None], Callable[..., Tensor]],
-    inputs: tuple[Tensor, Tensor, Tensor | None, nn.LayerNorm],
+    given: Given,
+    norm: nn.LayerNorm,
     incoming: Incoming,
     pre: bool,
 ) -> list[Tensor]:
     """Everything that both passes make."""
-    x, update, mask, norm = inputs
-    keep = 1.0 if mask is None else 0.8
+    x, update, _, mask, keep = given
     exact = torch.empty_like(x, dtype=torch.float32)
     statistics = Statistics(exact, exact.new_empty(len(x)), exact.new_empty(len(x)))
     normed, read = None if pre else torch.empty_like(exact), torch.empty_like(update)
-    passes[0](x, update, mask, keep, norm.weight, norm.bias, norm.eps, statistics, normed, read)
+    passes[0](given, norm.weight, norm.bias, norm.eps, statistics, normed, read)
     grad_x, grad_update = torch.empty_like(x), torch.empty_like(update)
     sums = passes[1](incoming, statistics, norm.weight, mask, keep, pre, grad_x, grad_update)
     return [*statistics, read, grad_x, grad_update, sums, *([] if normed is None else [normed])]
@@ -107,10 +113,11 @@ def test_kernels_give_the_numbers_of_plain_torch(
         norm = norm_of(width, torch.float32, kernel_device)
         x = torch.randn(rows, width, device=kernel_device)
         update = torch.randn_like(x).to(dtype)
-        mask = dropout_mask(update, 0.2) if masked else None
+        mask, keep = (dropout_mask(update, 0.2), 0.8) if masked else (None, 1.0)
+        inputs = Given(x, update, torch.randn_like(norm.bias) if both else None, mask, keep)
         incoming = Incoming(torch.randn_like(x) if both or pre else None, torch.randn_like(x).to(dtype))
-        expected = fill((forward_rows, backward_rows), (x, update, mask, norm), incoming, pre)
-        found = fill((kernels.forward_rows, kernels.backward_rows), (x, update, mask, norm), incoming, pre)
+        expected = fill((forward_rows, backward_rows), inputs, norm, incoming, pre)
+        found = fill((kernels.forward_rows, kernels.backward_rows), inputs, norm, incoming, pre)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == theirs.dtype
         tolerance = 2e-3 if ours.dtype == torch.float16 else 2e-5
@@ -124,9 +131,9 @@ def test_more_rows_than_programs_take_turns(kernel_device: str, monkeypatch: pyt
     with torch.no_grad():
         norm = norm_of(5, torch.float32, kernel_device)
         x = torch.randn(90, 5, device=kernel_device)
-        inputs, incoming = (x, torch.randn_like(x), None, norm), Incoming(torch.randn_like(x), None)
-        found = fill((kernels.forward_rows, kernels.backward_rows), inputs, incoming, False)
-        expected = fill((forward_rows, backward_rows), inputs, incoming, False)
+        inputs, incoming = Given(x, torch.randn_like(x), None, None, 1.0), Incoming(torch.randn_like(x), None)
+        found = fill((kernels.forward_rows, kernels.backward_rows), inputs, norm, incoming, False)
+        expected = fill((forward_rows, backward_rows), inputs, norm, incoming, False)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
 
@@ -148,7 +155,7 @@ def test_kernels_equal_float64_to_half_precision_and_always_give_the_same_bits(
     try:
         for _ in range(2):
             torch.manual_seed(3)
-            past, read = residual_norm(x, raw + 0, norm, 0.1, pre=pre, update_bias=shift)
+            past, read = residual_norm(x, raw, norm, 0.1, pre=pre, update_bias=shift)
             objective = (past * upstream[0]).sum() + (read.float() * upstream[1]).sum()
             results.append([past, read, *torch.autograd.grad(objective, (x, raw, norm.weight, norm.bias, shift))])
     finally:
@@ -157,9 +164,8 @@ def test_kernels_equal_float64_to_half_precision_and_always_give_the_same_bits(
         assert torch.equal(once, twice)
     torch.manual_seed(3)
     mask = dropout_mask(raw, 0.1)
-    exact = norm_of(width, device="cuda")
-    exact.load_state_dict(norm.state_dict())
-    inputs = [t.detach().double().requires_grad_() for t in (x, raw, torch.zeros_like(shift))]
+    exact = copy.deepcopy(norm).double()
+    inputs = [t.detach().double().requires_grad_() for t in (x, raw, shift)]
     past, read = step_by_step(inputs[0], inputs[1] + inputs[2], exact, mask, 0.9, pre)
     objective = (past * upstream[0]).sum() + (read * upstream[1]).sum()
     wanted = (*inputs[:2], exact.weight, exact.bias, inputs[2])

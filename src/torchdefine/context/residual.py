@@ -28,20 +28,20 @@ class Update(NamedTuple):
     values: Tensor
     """(…, d)"""
     bias: Tensor | None = None
-    """Of the last linear layer, (d,): it is in the values, but its gradient is left to whoever adds them."""
+    """Still to be added to the values, (d,): whoever adds them to the stream does it on the way."""
 
 
 def closing(x: Tensor, linear: nn.Linear) -> Update:
     """The linear layer at the end of a part."""
     if has_fused_kernels(x):
-        return Update(F.linear(x, linear.weight, linear.bias.detach()), linear.bias)
+        return Update(F.linear(x, linear.weight), linear.bias)
     return Update(linear(x))
 
 
 def expanded(x: Tensor, linear: nn.Linear, dropout: float) -> Tensor:
     """The linear layer at the beginning of a feed-forward part, with ReLU and dropout."""
     if has_fused_kernels(x):
-        return relu_dropout(F.linear(x, linear.weight, linear.bias.detach()), dropout, linear.bias)
+        return relu_dropout(F.linear(x, linear.weight), dropout, linear.bias)
     return F.dropout(F.relu(linear(x)), dropout)
 
 

@@ -16,10 +16,7 @@ from torchdefine.ops.kernel_gate import kernels_run
 
 
 def relu_dropout(z: Tensor, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
-    """dropout(relu(z)), (…, n).
-
-    ``bias`` (n,) is one that is already in ``z``, but detached: it gets its gradient here, where it costs nothing.
-    """
+    """dropout(relu(z + bias)), (…, n), in the dtype of ``z``; the bias (n,) and its gradient cost nothing here."""
     result: Tensor = _ReluDropout.apply(z, bias, dropout_mask(z, dropout), 1 - dropout)
     return result
 
@@ -27,9 +24,11 @@ def relu_dropout(z: Tensor, dropout: float = 0.0, bias: Tensor | None = None) ->
 class _ReluDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, bias: Tensor | None, mask: Tensor | None, keep: float) -> Tensor:
-        z = z.contiguous()
+        z, width = z.contiguous(), z.shape[-1]
         out = torch.empty_like(z)
-        _passes(z)[0](z, mask, keep, out)
+        _passes(z)[0](
+            z.view(-1, width), bias, None if mask is None else mask.view(-1, width), keep, out.view(-1, width)
+        )
         ctx.save_for_backward(out)
         ctx.keep, ctx.bias_dtype = keep, None if bias is None else bias.dtype
         return out
@@ -54,10 +53,11 @@ def _passes(like: Tensor) -> tuple[Any, Any]:
     return relu_dropout_kernels.forward_pass, relu_dropout_kernels.backward_pass
 
 
-def forward_pass(z: Tensor, mask: Tensor | None, keep: float, out: Tensor) -> None:
-    """Fill ``out``, as ``z`` in any shape."""
-    kept = z.relu() if mask is None else z.relu() * mask
-    out.copy_(kept / keep)
+def forward_pass(z: Tensor, bias: Tensor | None, mask: Tensor | None, keep: float, out: Tensor) -> None:
+    """Fill ``out`` (N, n)."""
+    exact = z.to(torch.float64 if z.dtype == torch.float64 else torch.float32)
+    passed = (exact if bias is None else exact + bias).relu()
+    out.copy_(passed / keep if mask is None else passed * mask / keep)
 
 
 def backward_pass(gradient: Tensor, out: Tensor, keep: float, grad_z: Tensor, summed: bool) -> Tensor | None:

@@ -7,15 +7,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
+TILE = {"tile_rows": 32, "tile_columns": 128, "num_warps": 8}
 STRIP = {"strip": 128, "tile_rows": 16, "tile_columns": 128, "num_warps": 4}
-"""Rows that a program takes, and how many at once, by the columns that it takes."""
+"""Rows that a program of backward takes, and how many at once, by the columns that it takes."""
 
 
-def forward_pass(z: Tensor, mask: Tensor | None, keep: float, out: Tensor) -> None:
+def forward_pass(z: Tensor, bias: Tensor | None, mask: Tensor | None, keep: float, out: Tensor) -> None:
+    rows, columns = z.shape
     if z.numel():
-        _forward[(triton.cdiv(z.numel(), BLOCK),)](
-            z, z if mask is None else mask, out, z.numel(), 1 / keep, masked=mask is not None, block=BLOCK, num_warps=8
+        _forward[(triton.cdiv(columns, TILE["tile_columns"]), triton.cdiv(rows, TILE["tile_rows"]))](
+            z,
+            z if bias is None else bias,
+            z if mask is None else mask,
+            out,
+            rows,
+            columns,
+            1 / keep,
+            biased=bias is not None,
+            masked=mask is not None,
+            **TILE,
         )
 
 
@@ -32,14 +42,30 @@ def backward_pass(gradient: Tensor, out: Tensor, keep: float, grad_z: Tensor, su
 
 
 @triton.jit
-def _forward(z, mask, out, count, inverse_keep, masked: tl.constexpr, block: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    there = place < count
+def _forward(
+    z,  # (N, n)
+    bias,  # (n,)
+    mask,  # (N, n)
+    out,  # (N, n)
+    rows,
+    columns,
+    inverse_keep,
+    biased: tl.constexpr,
+    masked: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    column = tl.program_id(0) * tile_columns + tl.arange(0, tile_columns)
+    row = tl.program_id(1) * tile_rows + tl.arange(0, tile_rows)
+    there = (row < rows)[:, None] & (column < columns)[None, :]
+    place = row[:, None].to(tl.int64) * columns + column[None, :]
     given = tl.load(z + place, mask=there, other=0.0).to(tl.float32)
-    kept = tl.where(given < 0, 0.0, given) * inverse_keep  # what is not a number stays so
+    if biased:
+        given += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    passed = tl.where(given < 0, 0.0, given) * inverse_keep  # what is not a number stays so
     if masked:
-        kept = tl.where(tl.load(mask + place, mask=there, other=0) != 0, kept, 0.0)
-    tl.store(out + place, kept.to(out.dtype.element_ty), mask=there)
+        passed = tl.where(tl.load(mask + place, mask=there, other=0) != 0, passed, 0.0)
+    tl.store(out + place, passed.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit

@@ -45,17 +45,27 @@ def residual_norm(
 ) -> tuple[Tensor, Tensor]:
     """What goes past the next part of a network, in full precision, and what that part reads, in the update's dtype.
 
-    That is LayerNorm(x + dropout(update)) twice, or with ``pre`` the sum and its norm.
+    That is LayerNorm(x + dropout(update + update_bias)) twice, or with ``pre`` the sum and its norm.
 
     Args:
         x: (…, d), of any dtype.
         update: (…, d), in the dtype of the products.
         norm: a norm over the last dimension, with weight and bias.
-        update_bias: (d,), already in the update, but detached; it gets its gradient here, where it costs nothing.
+        update_bias: (d,), that of the product which gave the update: it costs nothing here, nor does its gradient.
     """
     mask = dropout_mask(update, dropout)
     past, read = _ResidualNorm.apply(x, update, norm.weight, norm.bias, update_bias, mask, 1 - dropout, norm.eps, pre)
     return past, read
+
+
+class Given(NamedTuple):
+    """What is added up."""
+
+    x: Tensor  # (N, d)
+    update: Tensor  # (N, d)
+    update_bias: Tensor | None  # (d,)
+    mask: Tensor | None  # (N, d)
+    keep: float
 
 
 class Statistics(NamedTuple):
@@ -95,7 +105,8 @@ class _ResidualNorm(torch.autograd.Function):
             torch.empty_like(x, dtype=exact), x.new_empty(len(x), dtype=exact), x.new_empty(len(x), dtype=exact)
         )
         normed, read = None if pre else torch.empty_like(statistics.total), torch.empty_like(update)
-        _rows(statistics.total)[0](x, update, mask, keep, weight, bias, eps, statistics, normed, read)
+        given = Given(x, update, update_bias, mask, keep)
+        _rows(statistics.total)[0](given, weight, bias, eps, statistics, normed, read)
         ctx.save_for_backward(*statistics, weight, mask)
         ctx.keep, ctx.pre, ctx.dtypes, ctx.has_update_bias = keep, pre, (x.dtype, update.dtype), update_bias is not None
         ctx.set_materialize_grads(False)
@@ -133,10 +144,7 @@ def _rows(like: Tensor) -> tuple[Any, Any]:
 
 
 def forward_rows(
-    x: Tensor,
-    update: Tensor,
-    mask: Tensor | None,
-    keep: float,
+    given: Given,
     weight: Tensor,
     bias: Tensor,
     eps: float,
@@ -146,8 +154,10 @@ def forward_rows(
 ) -> None:
     """Fill the statistics, ``read`` and, if there is one, ``normed``; all (N, d)."""
     total, mean, scale = statistics
-    dropped = update.to(total.dtype) / keep
-    total.copy_(x.to(total.dtype) + (dropped if mask is None else dropped * mask))
+    update = given.update.to(total.dtype)
+    update = update if given.update_bias is None else update + given.update_bias
+    dropped = update / given.keep if given.mask is None else update * given.mask / given.keep
+    total.copy_(given.x.to(total.dtype) + dropped)
     mean.copy_(total.mean(1))
     centred = total - mean[:, None]
     scale.copy_((centred.square().mean(1) + eps).rsqrt())

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchdefine.ops.residual_norm import Incoming, Statistics
+from torchdefine.ops.residual_norm import Given, Incoming, Statistics
 
 TILE = 2048
 """Numbers that a program has in hand of each tensor."""
@@ -16,10 +16,7 @@ MOST_PROGRAMS = 528
 
 
 def forward_rows(
-    x: Tensor,
-    update: Tensor,
-    mask: Tensor | None,
-    keep: float,
+    given: Given,
     weight: Tensor,
     bias: Tensor,
     eps: float,
@@ -27,6 +24,7 @@ def forward_rows(
     normed: Tensor | None,
     read: Tensor,
 ) -> None:
+    x, update, update_bias, mask, keep = given
     rows, width = x.shape
     if not rows:
         return
@@ -34,6 +32,7 @@ def forward_rows(
     _forward[(triton.cdiv(rows, launch["tile_rows"]),)](
         x,
         update,
+        weight if update_bias is None else update_bias,
         x if mask is None else mask,
         weight,
         bias,
@@ -44,6 +43,7 @@ def forward_rows(
         width,
         1 / keep,
         eps,
+        biased=update_bias is not None,
         masked=mask is not None,
         exact_too=normed is not None,
         **launch,
@@ -100,6 +100,7 @@ def launch_for(width: int) -> dict[str, int]:
 def _forward(
     x,  # (N, d)
     update,  # (N, d)
+    update_bias,  # (d,)
     mask,  # (N, d)
     weight,  # (d,)
     bias,  # (d,)
@@ -112,6 +113,7 @@ def _forward(
     width,
     inverse_keep,
     eps,
+    biased: tl.constexpr,
     masked: tl.constexpr,
     exact_too: tl.constexpr,
     tile_rows: tl.constexpr,
@@ -121,7 +123,10 @@ def _forward(
     column = tl.arange(0, tile_columns)
     there = (row < rows)[:, None] & (column < width)[None, :]
     place = row[:, None].to(tl.int64) * width + column[None, :]
-    added = tl.load(update + place, mask=there, other=0.0).to(tl.float32) * inverse_keep
+    added = tl.load(update + place, mask=there, other=0.0).to(tl.float32)
+    if biased:
+        added += tl.load(update_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    added *= inverse_keep
     if masked:
         added = tl.where(tl.load(mask + place, mask=there, other=0) != 0, added, 0.0)
     sums = tl.load(x + place, mask=there, other=0.0).to(tl.float32) + added
