@@ -30,6 +30,9 @@ class Update(NamedTuple):
     bias: Tensor | None = None
     """Still to be added to the values, (d,): whoever adds them to the stream does it on the way."""
 
+    def whole(self) -> Tensor:
+        return self.values if self.bias is None else self.values + self.bias
+
 
 def closing(x: Tensor, linear: nn.Linear) -> Update:
     """The linear layer at the end of a part."""
@@ -49,7 +52,7 @@ def add_and_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: floa
     """The norm of the sum, which goes on both ways."""
     if has_fused_kernels(past):
         return Stream(*residual_norm(past, update.values, norm, dropout, update_bias=update.bias))
-    normed = norm(past + F.dropout(update.values, dropout))
+    normed = norm(past + F.dropout(update.whole(), dropout))
     return Stream(normed, normed)
 
 
@@ -57,5 +60,5 @@ def add_then_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: flo
     """The sum, which goes past the next part, and its norm, which goes into it."""
     if has_fused_kernels(past):
         return Stream(*residual_norm(past, update.values, norm, dropout, pre=True, update_bias=update.bias))
-    total = past + F.dropout(update.values, dropout)
+    total = past + F.dropout(update.whole(), dropout)
     return Stream(total, norm(total))

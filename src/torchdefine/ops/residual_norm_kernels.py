@@ -11,8 +11,8 @@ from torchdefine.ops.residual_norm import Given, Incoming, Statistics
 
 TILE = 2048
 """Numbers that a program has in hand of each tensor."""
-MOST_PROGRAMS = 528
-"""Of backward, each of which sums its rows' part of the weights' gradients: four on every multiprocessor of an H200."""
+MOST_PROGRAMS = 396
+"""Of backward, each of which sums its rows' part of the weights' gradients: three on each multiprocessor of an H200."""
 
 
 def forward_rows(
