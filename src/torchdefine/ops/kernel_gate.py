@@ -12,7 +12,9 @@ OLDEST_CAPABILITY = 8  # bfloat16, and what Triton still compiles for
 
 def kernels_run(like: Tensor) -> bool:
     """Whether kernels take tensors like this one. Under torch.compile they do not: it makes its own."""
-    return like.is_cuda and not torch.compiler.is_compiling() and _kernels_on(like.device)
+    if not like.is_cuda or torch.compiler.is_compiling():
+        return False
+    return like.device.index == torch.cuda.current_device() and _kernels_on(like.device)  # Triton starts them there
 
 
 @lru_cache(maxsize=16)
