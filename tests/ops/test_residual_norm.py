@@ -138,6 +138,24 @@ def test_more_rows_than_programs_take_turns(kernel_device: str, monkeypatch: pyt
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("pre", [False, True])
+def test_gradients_are_read_where_they_lie(kernel_device: str, pre: bool) -> None:
+    """What comes back from a segment behind its memory is part of a larger tensor; other gradients come expanded."""
+    from torchdefine.ops import residual_norm_kernels as kernels
+
+    with torch.no_grad():
+        norm = norm_of(16, torch.float32, kernel_device)
+        x = torch.randn(12, 16, device=kernel_device)
+        inputs = Given(x, torch.randn_like(x), None, None, 1.0)
+        longer = torch.randn(3, 7, 16, device=kernel_device)
+        for read in (longer[:, 3:], longer[:, :4].transpose(0, 1), longer[0, 0].expand(3, 4, 16)):
+            past = torch.randn(4, 3, 16, device=kernel_device).transpose(0, 1)
+            found = fill((kernels.forward_rows, kernels.backward_rows), inputs, norm, Incoming(past, read), pre)
+            expected = fill((forward_rows, backward_rows), inputs, norm, Incoming(past, read.reshape(12, 16)), pre)
+            for ours, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("pre", [False, True])

@@ -77,7 +77,7 @@ class Statistics(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """The gradients of both outputs, of which one may be missing, (N, d)."""
+    """The gradients of both outputs, of which one may be missing: N rows of d features, in any shape (…, d)."""
 
     past: Tensor | None
     read: Tensor | None
@@ -118,8 +118,8 @@ class _ResidualNorm(torch.autograd.Function):
         if some is None:
             return (None,) * 9
         *saved, weight, mask = ctx.saved_tensors
-        statistics, shape, width = Statistics(*saved), some.shape, some.shape[-1]
-        incoming = Incoming(*(None if g is None else g.reshape(-1, width).contiguous() for g in (grad_past, grad_read)))
+        statistics, shape = Statistics(*saved), some.shape
+        incoming = Incoming(grad_past, grad_read)
         grad_x, grad_update = (torch.empty_like(statistics.total, dtype=dtype) for dtype in ctx.dtypes)
         sums = _rows(statistics.total)[1](
             incoming, statistics, weight, mask, ctx.keep, ctx.pre, grad_x, grad_update
@@ -182,13 +182,13 @@ def backward_rows(
     to_norm = torch.zeros_like(total)
     for gradient in (incoming.read, None if pre else incoming.past):
         if gradient is not None:
-            to_norm += gradient
+            to_norm += gradient.reshape(total.shape)
     hat = (total - mean[:, None]) * scale[:, None]
     weighted = to_norm * weight
     through = weighted - weighted.mean(1, keepdim=True) - hat * (weighted * hat).mean(1, keepdim=True)
     grad_total = through * scale[:, None]
     if pre and incoming.past is not None:
-        grad_total += incoming.past
+        grad_total += incoming.past.reshape(total.shape)
     grad_x.copy_(grad_total)
     dropped = grad_total / keep
     dropped = dropped if mask is None else dropped * mask

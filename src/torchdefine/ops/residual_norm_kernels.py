@@ -66,10 +66,11 @@ def backward_rows(
     tiles = triton.cdiv(rows, launch["tile_rows"])
     programs = triton.cdiv(tiles, triton.cdiv(tiles, MOST_PROGRAMS)) if tiles else 0  # equal shares
     partial = torch.empty(3, programs, width, dtype=torch.float32, device=grad_x.device)
+    read, together, apart = _where_it_lies(grad_x if incoming.read is None else incoming.read)
     if tiles:
         _backward[(programs,)](
-            grad_x if incoming.past is None else incoming.past,
-            grad_x if incoming.read is None else incoming.read,
+            grad_x if incoming.past is None else incoming.past.contiguous(),
+            read,
             *statistics,
             weight,
             grad_x if mask is None else mask,
@@ -78,6 +79,8 @@ def backward_rows(
             partial,
             rows,
             width,
+            together,
+            apart,
             1 / keep,
             has_past=incoming.past is not None,
             has_read=incoming.read is not None,
@@ -86,6 +89,14 @@ def backward_rows(
             **launch,
         )
     return partial.sum(1)
+
+
+def _where_it_lies(gradient: Tensor) -> tuple[Tensor, int, int]:
+    """How many rows lie together and how far each such lot is from the next: part of a longer segment is not copied."""
+    if gradient.ndim == 3 and gradient.stride(2) == 1 and gradient.stride(1) == gradient.shape[2]:
+        return gradient, gradient.shape[1], gradient.stride(0)
+    rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
+    return rows, len(rows), 0
 
 
 def launch_for(width: int) -> dict[str, int]:
@@ -147,7 +158,7 @@ def _forward(
 @triton.jit
 def _backward(
     past,  # (N, d)
-    read,  # (N, d)
+    read,  # (N / together, together, d), with ``apart`` from one to the next
     total,  # (N, d)
     mean,  # (N,)
     scale,  # (N,)
@@ -158,6 +169,8 @@ def _backward(
     partial,  # (3, programs, d)
     rows,
     width,
+    together,
+    apart,
     inverse_keep,
     has_past: tl.constexpr,
     has_read: tl.constexpr,
@@ -178,7 +191,8 @@ def _backward(
         place = row[:, None].to(tl.int64) * width + column[None, :]
         to_norm = tl.zeros((tile_rows, tile_columns), tl.float32)
         if has_read:
-            to_norm += tl.load(read + place, mask=there, other=0.0).to(tl.float32)
+            begins = (row // together).to(tl.int64) * apart + (row % together) * width
+            to_norm += tl.load(read + begins[:, None] + column[None, :], mask=there, other=0.0).to(tl.float32)
         if has_past and not pre:
             to_norm += tl.load(past + place, mask=there, other=0.0).to(tl.float32)
         middle = tl.load(mean + row, mask=row < rows, other=0.0)
