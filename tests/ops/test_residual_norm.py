@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdefine.ops import has_fused_kernels, residual_norm
+from torchdefine.ops import has_fused_kernels, relu_dropout, residual_norm
 from torchdefine.ops.dropout_mask import dropout_mask
 from torchdefine.ops.residual_norm import Given, Incoming, Statistics, backward_rows, forward_rows
 
@@ -67,6 +67,14 @@ def test_the_stream_keeps_its_precision_and_products_get_theirs() -> None:
     assert torch.equal(past.to(torch.bfloat16), read)
     gradients = torch.autograd.grad(past.sum() + read.sum(), (x, update, norm.weight))
     assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.bfloat16, torch.float32]
+
+
+def test_second_derivatives_are_refused() -> None:
+    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    for result in (residual_norm(x, x, norm_of(6))[0], relu_dropout(x)):
+        (gradient,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.sum().backward()
 
 
 def test_the_cpu_has_no_kernels() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from torchdefine.ops.dropout_mask import dropout_mask
 from torchdefine.ops.kernel_gate import kernels_run
@@ -34,6 +35,7 @@ class _ReluDropout(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (out,) = ctx.saved_tensors
         width = out.shape[-1]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from torchdefine.ops.dropout_mask import dropout_mask
 from torchdefine.ops.kernel_gate import kernels_run
@@ -113,6 +114,7 @@ class _ResidualNorm(torch.autograd.Function):
         return (statistics.total if normed is None else normed).view(shape), read.view(shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_past: Tensor | None, grad_read: Tensor | None) -> tuple[Tensor | None, ...]:
         some = grad_past if grad_read is None else grad_read
         if some is None:
