@@ -18,6 +18,7 @@ from torchdefine.context.relative_attention import (
     sinusoids,
     with_one,
 )
+from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
 
 INIT_STD = 0.02
@@ -154,12 +155,12 @@ class TransformerXL(nn.Module):
         memories, filled = state
         around = self._surroundings(x, memories[0].shape[1], filled)
         hidden = F.dropout(x, self.dropout.input, self.training)  # (B, T, d)
-        after = []
+        stream, after = Stream(hidden, hidden), []
         for layer, memory in zip(self.layers, memories, strict=True):
-            after.append(_remember(memory, hidden))
-            hidden = layer(hidden, memory, around)  # (B, T, d)
+            after.append(_remember(memory, stream.past))
+            stream = layer(stream, memory, around)  # (B, T, d)
         now_filled = (filled + x.shape[1]).clamp(max=memories[0].shape[1])
-        return F.dropout(hidden, self.dropout.output, self.training), (after, now_filled)
+        return F.dropout(stream.past, self.dropout.output, self.training), (after, now_filled)
 
     def compile_layers(self) -> None:
         """Let torch.compile have the layers: one at a time, so that all of them share what is compiled once."""
@@ -196,24 +197,29 @@ class TransformerXLLayer(nn.Module):
         self.expand = nn.Linear(dim, sizes.inner_dim)
         self.reduce = nn.Linear(sizes.inner_dim, dim)
         self.feed_forward_norm = nn.LayerNorm(dim)
-        self.dropout, self.pre_norm = dropout.hidden, pre_norm
+        self.hidden_dropout, self.pre_norm = dropout.hidden, pre_norm
 
-    def forward(self, x: Tensor, memory: Tensor, around: Surroundings) -> Tensor:
-        seen = torch.cat((memory.to(x.dtype), x), dim=1)  # (B, K, d)
+    @property
+    def dropout(self) -> float:
+        """The share of features that is zeroed now."""
+        return self.hidden_dropout if self.training else 0.0
+
+    def forward(self, x: Stream, memory: Tensor, around: Surroundings) -> Stream:
+        seen = torch.cat((memory.to(x.read.dtype), x.read), dim=1)  # (B, K, d)
         if self.pre_norm:
-            x = x + self._attend(self.attention_norm(seen), around)
-            return x + self._feed_forward(self.feed_forward_norm(x))
-        x = self.attention_norm(x + self._attend(seen, around))
-        return self.feed_forward_norm(x + self._feed_forward(x))
+            x = add_then_norm(
+                x.past, self._attend(self.attention_norm(seen), around), self.feed_forward_norm, self.dropout
+            )
+            total = x.past + F.dropout(self.reduce(self._expanded(x.read)), self.dropout)
+            return Stream(total, total)
+        x = add_and_norm(x.past, self._attend(seen, around), self.attention_norm, self.dropout)
+        return add_and_norm(x.past, closing(self._expanded(x.read), self.reduce), self.feed_forward_norm, self.dropout)
 
-    def _attend(self, seen: Tensor, around: Surroundings) -> Tensor:
-        return self._drop(self.attention(seen.to(around.distance_vectors.dtype), around))
+    def _attend(self, seen: Tensor, around: Surroundings) -> Update:
+        return Update(self.attention(seen.to(around.distance_vectors.dtype), around))
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        return self._drop(self.reduce(self._drop(F.relu(self.expand(x)))))
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+    def _expanded(self, x: Tensor) -> Tensor:
+        return expanded(x, self.expand, self.dropout)
 
 
 def _remember(memory: Tensor, hidden: Tensor) -> Tensor:
