@@ -41,8 +41,10 @@ def ways(setting: Setting) -> tuple[Tensor, dict[str, Callable[[], Tensor]]]:
     vectors = sinusoids(distances, model.input_dim, torch.float32).to(dtype)
     biases = model.content_bias.to(dtype), model.distance_bias.to(dtype)
 
+    remembered, own = seen[:, :memory], seen[:, memory:]
+
     def ours() -> Tensor:
-        return layer.attention(seen, model._surroundings(seen[:, memory:], memory, filled))
+        return layer.attention(own, remembered, model.surroundings(own, memory, filled))
 
     return seen, {"textbook": lambda: textbook(seen, length, vectors, *biases), "ours": ours}
 

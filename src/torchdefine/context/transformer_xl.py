@@ -11,14 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.context.relative_attention import (
+    KernelSurroundings,
     RelativeAttention,
     ScoreLayout,
     Surroundings,
     blocking,
+    distances_behind,
     sinusoids,
+    spare_features,
     with_one,
 )
 from torchdefine.errors import UserError
+from torchdefine.ops import Scoring, has_attention_kernel
 
 INIT_STD = 0.02
 
@@ -152,7 +156,7 @@ class TransformerXL(nn.Module):
     def forward(self, x: Tensor, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
         """The outputs, and the memory after the last position, cut off from the graph."""
         memories, filled = state
-        around = self._surroundings(x, memories[0].shape[1], filled)
+        around = self.surroundings(x, memories[0].shape[1], filled)
         hidden = F.dropout(x, self.dropout.input, self.training)  # (B, T, d)
         after = []
         for layer, memory in zip(self.layers, memories, strict=True):
@@ -166,24 +170,46 @@ class TransformerXL(nn.Module):
         for layer in self.layers:
             layer.compile()
 
-    def _surroundings(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings:
-        reach, head_dim, dtype = self.current_reach, self.content_bias.shape[1], product_dtype(x)
+    def surroundings(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings | KernelSurroundings:
+        """What every layer must know of a segment (B, T, d) behind a memory of which so much is filled."""
+        head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
+        drops_shares = self.training and self.dropout.attention > 0
+        if not drops_shares and has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim)):
+            return self._for_our_kernels(x, memory, filled)
+        return self._for_fused_attention(x, memory, filled)
+
+    def _for_our_kernels(self, x: Tensor, memory: int, filled: Tensor) -> KernelSurroundings:
+        dtype, same_length = product_dtype(x), self.current_reach.same_length
+        bias = with_one(self.content_bias).flatten()
+        return KernelSurroundings(
+            self._distance_vectors(x, distances_behind(memory + x.shape[1], x.device)),
+            F.pad(bias, (0, 2 * len(bias))).to(dtype),
+            self.distance_bias - self.content_bias,
+            Scoring(filled, same_length, self.content_bias.shape[1] ** -0.5),
+        )
+
+    def _for_fused_attention(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings:
+        head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
         layout = ScoreLayout.of(x.shape[1], memory + x.shape[1])
         distances = layout.distances(x.device)  # (W,)
         out_of_bounds = distances < 0
-        if reach.same_length:
+        if self.current_reach.same_length:
             out_of_bounds = out_of_bounds | (distances >= memory)
-        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
-        vectors = sinusoids(distances.clamp(0, reach.clamp), self.input_dim, exact)  # (W, d)
         empty = torch.arange(layout.keys, device=x.device) < memory - filled  # (K,)
         return Surroundings(
             layout,
-            F.dropout(vectors, self.dropout.input, self.training).to(dtype),
+            self._distance_vectors(x, distances),
             blocking(out_of_bounds, head_dim, dtype),
             blocking(empty, head_dim, dtype),
             with_one(self.content_bias).to(dtype),
             with_one(self.distance_bias * head_dim**-0.5).to(dtype),
         )
+
+    def _distance_vectors(self, x: Tensor, distances: Tensor) -> Tensor:
+        """(W,) → (W, d), in the dtype of matrix products."""
+        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        vectors = sinusoids(distances.clamp(0, self.current_reach.clamp), self.input_dim, exact)
+        return F.dropout(vectors, self.dropout.input, self.training).to(product_dtype(x))
 
 
 class TransformerXLLayer(nn.Module):
@@ -198,16 +224,13 @@ class TransformerXLLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(dim)
         self.dropout, self.pre_norm = dropout.hidden, pre_norm
 
-    def forward(self, x: Tensor, memory: Tensor, around: Surroundings) -> Tensor:
-        seen = torch.cat((memory.to(x.dtype), x), dim=1)  # (B, K, d)
+    def forward(self, x: Tensor, memory: Tensor, around: Surroundings | KernelSurroundings) -> Tensor:
         if self.pre_norm:
-            x = x + self._attend(self.attention_norm(seen), around)
+            norm = self.attention_norm
+            x = x + self._drop(self.attention(norm(x), norm(memory.to(x.dtype)), around))
             return x + self._feed_forward(self.feed_forward_norm(x))
-        x = self.attention_norm(x + self._attend(seen, around))
+        x = self.attention_norm(x + self._drop(self.attention(x, memory, around)))
         return self.feed_forward_norm(x + self._feed_forward(x))
-
-    def _attend(self, seen: Tensor, around: Surroundings) -> Tensor:
-        return self._drop(self.attention(seen.to(around.distance_vectors.dtype), around))
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         return self._drop(self.reduce(self._drop(F.relu(self.expand(x)))))

@@ -3,5 +3,14 @@
 from torchdefine.ops.cudnn_lstm import cudnn_lstm
 from torchdefine.ops.locked_dropout import locked_dropout
 from torchdefine.ops.persistent_lstm import has_kernel, persistent_lstm
+from torchdefine.ops.relative_attention import Scoring, has_attention_kernel, relative_attention
 
-__all__ = ["cudnn_lstm", "has_kernel", "locked_dropout", "persistent_lstm"]
+__all__ = [
+    "Scoring",
+    "cudnn_lstm",
+    "has_attention_kernel",
+    "has_kernel",
+    "locked_dropout",
+    "persistent_lstm",
+    "relative_attention",
+]

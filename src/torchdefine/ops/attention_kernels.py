@@ -1,0 +1,363 @@
+"""The attention of `relative_attention` as Triton kernels; see there for what it computes and for the letters.
+
+Scores by distance lie in memory with a row of W columns for each query. Query i finds key j in column T - 1 - i + j, so
+that a tile of queries and keys is read with rows W - 1 apart. Columns from K on are padding: what is ahead has none.
+
+Probabilities are powers of two: scores are multiplied by ``scale`` · log₂ e, and ``log_sums`` are logarithms to base 2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Sizes(NamedTuple):
+    streams: int
+    queries: int
+    remembered: int
+    heads: int
+    width: int
+    """Of a head with its padding, P."""
+    columns: int
+
+    @property
+    def keys(self) -> int:
+        return self.remembered + self.queries
+
+    @property
+    def features(self) -> int:
+        return self.heads * self.width
+
+
+class Launch(NamedTuple):
+    """Queries and keys that a program takes at once, and how it runs."""
+
+    queries: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+    def blocks(self) -> dict[str, int]:
+        return {
+            "block_queries": self.queries,
+            "block_keys": self.keys,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
+
+
+FORWARD = {64: Launch(64, 64, 4, 3), 128: Launch(64, 64, 4, 2)}
+KEY_GRADIENTS = {64: Launch(32, 64, 4, 2), 128: Launch(32, 64, 8, 2)}
+QUERY_GRADIENTS = {64: Launch(64, 64, 4, 3), 128: Launch(64, 64, 4, 2)}
+"""By the power of two that a head fits into; narrower heads take what 64 takes. Chosen by reckoning, to be tuned."""
+PREPARED_ROWS = 64
+
+
+def forward(
+    projected: Tensor, scores: Tensor, filled: Tensor, sizes: Sizes, scale: float, same_length: bool
+) -> tuple[Tensor, Tensor]:
+    """What every head of every query reads, (B, T, H · P), and the log-sums of its scores, (B, H, T)."""
+    mixed = projected.new_empty(sizes.streams, sizes.queries, sizes.features)
+    log_sums = projected.new_empty(sizes.streams, sizes.heads, sizes.queries, dtype=torch.float32)
+    launch = _of_width(FORWARD, sizes)
+    _forward[(triton.cdiv(sizes.queries, launch.queries), sizes.streams * sizes.heads)](
+        projected,
+        scores,
+        filled,
+        mixed,
+        log_sums,
+        *_runtime(sizes),
+        scale * math.log2(math.e),
+        same_length=same_length,
+        **_constants(sizes),
+        **launch.blocks(),
+    )
+    return mixed, log_sums
+
+
+def backward(
+    grad_mixed: Tensor,
+    made: tuple[Tensor, Tensor, Tensor, Tensor],
+    distances: Tensor,
+    filled: Tensor,
+    sizes: Sizes,
+    scale: float,
+    same_length: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of what ``forward`` read, in the same layouts, and the sum of the queries', (H · P,) in float32.
+
+    ``made`` are projections, scores by distance, and the two results of ``forward``.
+    """
+    projected, scores, mixed, log_sums = made
+    grad_projected, grad_scores = torch.empty_like(projected), torch.empty_like(scores)
+    overlaps = torch.empty_like(log_sums)
+    pairs, constants = sizes.streams * sizes.heads, _constants(sizes)
+    _prepare[(triton.cdiv(sizes.queries, PREPARED_ROWS), pairs)](
+        mixed, grad_mixed, overlaps, grad_scores, *_runtime(sizes), block_queries=PREPARED_ROWS, **constants
+    )
+    launch = _of_width(KEY_GRADIENTS, sizes)
+    _key_gradients[(triton.cdiv(sizes.keys, launch.keys), pairs)](
+        projected,
+        scores,
+        filled,
+        grad_mixed,
+        log_sums,
+        overlaps,
+        grad_projected,
+        grad_scores,
+        *_runtime(sizes),
+        scale,
+        scale * math.log2(math.e),
+        same_length=same_length,
+        **constants,
+        **launch.blocks(),
+    )
+    launch = _of_width(QUERY_GRADIENTS, sizes)
+    blocks = triton.cdiv(sizes.queries, launch.queries)
+    sums = log_sums.new_empty(sizes.streams * blocks, sizes.features)
+    _query_gradients[(blocks, pairs)](
+        projected, distances, grad_scores, grad_projected, sums, *_runtime(sizes), **constants, **launch.blocks()
+    )
+    return grad_projected, grad_scores, sums.sum(0)
+
+
+def _of_width(launches: dict[int, Launch], sizes: Sizes) -> Launch:
+    return launches[max(triton.next_power_of_2(sizes.width), min(launches))]
+
+
+def _runtime(sizes: Sizes) -> tuple[int, int, int, int]:
+    return sizes.streams, sizes.queries, sizes.remembered, sizes.columns
+
+
+def _constants(sizes: Sizes) -> dict[str, int]:
+    padded = max(16, triton.next_power_of_2(sizes.width))  # no product of matrices is narrower
+    return {"heads": sizes.heads, "width": sizes.width, "padded": padded}
+
+
+@triton.jit
+def _key_rows(key, stream, streams, queries, remembered, features: tl.constexpr):
+    """Where the keys' rows begin in the projections; their values stand ``features`` further on.
+
+    First come all rows of the segments, (B, T, 3, H, P), then those of the memories, (B, M, 2, H, P).
+    """
+    own = (stream * queries - remembered) * (3 * features) + features
+    memory = (streams * queries * 3 + stream * remembered * 2) * features
+    return tl.where(key < remembered, memory + key * (2 * features), own + key * (3 * features))
+
+
+@triton.jit
+def _visible(query, key, queries, remembered, first, same_length: tl.constexpr):
+    """What is neither ahead, nor never written, nor out of reach, nor outside of the segment."""
+    seen = (key <= remembered + query) & (key >= first) & (query < queries)
+    if same_length:
+        seen = seen & (key > query)
+    return seen
+
+
+@triton.jit
+def _forward(
+    projected,  # (B, T, 3, H, P), then (B, M, 2, H, P)
+    scores,  # (H, B, T, W)
+    filled,  # (1,)
+    mixed,  # (B, T, H, P)
+    log_sums,  # (B, H, T)
+    streams,
+    queries,
+    remembered,
+    columns,
+    scale,
+    same_length: tl.constexpr,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    padded: tl.constexpr,
+    block_queries: tl.constexpr,
+    block_keys: tl.constexpr,
+):
+    features: tl.constexpr = heads * width
+    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_queries  # the longest rows first
+    pair = tl.program_id(1)
+    stream, head = (pair // heads).to(tl.int64), pair % heads
+    query, feature = start + tl.arange(0, block_queries), tl.arange(0, padded)
+    there = (query < queries)[:, None] & (feature < width)[None, :]
+    own = projected + stream * queries * (3 * features) + head * width
+    q = tl.load(own + query[:, None] * (3 * features) + feature[None, :], mask=there, other=0.0)  # (queries, P)
+    scores += (head * streams + stream) * queries * columns + queries - 1
+    first = (remembered - tl.load(filled)).to(tl.int32)
+    lowest = tl.maximum(first, start + 1) if same_length else tl.maximum(first, 0)
+    highest = tl.minimum(remembered + queries, remembered + start + block_queries)
+    most = tl.full((block_queries,), -1e30, tl.float32)
+    total = tl.zeros((block_queries,), tl.float32)
+    read = tl.zeros((block_queries, padded), tl.float32)
+    for at in range(lowest // block_keys * block_keys, highest, block_keys):
+        key = at + tl.arange(0, block_keys)
+        rows = projected + (_key_rows(key, stream, streams, queries, remembered, features) + head * width)[:, None]
+        held = (key < remembered + queries)[:, None] & (feature < width)[None, :]
+        k = tl.load(rows + feature[None, :], mask=held, other=0.0)  # (keys, P)
+        v = tl.load(rows + features + feature[None, :], mask=held, other=0.0)  # (keys, P)
+        seen = _visible(query[:, None], key[None, :], queries, remembered, first, same_length)
+        by_distance = tl.load(scores + (query[:, None] * (columns - 1) + key[None, :]), mask=seen, other=0.0)
+        score = (tl.dot(q, tl.trans(k)) + by_distance) * scale  # (queries, keys)
+        score = tl.where(seen, score, -1e30)  # finite, as a row may see nothing of its first block
+        new_most = tl.maximum(most, tl.max(score, 1))
+        shrink = tl.exp2(most - new_most)
+        share = tl.exp2(score - new_most[:, None])
+        total = total * shrink + tl.sum(share, 1)
+        read = tl.dot(share.to(v.dtype), v, read * shrink[:, None])
+        most = new_most
+    mixed += stream * queries * features + head * width
+    tl.store(mixed + query[:, None] * features + feature[None, :], read / total[:, None], mask=there)
+    tl.store(log_sums + (stream * heads + head) * queries + query, most + tl.log2(total), mask=query < queries)
+
+
+@triton.jit
+def _prepare(
+    mixed,  # (B, T, H, P)
+    grad_mixed,  # (B, T, H, P)
+    overlaps,  # (B, H, T)
+    grad_scores,  # (H, B, T, W)
+    streams,
+    queries,
+    remembered,
+    columns,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    padded: tl.constexpr,
+    block_queries: tl.constexpr,
+):
+    """The product of each row with its gradient, and zeros where a row of scores has columns without a key."""
+    start = tl.program_id(0) * block_queries
+    pair = tl.program_id(1)
+    stream, head = (pair // heads).to(tl.int64), pair % heads
+    query, feature = start + tl.arange(0, block_queries), tl.arange(0, padded)
+    there = (query < queries)[:, None] & (feature < width)[None, :]
+    at = ((stream * queries + query) * (heads * width) + head * width)[:, None] + feature[None, :]
+    row = tl.load(mixed + at, mask=there, other=0.0).to(tl.float32)
+    gradient = tl.load(grad_mixed + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(overlaps + (stream * heads + head) * queries + query, tl.sum(row * gradient, 1), mask=query < queries)
+    rows = grad_scores + (head * streams + stream) * queries * columns + (query * columns)[:, None]
+    nothing = tl.zeros((block_queries, 64), grad_scores.dtype.element_ty)
+    for before in range(0, queries - 1 - start, 64):
+        column = before + tl.arange(0, 64)
+        keyless = (column[None, :] < (queries - 1 - query)[:, None]) & (query < queries)[:, None]
+        tl.store(rows + column[None, :], nothing, mask=keyless)
+    for after in range(remembered + queries, columns, 64):
+        column = after + tl.arange(0, 64)
+        tl.store(rows + column[None, :], nothing, mask=(column < columns)[None, :] & (query < queries)[:, None])
+
+
+@triton.jit
+def _key_gradients(
+    projected,  # (B, T, 3, H, P), then (B, M, 2, H, P)
+    scores,  # (H, B, T, W)
+    filled,  # (1,)
+    grad_mixed,  # (B, T, H, P)
+    log_sums,  # (B, H, T)
+    overlaps,  # (B, H, T)
+    grad_projected,  # like projected
+    grad_scores,  # (H, B, T, W)
+    streams,
+    queries,
+    remembered,
+    columns,
+    scale,
+    scale_to_base_2,
+    same_length: tl.constexpr,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    padded: tl.constexpr,
+    block_queries: tl.constexpr,
+    block_keys: tl.constexpr,
+):
+    """The gradients of keys and values, and on the way those of the scores: everything stands with a row for a key."""
+    features: tl.constexpr = heads * width
+    pair = tl.program_id(1)
+    stream, head = (pair // heads).to(tl.int64), pair % heads
+    start = tl.program_id(0) * block_keys
+    key, feature = start + tl.arange(0, block_keys), tl.arange(0, padded)
+    held = (key < remembered + queries)[:, None] & (feature < width)[None, :]
+    at = (_key_rows(key, stream, streams, queries, remembered, features) + head * width)[:, None] + feature[None, :]
+    k = tl.load(projected + at, mask=held, other=0.0)  # (keys, P)
+    v = tl.load(projected + features + at, mask=held, other=0.0)  # (keys, P)
+    of_head = (head * streams + stream) * queries * columns + queries - 1
+    scores, grad_scores = scores + of_head, grad_scores + of_head
+    own = projected + stream * queries * (3 * features) + head * width
+    grad_mixed += stream * queries * features + head * width
+    log_sums, overlaps = log_sums + (stream * heads + head) * queries, overlaps + (stream * heads + head) * queries
+    first = (remembered - tl.load(filled)).to(tl.int32)
+    grad_k = tl.zeros((block_keys, padded), tl.float32)
+    grad_v = tl.zeros((block_keys, padded), tl.float32)
+    for begin in range(tl.maximum(start - remembered, 0) // block_queries * block_queries, queries, block_queries):
+        query = begin + tl.arange(0, block_queries)
+        inside = query < queries
+        there = inside[:, None] & (feature < width)[None, :]
+        q = tl.load(own + query[:, None] * (3 * features) + feature[None, :], mask=there, other=0.0)  # (queries, P)
+        gradient = tl.load(grad_mixed + query[:, None] * features + feature[None, :], mask=there, other=0.0)  # the same
+        here = query[None, :] * (columns - 1) + key[:, None]  # (keys, queries)
+        seen = _visible(query[None, :], key[:, None], queries, remembered, first, same_length)
+        by_distance = tl.load(scores + here, mask=seen, other=0.0)
+        log_sum = tl.load(log_sums + query, mask=inside, other=0.0)
+        overlap = tl.load(overlaps + query, mask=inside, other=0.0)
+        score = (tl.dot(k, tl.trans(q)) + by_distance) * scale_to_base_2  # (keys, queries)
+        share = tl.where(seen, tl.exp2(score - log_sum[None, :]), 0.0)
+        grad_v = tl.dot(share.to(v.dtype), gradient, grad_v)
+        grad_share = tl.dot(v, tl.trans(gradient))  # (keys, queries)
+        grad_score = tl.where(seen, share * (grad_share - overlap[None, :]) * scale, 0.0).to(k.dtype)
+        tl.store(grad_scores + here, grad_score, mask=inside[None, :] & (key[:, None] <= remembered + query[None, :]))
+        grad_k = tl.dot(grad_score, q, grad_k)
+    tl.store(grad_projected + at, grad_k, mask=held)
+    tl.store(grad_projected + features + at, grad_v, mask=held)
+
+
+@triton.jit
+def _query_gradients(
+    projected,  # (B, T, 3, H, P), then (B, M, 2, H, P)
+    distances,  # (W, H, P)
+    grad_scores,  # (H, B, T, W)
+    grad_projected,  # like projected
+    sums,  # (B, blocks of queries, H, P)
+    streams,
+    queries,
+    remembered,
+    columns,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    padded: tl.constexpr,
+    block_queries: tl.constexpr,
+    block_keys: tl.constexpr,
+):
+    """The gradients of scores, read by key and by distance, times what the queries were multiplied with."""
+    features: tl.constexpr = heads * width
+    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_queries  # the longest rows first
+    pair = tl.program_id(1)
+    stream, head = (pair // heads).to(tl.int64), pair % heads
+    query, feature = start + tl.arange(0, block_queries), tl.arange(0, padded)
+    inside = (query < queries)[:, None]
+    keys = remembered + queries
+    grad_scores += (head * streams + stream) * queries * columns
+    grad_q = tl.zeros((block_queries, padded), tl.float32)
+    for at in range(0, tl.minimum(keys, remembered + start + block_queries), block_keys):
+        key = at + tl.arange(0, block_keys)
+        held = (key < keys)[:, None] & (feature < width)[None, :]
+        key_rows = (_key_rows(key, stream, streams, queries, remembered, features) + head * width)[:, None]
+        k = tl.load(projected + key_rows + feature[None, :], mask=held, other=0.0)  # (keys, P)
+        by_key = grad_scores + queries - 1 + (query[:, None] * (columns - 1) + key[None, :])
+        gradient = tl.load(by_key, mask=inside & (key[None, :] <= remembered + query[:, None]), other=0.0)
+        grad_q = tl.dot(gradient, k, grad_q)
+    for at in range(tl.maximum(queries - start - block_queries, 0) // block_keys * block_keys, keys, block_keys):
+        column = at + tl.arange(0, block_keys)
+        held = (column < keys)[:, None] & (feature < width)[None, :]
+        r = tl.load(distances + (column * features + head * width)[:, None] + feature[None, :], mask=held, other=0.0)
+        by_distance = grad_scores + query[:, None] * columns + column[None, :]
+        gradient = tl.load(by_distance, mask=inside & (column < columns)[None, :], other=0.0)
+        grad_q = tl.dot(gradient, r, grad_q)
+    real = (feature < width)[None, :]
+    own = grad_projected + stream * queries * (3 * features) + head * width
+    tl.store(own + query[:, None] * (3 * features) + feature[None, :], grad_q, mask=inside & real)
+    block = stream * tl.num_programs(0) + tl.program_id(0)
+    tl.store(sums + block * features + head * width + feature, tl.sum(grad_q, 0), mask=feature < width)
