@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from torchdefine.context import LayerSizes, Reach, TransformerDropout, TransformerXL, transformer_xl
-from torchdefine.context.padded_weights import padded_inward, padded_outward
 from torchdefine.context.relative_attention import KernelSurroundings, Surroundings
 
 
@@ -84,34 +82,6 @@ def test_what_was_never_written_is_never_seen() -> None:
     x = torch.randn(2, 4, 6, dtype=torch.float64)
     spoilt = [torch.full_like(memory, 1e3) for memory in memories]
     torch.testing.assert_close(model(x, (spoilt, filled))[0], model(x, (memories, filled))[0])
-
-
-def test_weights_are_padded_with_gradients_as_torch_pads_them() -> None:
-    heads, head_dim, width, dim = 3, 5, 8, 4
-    weight = torch.randn(4 * heads * head_dim, dim, dtype=torch.float64, requires_grad=True)
-    difference = torch.randn(heads, head_dim, dtype=torch.float64, requires_grad=True)
-    outward = torch.randn(dim, heads * head_dim, dtype=torch.float64, requires_grad=True)
-
-    by_head = F.pad(weight.view(4, heads, head_dim, dim), (0, 0, 0, width - head_dim))
-    spare = torch.einsum("hk,hkd->hd", difference, weight.view(4, heads, head_dim, dim)[3])
-    to_distances = by_head[3] + F.pad(spare[:, None], (0, 0, head_dim, width - head_dim - 1))
-    expected = [
-        by_head[:3].reshape(3 * heads * width, dim),
-        to_distances.reshape(heads * width, dim),
-        F.pad(outward.view(dim, heads, head_dim), (0, width - head_dim)).flatten(1),
-    ]
-    ours = [
-        *padded_inward(weight, difference, width, torch.float64),
-        padded_outward(outward, heads, width, torch.float64),
-    ]
-    upstream = [torch.randn_like(part) for part in expected]
-    wanted = [weight, difference, outward]
-    for one, other in zip(
-        [*ours, *torch.autograd.grad(ours, wanted, upstream)],
-        [*expected, *torch.autograd.grad(expected, wanted, upstream)],
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.gpu

@@ -25,8 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from torchdefine.context.padded_weights import padded_inward, padded_outward
-from torchdefine.ops import Scoring, relative_attention
+from torchdefine.ops import Scoring, padded_inward, padded_outward, relative_attention
 
 BLOCKED = -3e4
 """A score from which no probability is left in any precision; float16 still holds it."""

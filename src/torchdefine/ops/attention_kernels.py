@@ -4,6 +4,7 @@ Scores by distance lie in memory with a row of W columns for each query. Query i
 that a tile of queries and keys is read with rows W - 1 apart. Columns from K on are padding: what is ahead has none.
 
 Probabilities are powers of two: scores are multiplied by ``scale`` · log₂ e, and ``log_sums`` are logarithms to base 2.
+T' is T with padding.
 """
 
 from __future__ import annotations
@@ -56,15 +57,21 @@ FORWARD = {64: Launch(64, 64, 4, 3), 128: Launch(64, 64, 4, 2)}
 KEY_GRADIENTS = {64: Launch(32, 64, 4, 2), 128: Launch(32, 64, 8, 2)}
 QUERY_GRADIENTS = {64: Launch(64, 64, 4, 3), 128: Launch(64, 64, 4, 2)}
 """By the power of two that a head fits into; narrower heads take what 64 takes. Chosen by reckoning, to be tuned."""
-PREPARED_ROWS = 64
+ROWS = tl.constexpr(64)
+"""Log-sums and the like are padded to so many queries, which blocks of queries must divide."""
+SPARE_ROWS = 192
+"""Rows behind the scores that may be read, though never used: whole blocks are read, also at the end."""
+OUT_OF_SIGHT = tl.constexpr(1 << 30)
+"""A key that no key comes near."""
 
 
 def forward(
     projected: Tensor, scores: Tensor, filled: Tensor, sizes: Sizes, scale: float, same_length: bool
 ) -> tuple[Tensor, Tensor]:
-    """What every head of every query reads, (B, T, H · P), and the log-sums of its scores, (B, H, T)."""
+    """What every head of every query reads, (B, T, H · P), and the log-sums of its scores, (B, H, T')."""
     mixed = projected.new_empty(sizes.streams, sizes.queries, sizes.features)
-    log_sums = projected.new_empty(sizes.streams, sizes.heads, sizes.queries, dtype=torch.float32)
+    rows = triton.cdiv(sizes.queries, ROWS.value) * ROWS.value
+    log_sums = projected.new_empty(sizes.streams, sizes.heads, rows, dtype=torch.float32)
     launch = _of_width(FORWARD, sizes)
     _forward[(triton.cdiv(sizes.queries, launch.queries), sizes.streams * sizes.heads)](
         projected,
@@ -98,8 +105,8 @@ def backward(
     grad_projected, grad_scores = torch.empty_like(projected), torch.empty_like(scores)
     overlaps = torch.empty_like(log_sums)
     pairs, constants = sizes.streams * sizes.heads, _constants(sizes)
-    _prepare[(triton.cdiv(sizes.queries, PREPARED_ROWS), pairs)](
-        mixed, grad_mixed, overlaps, grad_scores, *_runtime(sizes), block_queries=PREPARED_ROWS, **constants
+    _prepare[(triton.cdiv(sizes.queries, ROWS.value), pairs)](
+        mixed, grad_mixed, overlaps, grad_scores, *_runtime(sizes), block_queries=ROWS.value, **constants
     )
     launch = _of_width(KEY_GRADIENTS, sizes)
     _key_gradients[(triton.cdiv(sizes.keys, launch.keys), pairs)](
@@ -152,12 +159,13 @@ def _key_rows(key, stream, streams, queries, remembered, features: tl.constexpr)
 
 
 @triton.jit
-def _visible(query, key, queries, remembered, first, same_length: tl.constexpr):
-    """What is neither ahead, nor never written, nor out of reach, nor outside of the segment."""
-    seen = (key <= remembered + query) & (key >= first) & (query < queries)
-    if same_length:
-        seen = seen & (key > query)
-    return seen
+def _sight(query, queries, remembered, first, same_length: tl.constexpr):
+    """The first key that each query sees, and how many more up to its own; nothing is seen from outside the segment.
+
+    Then ``key - lowest``, taken for an unsigned number, is not above ``more`` where the key is seen: one comparison.
+    """
+    lowest = tl.maximum(first, query + 1) if same_length else tl.maximum(first, 0) + tl.zeros_like(query)
+    return tl.where(query < queries, lowest, OUT_OF_SIGHT), (remembered + query - lowest).to(tl.uint32)
 
 
 @triton.jit
@@ -166,7 +174,7 @@ def _forward(
     scores,  # (H, B, T, W)
     filled,  # (1,)
     mixed,  # (B, T, H, P)
-    log_sums,  # (B, H, T)
+    log_sums,  # (B, H, T')
     streams,
     queries,
     remembered,
@@ -188,38 +196,41 @@ def _forward(
     own = projected + stream * queries * (3 * features) + head * width
     q = tl.load(own + query[:, None] * (3 * features) + feature[None, :], mask=there, other=0.0)  # (queries, P)
     scores += (head * streams + stream) * queries * columns + queries - 1
+    by_key = scores + query.to(tl.int64)[:, None] * (columns - 1)
+    by_key += tl.arange(0, block_keys).to(tl.int64)[None, :]
     first = (remembered - tl.load(filled)).to(tl.int32)
-    lowest = tl.maximum(first, start + 1) if same_length else tl.maximum(first, 0)
-    highest = tl.minimum(remembered + queries, remembered + start + block_queries)
-    most = tl.full((block_queries,), -1e30, tl.float32)
+    lowest, more = _sight(query, queries, remembered, first, same_length)
+    begin = tl.maximum(first, start + 1) if same_length else tl.maximum(first, 0)
+    end = tl.minimum(remembered + queries, remembered + start + block_queries)
+    most = tl.full((block_queries,), -1e20, tl.float32)  # above what is hidden, so that it counts for nothing
     total = tl.zeros((block_queries,), tl.float32)
     read = tl.zeros((block_queries, padded), tl.float32)
-    for at in range(lowest // block_keys * block_keys, highest, block_keys):
+    for at in range(begin // block_keys * block_keys, end, block_keys):
         key = at + tl.arange(0, block_keys)
         rows = projected + (_key_rows(key, stream, streams, queries, remembered, features) + head * width)[:, None]
         held = (key < remembered + queries)[:, None] & (feature < width)[None, :]
         k = tl.load(rows + feature[None, :], mask=held, other=0.0)  # (keys, P)
         v = tl.load(rows + features + feature[None, :], mask=held, other=0.0)  # (keys, P)
-        seen = _visible(query[:, None], key[None, :], queries, remembered, first, same_length)
-        by_distance = tl.load(scores + (query[:, None] * (columns - 1) + key[None, :]), mask=seen, other=0.0)
-        score = (tl.dot(q, tl.trans(k)) + by_distance) * scale  # (queries, keys)
-        score = tl.where(seen, score, -1e30)  # finite, as a row may see nothing of its first block
+        by_distance = tl.load(by_key + at)
+        score = tl.dot(q, tl.trans(k)) + by_distance  # (queries, keys)
+        score = tl.where((key[None, :] - lowest[:, None]).to(tl.uint32) <= more[:, None], score, -1e30)
         new_most = tl.maximum(most, tl.max(score, 1))
-        shrink = tl.exp2(most - new_most)
-        share = tl.exp2(score - new_most[:, None])
+        shrink = tl.exp2((most - new_most) * scale)
+        share = tl.exp2(score * scale - (new_most * scale)[:, None])
         total = total * shrink + tl.sum(share, 1)
         read = tl.dot(share.to(v.dtype), v, read * shrink[:, None])
         most = new_most
     mixed += stream * queries * features + head * width
     tl.store(mixed + query[:, None] * features + feature[None, :], read / total[:, None], mask=there)
-    tl.store(log_sums + (stream * heads + head) * queries + query, most + tl.log2(total), mask=query < queries)
+    log_sums += pair.to(tl.int64) * tl.cdiv(queries, ROWS) * ROWS
+    tl.store(log_sums + query, most * scale + tl.log2(total))
 
 
 @triton.jit
 def _prepare(
     mixed,  # (B, T, H, P)
     grad_mixed,  # (B, T, H, P)
-    overlaps,  # (B, H, T)
+    overlaps,  # (B, H, T')
     grad_scores,  # (H, B, T, W)
     streams,
     queries,
@@ -239,7 +250,7 @@ def _prepare(
     at = ((stream * queries + query) * (heads * width) + head * width)[:, None] + feature[None, :]
     row = tl.load(mixed + at, mask=there, other=0.0).to(tl.float32)
     gradient = tl.load(grad_mixed + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(overlaps + (stream * heads + head) * queries + query, tl.sum(row * gradient, 1), mask=query < queries)
+    tl.store(overlaps + pair.to(tl.int64) * tl.cdiv(queries, ROWS) * ROWS + query, tl.sum(row * gradient, 1))
     rows = grad_scores + (head * streams + stream) * queries * columns + (query * columns)[:, None]
     nothing = tl.zeros((block_queries, 64), grad_scores.dtype.element_ty)
     for before in range(0, queries - 1 - start, 64):
@@ -257,8 +268,8 @@ def _key_gradients(
     scores,  # (H, B, T, W)
     filled,  # (1,)
     grad_mixed,  # (B, T, H, P)
-    log_sums,  # (B, H, T)
-    overlaps,  # (B, H, T)
+    log_sums,  # (B, H, T')
+    overlaps,  # (B, H, T')
     grad_projected,  # like projected
     grad_scores,  # (H, B, T, W)
     streams,
@@ -286,9 +297,11 @@ def _key_gradients(
     v = tl.load(projected + features + at, mask=held, other=0.0)  # (keys, P)
     of_head = (head * streams + stream) * queries * columns + queries - 1
     scores, grad_scores = scores + of_head, grad_scores + of_head
+    in_block = tl.arange(0, block_queries)[None, :] * (columns - 1) + key[:, None]  # (keys, queries)
     own = projected + stream * queries * (3 * features) + head * width
     grad_mixed += stream * queries * features + head * width
-    log_sums, overlaps = log_sums + (stream * heads + head) * queries, overlaps + (stream * heads + head) * queries
+    of_pair = pair.to(tl.int64) * tl.cdiv(queries, ROWS) * ROWS
+    log_sums, overlaps = log_sums + of_pair, overlaps + of_pair
     first = (remembered - tl.load(filled)).to(tl.int32)
     grad_k = tl.zeros((block_keys, padded), tl.float32)
     grad_v = tl.zeros((block_keys, padded), tl.float32)
@@ -298,17 +311,17 @@ def _key_gradients(
         there = inside[:, None] & (feature < width)[None, :]
         q = tl.load(own + query[:, None] * (3 * features) + feature[None, :], mask=there, other=0.0)  # (queries, P)
         gradient = tl.load(grad_mixed + query[:, None] * features + feature[None, :], mask=there, other=0.0)  # the same
-        here = query[None, :] * (columns - 1) + key[:, None]  # (keys, queries)
-        seen = _visible(query[None, :], key[:, None], queries, remembered, first, same_length)
-        by_distance = tl.load(scores + here, mask=seen, other=0.0)
-        log_sum = tl.load(log_sums + query, mask=inside, other=0.0)
-        overlap = tl.load(overlaps + query, mask=inside, other=0.0)
-        score = (tl.dot(k, tl.trans(q)) + by_distance) * scale_to_base_2  # (keys, queries)
-        share = tl.where(seen, tl.exp2(score - log_sum[None, :]), 0.0)
+        by_distance = tl.load(scores + begin * (columns - 1) + in_block)
+        log_sum, overlap = tl.load(log_sums + query), tl.load(overlaps + query)
+        lowest, more = _sight(query, queries, remembered, first, same_length)
+        seen = (key[:, None] - lowest[None, :]).to(tl.uint32) <= more[None, :]
+        score = tl.dot(k, tl.trans(q)) + by_distance  # (keys, queries)
+        share = tl.where(seen, tl.exp2(score * scale_to_base_2 - log_sum[None, :]), 0.0)
         grad_v = tl.dot(share.to(v.dtype), gradient, grad_v)
         grad_share = tl.dot(v, tl.trans(gradient))  # (keys, queries)
-        grad_score = tl.where(seen, share * (grad_share - overlap[None, :]) * scale, 0.0).to(k.dtype)
-        tl.store(grad_scores + here, grad_score, mask=inside[None, :] & (key[:, None] <= remembered + query[None, :]))
+        grad_score = (share * (grad_share - overlap[None, :]) * scale).to(k.dtype)
+        up_to = tl.where(inside, remembered + query, -1)
+        tl.store(grad_scores + begin * (columns - 1) + in_block, grad_score, mask=key[:, None] <= up_to[None, :])
         grad_k = tl.dot(grad_score, q, grad_k)
     tl.store(grad_projected + at, grad_k, mask=held)
     tl.store(grad_projected + features + at, grad_v, mask=held)
@@ -340,14 +353,16 @@ def _query_gradients(
     inside = (query < queries)[:, None]
     keys = remembered + queries
     grad_scores += (head * streams + stream) * queries * columns
+    by_key = grad_scores + queries - 1 + query.to(tl.int64)[:, None] * (columns - 1)
+    by_key += tl.arange(0, block_keys).to(tl.int64)[None, :]
+    up_to = tl.where(query < queries, remembered + query, -1)
     grad_q = tl.zeros((block_queries, padded), tl.float32)
     for at in range(0, tl.minimum(keys, remembered + start + block_queries), block_keys):
         key = at + tl.arange(0, block_keys)
         held = (key < keys)[:, None] & (feature < width)[None, :]
         key_rows = (_key_rows(key, stream, streams, queries, remembered, features) + head * width)[:, None]
         k = tl.load(projected + key_rows + feature[None, :], mask=held, other=0.0)  # (keys, P)
-        by_key = grad_scores + queries - 1 + (query[:, None] * (columns - 1) + key[None, :])
-        gradient = tl.load(by_key, mask=inside & (key[None, :] <= remembered + query[:, None]), other=0.0)
+        gradient = tl.load(by_key + at, mask=key[None, :] <= up_to[:, None], other=0.0)
         grad_q = tl.dot(gradient, k, grad_q)
     for at in range(tl.maximum(queries - start - block_queries, 0) // block_keys * block_keys, keys, block_keys):
         column = at + tl.arange(0, block_keys)

@@ -112,7 +112,9 @@ class _ByKernels(torch.autograd.Function):
             of_own, of_memory = _parts(projected, len(own), sizes.features)
             torch.addmm(bias, own, weight.T, out=of_own)
             torch.mm(remembered, weight[sizes.features :].T, out=of_memory)
-            scores = torch.bmm(_queries(of_own, heads, width), distances.permute(1, 2, 0))  # (H, B · T, W)
+            held = own.new_empty(heads * len(own) + attention_kernels.SPARE_ROWS, columns)
+            scores = held[: heads * len(own)].view(heads, len(own), columns)
+            torch.bmm(_queries(of_own, heads, width), distances.permute(1, 2, 0), out=scores)
             mixed, log_sums = attention_kernels.forward(
                 projected, scores, scoring.filled, sizes, scoring.scale, scoring.same_length
             )
