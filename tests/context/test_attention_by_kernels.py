@@ -54,12 +54,15 @@ def test_both_ways_give_the_same_numbers_and_gradients(
 
 
 @pytest.mark.usefixtures("_kernels_everywhere")
-def test_kernels_are_taken_unless_shares_are_dropped() -> None:
+def test_kernels_are_taken_unless_shares_are_dropped_or_layers_compiled() -> None:
     x, filled = torch.randn(2, 4, 6), torch.zeros(1, dtype=torch.long)
     dropping = make(Reach(5), torch.float32, dropout=TransformerDropout(attention=0.1))
     assert isinstance(dropping.surroundings(x, 5, filled), Surroundings)
     assert isinstance(dropping.eval().surroundings(x, 5, filled), KernelSurroundings)
-    assert isinstance(make(Reach(5), torch.float32).surroundings(x, 5, filled), KernelSurroundings)
+    model = make(Reach(5), torch.float32)
+    assert isinstance(model.surroundings(x, 5, filled), KernelSurroundings)
+    model.compile_layers()
+    assert isinstance(model.surroundings(x, 5, filled), Surroundings)
 
 
 @pytest.mark.usefixtures("_kernels_everywhere")

@@ -182,14 +182,15 @@ def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool)
     from triton.compiler import ASTSource
 
     from torchdefine.ops import attention_kernels as kernels
+    from torchdefine.ops import attention_launch as launching
 
-    sizes = kernels.Sizes(1, 1, 1, 10, width, 16)
-    rows = kernels.Launch(kernels.ROWS.value, 64, num_warps=4, num_stages=3)
+    sizes = launching.Sizes(1, 1, 1, 10, width, 16)
+    rows = launching.Launch(kernels.ROWS.value, 64, num_warps=4, num_stages=3)
     for kernel, launch in (
-        (kernels._forward, kernels._of_width(kernels.FORWARD, sizes)),
-        (kernels._prepare, rows),
-        (kernels._key_gradients, kernels._of_width(kernels.KEY_GRADIENTS, sizes)),
-        (kernels._query_gradients, kernels._of_width(kernels.QUERY_GRADIENTS, sizes)),
+        (kernels.forward_kernel, launching._of_width(launching.FORWARD, sizes)),
+        (kernels.prepare_kernel, rows),
+        (kernels.key_gradients_kernel, launching._of_width(launching.KEY_GRADIENTS, sizes)),
+        (kernels.query_gradients_kernel, launching._of_width(launching.QUERY_GRADIENTS, sizes)),
     ):
         fixed = {"heads": 10, "width": width, "padded": padded, "same_length": True, **launch.blocks()}
         fixed.update({"streams": 1, "queries": 1} if one else {})
@@ -206,7 +207,7 @@ def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool)
             options={"num_warps": launch.num_warps, "num_stages": launch.num_stages},
         )
         assert compiled.metadata.shared <= 99 * 1024  # what the smallest of the GPUs that we take has
-        if kernel is not kernels._prepare:
+        if kernel is not kernels.prepare_kernel:
             assert "wgmma.mma_async" in compiled.asm["ptx"]
 
 

@@ -112,6 +112,7 @@ class TransformerXL(nn.Module):
         self.dropout = dropout or TransformerDropout()
         self.content_bias = nn.Parameter(torch.empty(sizes.heads, sizes.head_dim))
         self.distance_bias = nn.Parameter(torch.empty(sizes.heads, sizes.head_dim))
+        self.layers_are_compiled = False
         self.layers = nn.ModuleList(TransformerXLLayer(input_dim, sizes, self.dropout, pre_norm) for _ in range(layers))
         self.reset_parameters()
 
@@ -167,6 +168,7 @@ class TransformerXL(nn.Module):
 
     def compile_layers(self) -> None:
         """Let torch.compile have the layers: one at a time, so that all of them share what is compiled once."""
+        self.layers_are_compiled = True
         for layer in self.layers:
             layer.compile()
 
@@ -174,7 +176,9 @@ class TransformerXL(nn.Module):
         """What every layer must know of a segment (B, T, d) behind a memory of which so much is filled."""
         head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
         drops_shares = self.training and self.dropout.attention > 0
-        if not drops_shares and has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim)):
+        if drops_shares or self.layers_are_compiled:  # neither is our kernels' business
+            return self._for_fused_attention(x, memory, filled)
+        if has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim)):
             return self._for_our_kernels(x, memory, filled)
         return self._for_fused_attention(x, memory, filled)
 

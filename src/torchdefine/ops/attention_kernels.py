@@ -9,142 +9,13 @@ T' is T with padding.
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-
-class Sizes(NamedTuple):
-    streams: int
-    queries: int
-    remembered: int
-    heads: int
-    width: int
-    """Of a head with its padding, P."""
-    columns: int
-
-    @property
-    def keys(self) -> int:
-        return self.remembered + self.queries
-
-    @property
-    def features(self) -> int:
-        return self.heads * self.width
-
-
-class Launch(NamedTuple):
-    """Queries and keys that a program takes at once, and how it runs."""
-
-    queries: int
-    keys: int
-    num_warps: int
-    num_stages: int
-
-    def blocks(self) -> dict[str, int]:
-        return {
-            "block_queries": self.queries,
-            "block_keys": self.keys,
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-        }
-
-
-FORWARD = {64: Launch(64, 64, 4, 3), 128: Launch(64, 64, 4, 2)}
-KEY_GRADIENTS = {64: Launch(32, 64, 4, 2), 128: Launch(32, 64, 8, 2)}
-QUERY_GRADIENTS = {64: Launch(64, 64, 4, 3), 128: Launch(64, 64, 4, 2)}
-"""By the power of two that a head fits into; narrower heads take what 64 takes. Chosen by reckoning, to be tuned."""
 ROWS = tl.constexpr(64)
 """Log-sums and the like are padded to so many queries, which blocks of queries must divide."""
-SPARE_ROWS = 192
-"""Rows behind the scores that may be read, though never used: whole blocks are read, also at the end."""
 OUT_OF_SIGHT = tl.constexpr(1 << 30)
 """A key that no key comes near."""
-
-
-def forward(
-    projected: Tensor, scores: Tensor, filled: Tensor, sizes: Sizes, scale: float, same_length: bool
-) -> tuple[Tensor, Tensor]:
-    """What every head of every query reads, (B, T, H · P), and the log-sums of its scores, (B, H, T')."""
-    mixed = projected.new_empty(sizes.streams, sizes.queries, sizes.features)
-    rows = triton.cdiv(sizes.queries, ROWS.value) * ROWS.value
-    log_sums = projected.new_empty(sizes.streams, sizes.heads, rows, dtype=torch.float32)
-    launch = _of_width(FORWARD, sizes)
-    _forward[(triton.cdiv(sizes.queries, launch.queries), sizes.streams * sizes.heads)](
-        projected,
-        scores,
-        filled,
-        mixed,
-        log_sums,
-        *_runtime(sizes),
-        scale * math.log2(math.e),
-        same_length=same_length,
-        **_constants(sizes),
-        **launch.blocks(),
-    )
-    return mixed, log_sums
-
-
-def backward(
-    grad_mixed: Tensor,
-    made: tuple[Tensor, Tensor, Tensor, Tensor],
-    distances: Tensor,
-    filled: Tensor,
-    sizes: Sizes,
-    scale: float,
-    same_length: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of what ``forward`` read, in the same layouts, and the sum of the queries', (H · P,) in float32.
-
-    ``made`` are projections, scores by distance, and the two results of ``forward``.
-    """
-    projected, scores, mixed, log_sums = made
-    grad_projected, grad_scores = torch.empty_like(projected), torch.empty_like(scores)
-    overlaps = torch.empty_like(log_sums)
-    pairs, constants = sizes.streams * sizes.heads, _constants(sizes)
-    _prepare[(triton.cdiv(sizes.queries, ROWS.value), pairs)](
-        mixed, grad_mixed, overlaps, grad_scores, *_runtime(sizes), block_queries=ROWS.value, **constants
-    )
-    launch = _of_width(KEY_GRADIENTS, sizes)
-    _key_gradients[(triton.cdiv(sizes.keys, launch.keys), pairs)](
-        projected,
-        scores,
-        filled,
-        grad_mixed,
-        log_sums,
-        overlaps,
-        grad_projected,
-        grad_scores,
-        *_runtime(sizes),
-        scale,
-        scale * math.log2(math.e),
-        same_length=same_length,
-        **constants,
-        **launch.blocks(),
-    )
-    launch = _of_width(QUERY_GRADIENTS, sizes)
-    blocks = triton.cdiv(sizes.queries, launch.queries)
-    sums = log_sums.new_empty(sizes.streams * blocks, sizes.features)
-    _query_gradients[(blocks, pairs)](
-        projected, distances, grad_scores, grad_projected, sums, *_runtime(sizes), **constants, **launch.blocks()
-    )
-    return grad_projected, grad_scores, sums.sum(0)
-
-
-def _of_width(launches: dict[int, Launch], sizes: Sizes) -> Launch:
-    return launches[max(triton.next_power_of_2(sizes.width), min(launches))]
-
-
-def _runtime(sizes: Sizes) -> tuple[int, int, int, int]:
-    return sizes.streams, sizes.queries, sizes.remembered, sizes.columns
-
-
-def _constants(sizes: Sizes) -> dict[str, int]:
-    padded = max(16, triton.next_power_of_2(sizes.width))  # no product of matrices is narrower
-    return {"heads": sizes.heads, "width": sizes.width, "padded": padded}
 
 
 @triton.jit
@@ -169,7 +40,7 @@ def _sight(query, queries, remembered, first, same_length: tl.constexpr):
 
 
 @triton.jit
-def _forward(
+def forward_kernel(
     projected,  # (B, T, 3, H, P), then (B, M, 2, H, P)
     scores,  # (H, B, T, W)
     filled,  # (1,)
@@ -227,7 +98,7 @@ def _forward(
 
 
 @triton.jit
-def _prepare(
+def prepare_kernel(
     mixed,  # (B, T, H, P)
     grad_mixed,  # (B, T, H, P)
     overlaps,  # (B, H, T')
@@ -263,7 +134,7 @@ def _prepare(
 
 
 @triton.jit
-def _key_gradients(
+def key_gradients_kernel(
     projected,  # (B, T, 3, H, P), then (B, M, 2, H, P)
     scores,  # (H, B, T, W)
     filled,  # (1,)
@@ -328,7 +199,7 @@ def _key_gradients(
 
 
 @triton.jit
-def _query_gradients(
+def query_gradients_kernel(
     projected,  # (B, T, 3, H, P), then (B, M, 2, H, P)
     distances,  # (W, H, P)
     grad_scores,  # (H, B, T, W)

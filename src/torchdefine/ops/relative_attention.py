@@ -100,11 +100,11 @@ class _ByKernels(torch.autograd.Function):
     def forward(
         ctx: Any, own: Tensor, remembered: Tensor, weight: Tensor, bias: Tensor, distances: Tensor, scoring: Scoring
     ) -> Tensor:
-        from torchdefine.ops import attention_kernels
+        from torchdefine.ops import attention_launch
 
         (streams, length, _), memory = own.shape, remembered.shape[1]
         columns, heads, width = distances.shape
-        sizes = attention_kernels.Sizes(streams, length, memory, heads, width, columns)
+        sizes = attention_launch.Sizes(streams, length, memory, heads, width, columns)
         distances = distances.contiguous()
         with torch.autocast(own.device.type, enabled=False):  # the dtype is already chosen
             own, remembered = own.reshape(streams * length, -1), remembered.reshape(streams * memory, -1)
@@ -112,10 +112,8 @@ class _ByKernels(torch.autograd.Function):
             of_own, of_memory = _parts(projected, len(own), sizes.features)
             torch.addmm(bias, own, weight.T, out=of_own)
             torch.mm(remembered, weight[sizes.features :].T, out=of_memory)
-            held = own.new_empty(heads * len(own) + attention_kernels.SPARE_ROWS, columns)
-            scores = held[: heads * len(own)].view(heads, len(own), columns)
-            torch.bmm(_queries(of_own, heads, width), distances.permute(1, 2, 0), out=scores)
-            mixed, log_sums = attention_kernels.forward(
+            scores = attention_launch.distance_scores(_queries(of_own, heads, width), distances)  # (H, B · T, W)
+            mixed, log_sums = attention_launch.forward(
                 projected, scores, scoring.filled, sizes, scoring.scale, scoring.same_length
             )
         ctx.save_for_backward(own, remembered, weight, distances, projected, scores, mixed, log_sums, scoring.filled)
@@ -125,12 +123,12 @@ class _ByKernels(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_mixed: Tensor) -> tuple[Tensor | None, ...]:
-        from torchdefine.ops import attention_kernels
+        from torchdefine.ops import attention_launch
 
         own, remembered, weight, distances, *made, filled = ctx.saved_tensors
         sizes, features = ctx.sizes, ctx.sizes.features
         with torch.autocast(own.device.type, enabled=False):
-            grad_projected, grad_scores, grad_queries = attention_kernels.backward(
+            grad_projected, grad_scores, grad_queries = attention_launch.backward(
                 grad_mixed.contiguous(), tuple(made), distances, filled, sizes, ctx.scale, ctx.same_length
             )
             of_own, of_memory = _parts(grad_projected, len(own), features)
