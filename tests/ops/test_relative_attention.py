@@ -161,6 +161,19 @@ def test_interpreted_kernels_equal_plain_torch_with_gradients(
         assert (one - other).norm() <= close * other.norm()
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter, which another test starts")
+def test_interpreted_kernels_leave_out_gradients_that_nobody_wants() -> None:
+    given, upstream = inputs(1, 5, 6, heads=2, width=8)
+    scoring = Scoring(torch.tensor([6]), False, 0.5)
+    *_, weight, bias, distances = results(_ByKernels.apply, given, upstream, scoring, torch.empty(0))
+    used = [tensor.float() for tensor in given]
+    trained = [tensor.requires_grad_() for tensor in used[2:]]
+    ours = torch.autograd.grad(_ByKernels.apply(*used, scoring), trained, upstream.float())
+    assert torch.equal(ours[0].double(), weight)
+    assert torch.equal(ours[1][: len(bias)].double(), bias)
+    assert torch.equal(ours[2].double(), distances)
+
+
 @without_gpu
 @pytest.mark.skipif(INTERPRETED, reason="is the interpreter already")
 def test_the_interpreter_agrees() -> None:
@@ -235,7 +248,7 @@ def test_kernels_equal_float64_as_well_as_plain_torch_does(
     exact = results(attend_plainly, given, upstream, scoring, given[0])
     plain = results(attend_plainly, given, upstream, scoring, like)
     ours = results(relative_attention, given, upstream, scoring, like)
-    close = {torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
+    close = {torch.float16: 3e-3, torch.bfloat16: 2.5e-2}[dtype]
     for one, other, expected in zip(ours, plain, exact, strict=True):
         assert (one - expected).norm() <= 1.5 * (other - expected).norm() + 0.1 * close * expected.norm()
         assert (one - expected).norm() <= close * expected.norm()
