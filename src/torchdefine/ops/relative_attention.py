@@ -13,6 +13,7 @@ distances: column c is for K - 1 - c.
 
 from __future__ import annotations
 
+import logging
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+log = logging.getLogger(__name__)
 
 WIDEST_HEAD = 128
 
@@ -57,11 +60,19 @@ def has_attention_kernel(device: torch.device, dtype: torch.dtype, width: int) -
 
 @lru_cache(maxsize=16)
 def _takes_kernels(device: torch.device) -> bool:
-    try:
-        import triton  # noqa: F401
-    except ImportError:
+    """Asked once for every device; the smallest kernel shows whether any can be built here."""
+    if torch.cuda.get_device_properties(device).major < 8:
         return False
-    return torch.cuda.get_device_properties(device).major >= 8
+    try:
+        from torchdefine.ops import padding_kernels
+    except ImportError:  # Triton is not there
+        return False
+    try:
+        padding_kernels.pad(torch.zeros(4, 1, device=device), torch.zeros(1, 1, device=device), 8, torch.float16)
+    except Exception as reason:
+        log.warning("Attention runs without kernels of its own, which makes it slower: %s", reason)
+        return False
+    return True
 
 
 def attend_plainly(
