@@ -176,13 +176,16 @@ def key_gradients_kernel(
     first = (remembered - tl.load(filled)).to(tl.int32)
     grad_k = tl.zeros((block_keys, padded), tl.float32)
     grad_v = tl.zeros((block_keys, padded), tl.float32)
-    for begin in range(tl.maximum(start - remembered, 0) // block_queries * block_queries, queries, block_queries):
+    lowest_query = tl.maximum(start - remembered, 0) // block_queries * block_queries
+    upcoming = tl.load(scores + lowest_query * (columns - 1) + in_block)
+    for begin in range(lowest_query, queries, block_queries):
         query = begin + tl.arange(0, block_queries)
         inside = query < queries
         there = inside[:, None] & (feature < width)[None, :]
         q = tl.load(own + query[:, None] * (3 * features) + feature[None, :], mask=there, other=0.0)  # (queries, P)
         gradient = tl.load(grad_mixed + query[:, None] * features + feature[None, :], mask=there, other=0.0)  # the same
-        by_distance = tl.load(scores + begin * (columns - 1) + in_block)
+        by_distance, after = upcoming, tl.full((1, 1), begin + block_queries, tl.int32)
+        upcoming = tl.load(scores + after * (columns - 1) + in_block, mask=after < queries)  # a block ahead of its use
         log_sum, overlap = tl.load(log_sums + query), tl.load(overlaps + query)
         lowest, more = _sight(query, queries, remembered, first, same_length)
         seen = (key[:, None] - lowest[None, :]).to(tl.uint32) <= more[None, :]
