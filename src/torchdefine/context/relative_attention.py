@@ -122,7 +122,8 @@ class RelativeAttention(nn.Module):
         dtype = around.distance_vectors.dtype
         own, remembered = own.to(dtype), remembered.to(dtype)
         if isinstance(around, KernelSurroundings):
-            return self._by_our_kernels(own, remembered, around)
+            with torch.cuda.device_of(own):  # kernels start on the current device
+                return self._by_our_kernels(own, remembered, around)
         return self._by_fused_attention(own, torch.cat((remembered, own), dim=1), around)
 
     def _by_our_kernels(self, own: Tensor, remembered: Tensor, around: KernelSurroundings) -> Tensor:

@@ -68,7 +68,9 @@ def _takes_kernels(device: torch.device) -> bool:
     except ImportError:  # Triton is not there
         return False
     try:
-        padding_kernels.pad(torch.zeros(4, 1, device=device), torch.zeros(1, 1, device=device), 8, torch.float16)
+        weight = torch.zeros(4, 1, device=device)
+        with torch.cuda.device_of(weight):
+            padding_kernels.pad(weight, weight[:1], 8, torch.float16)
     except Exception as reason:
         log.warning("Attention runs without kernels of its own, which makes it slower: %s", reason)
         return False
