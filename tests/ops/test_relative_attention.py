@@ -261,6 +261,8 @@ def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool)
         assert compiled.metadata.shared <= 99 * 1024  # what the smallest of the GPUs that we take has
         if kernel is not kernels.prepare_kernel:
             assert "wgmma.mma_async" in compiled.asm["ptx"]
+            if width > 8:  # sixteen bytes at once: the compiler knows of the alignment
+                assert "cp.async.cg" in compiled.asm["ptx"]
 
 
 @pytest.mark.gpu

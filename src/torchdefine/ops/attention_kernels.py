@@ -26,7 +26,8 @@ def _key_rows(key, stream, streams, queries, remembered, features: tl.constexpr)
     """
     own = (stream * queries - remembered) * (3 * features) + features
     memory = (streams * queries * 3 + stream * remembered * 2) * features
-    return tl.where(key < remembered, memory + key * (2 * features), own + key * (3 * features))
+    rows = tl.where(key < remembered, memory + key * (2 * features), own + key * (3 * features))
+    return tl.multiple_of(rows, 8)  # heads are; not every compiler sees it
 
 
 @triton.jit
