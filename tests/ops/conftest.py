@@ -6,7 +6,7 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
 
 
 @pytest.fixture

@@ -2,18 +2,25 @@
 
 from torchdefine.ops.cudnn_lstm import cudnn_lstm
 from torchdefine.ops.locked_dropout import locked_dropout
+from torchdefine.ops.padded_weights import padded_inward, padded_outward
 from torchdefine.ops.persistent_lstm import has_kernel, persistent_lstm
+from torchdefine.ops.relative_attention import Scoring, has_attention_kernel, relative_attention
 from torchdefine.ops.relu_dropout import relu_dropout
 from torchdefine.ops.residual_norm import has_fused_kernels, residual_norm
 from torchdefine.ops.softmax_loss import add_column_sums, softmax_loss
 
 __all__ = [
+    "Scoring",
     "add_column_sums",
     "cudnn_lstm",
+    "has_attention_kernel",
     "has_fused_kernels",
     "has_kernel",
     "locked_dropout",
+    "padded_inward",
+    "padded_outward",
     "persistent_lstm",
+    "relative_attention",
     "relu_dropout",
     "residual_norm",
     "softmax_loss",
