@@ -82,6 +82,8 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 def check_new_folder(path: str | Path) -> None:
     """Refuse a place where something is already."""
     path = Path(path)
+    if path.name in ("", "..") or path.is_symlink():
+        raise UserError(f"{path} cannot be made anew as a folder: give a name for it.")
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"{path} exists already and is not empty: choose another folder.")
 
