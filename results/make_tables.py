@@ -228,7 +228,7 @@ def look_up_section(folder: Path) -> str:
         "",
         '"computed" needs the map and the unit, the others only what is listed; the output layer is tied to the map '
         "and needs it anyway. codes, product-codes, svd and bits are made to equal bytes. torchao's int4 is counted as "
-        "if it were packed, which it is not in memory.",
+        'if it were packed, which it is not in memory. "by frequency" weighs a token by its count to the power of ¾.',
         "",
     ]
     for result in results:

@@ -63,3 +63,9 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder() == tmp_path / "variable"
     monkeypatch.delenv("TORCHDEFINE_CACHE")
     assert cache_folder() == Path.home() / ".cache" / "torchdefine"
+
+
+def test_weights_can_be_read_by_whom_the_system_lets(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    write_safetensors(tmp_path / "a.safetensors", {"x": torch.zeros(2)})
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -18,6 +18,9 @@ from torch import Tensor
 
 from torchdefine.errors import MachineError, UserError
 
+_UMASK = os.umask(0)  # there is no other way to ask for it
+os.umask(_UMASK)
+
 Progress = Callable[[int, int], None]
 """Called with (done, total) now and then during long work, and at its end with (total, total)."""
 
@@ -79,6 +82,8 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 def check_new_folder(path: str | Path) -> None:
     """Refuse a place where something is already."""
     path = Path(path)
+    if path.name in ("", "..") or path.is_symlink():
+        raise UserError(f"{path} cannot be made anew as a folder: give a name for it.")
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"{path} exists already and is not empty: choose another folder.")
 
@@ -111,6 +116,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
     with replacing(path) as temporary:
         try:
             save_file(whole, temporary, metadata=metadata)
+            temporary.chmod(0o666 & ~_UMASK)  # the package would let nobody else read it
         except SafetensorError as error:
             if "No space left" in str(error):  # the package has its own error for what the system says
                 raise _disk_full(path) from error

@@ -73,10 +73,10 @@ class Run:
 
     def compress(self, how: Compression | None = None, progress: Progress | None = None) -> dict[Path, Compressed]:
         """Pack the finished vectors of every embedding into a file beside the weights; gives the files and sizes."""
-        made = {}
-        for file, embedding in self.compressed_files().items():
-            made[file] = compress_embedding(embedding, how, counts=self.token_counts(), progress=progress)
-            write_compressed(file, embedding, made[file], self._vocabulary_facts())
+        files, counts = self.compressed_files(), self.token_counts()
+        made = {file: compress_embedding(e, how, counts=counts, progress=progress) for file, e in files.items()}
+        for file, one in made.items():
+            write_compressed(file, files[file], one, self._vocabulary_facts())
         return made
 
     def use_compressed(self) -> None:

@@ -127,7 +127,7 @@ def test_missing_cut_and_foreign_files_are_refused(run_copy: Path, capsys: pytes
     ("arguments", "message"),
     [
         (["--entries", "10"], "cannot be packed"),
-        (["--codebooks", "0"], "must be at least 1"),
+        (["--codebooks", "0"], "a whole number of at least 1"),
         (["--steps", "0"], "must be at least 1"),
         (["--method", "zip"], "zip"),
     ],
@@ -159,3 +159,53 @@ def test_a_packed_table_moves_with_the_model_and_is_no_weight_of_it() -> None:
     assert embedding(torch.tensor([3])).dtype == torch.float64
     embedding.train()
     assert embedding.packed is None
+
+
+def test_the_loss_by_frequency_weighs_tokens_as_often_as_they_occur() -> None:
+    torch.manual_seed(0)
+    embedding = DeFINE(600, 32, map_dim=16, expand_dim=64)
+    counts = torch.tensor([1000 // (i + 1) for i in range(600)])
+    made = compress_embedding(embedding, Compression("int4"), counts=counts)
+    mass = (counts + 1) / (counts + 1).sum()
+    table = embedding.table()
+    centred = table - mass @ table
+    error = made.table(torch.arange(600)) - table
+    by_hand = (error.square().sum(1) * mass).sum() / (centred.square().sum(1) * mass).sum()
+    assert made.lost_by_frequency == pytest.approx(float(by_hand), rel=1e-3)
+
+
+def test_codes_larger_than_the_vectors_are_refused() -> None:
+    embedding = DeFINE(20, 24, map_dim=16, expand_dim=64)
+    with pytest.raises(UserError, match="the vectors themselves 1,920"):
+        compress_embedding(embedding, Compression("codes"))
+    assert compress_embedding(embedding, Compression("int8")).bytes < 1920
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"codebooks": 2.5}, {"codebooks": 0}, {"codebooks": 100, "entries": 256}], ids=str
+)
+def test_impossible_sizes_are_one_sentence(arguments: dict) -> None:
+    with pytest.raises(UserError):
+        Compression("codes", **arguments)
+
+
+def test_what_an_embedding_looked_up_before_it_looks_up_afterwards() -> None:
+    embedding = DeFINE(50, 24, map_dim=16, expand_dim=64).eval()
+    table = compress_embedding(embedding, Compression("int8")).table
+    embedding.look_up(table)
+    compress_embedding(embedding, Compression("int4"))
+    assert embedding.packed is table
+
+
+def test_one_flipped_bit_is_noticed(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file,) = load_run(run_copy).compressed_files()
+    content = bytearray(file.read_bytes())
+    content[-50] ^= 4
+    file.write_bytes(bytes(content))
+    assert command("eval", str(run_copy), "--compressed") == 2
+    assert "not those that were written" in capsys.readouterr().err
+
+
+def test_the_next_command_names_the_checkpoint(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("compress", str(run_copy), "--method", "int8", "--checkpoint", "last") == 0
+    assert capsys.readouterr().out.rstrip().endswith("--compressed --checkpoint last")

@@ -290,3 +290,36 @@ def test_the_card_of_a_translator_translates(
     with torch.no_grad():
         expected, _ = run.model.cpu().eval().encode(ids)
     torch.testing.assert_close(loaded.programs["encoder"](ids=ids)["encoded"], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"files": None},
+        {"files": {}},
+        {"programs": {}},
+        {"programs": []},
+        {"vocabulary": "x"},
+        {"task": "foo"},
+        {"program_format": []},
+        {"programs": {"step": {"file": "/etc/hostname", "inputs": [], "outputs": []}}},
+        {"programs": {"step": {"file": "step.pt2", "inputs": [{"name": "ids", "shape": [-3], "dtype": "int64"}]}}},
+    ],
+    ids=str,
+)
+def test_check_refuses_a_record_that_was_edited(copied: Path, edit: dict, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads((copied / "export.json").read_text())
+    (copied / "export.json").write_text(json.dumps({**facts, **edit}))
+    assert command("export", "--check", copied) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_places_that_cannot_be_made_anew_are_refused(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    monkeypatch.chdir(tmp_path / "empty")
+    for out in (".", tmp_path / "link"):
+        assert command("export", run_folder, "--format", "torch-export", "--out", out) == 2
+        assert "give a name for it" in capsys.readouterr().err

@@ -33,10 +33,8 @@ def add_commands(command: Command) -> None:
 
 def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if options.check is not None:
-        if options.folder or options.out or options.format:
-            raise UserError(
-                "--check takes the folder of an export and nothing else: leave RUN, --format and --out out."
-            )
+        if options.folder or options.out or options.format or options.cached or options.compressed:
+            raise UserError("--check takes the folder of an export and nothing else: leave all other options out.")
         _check(options)
         return
     if not (options.folder and options.out and options.format):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import Any
 
 from torchdefine.cli.shared import CHECKPOINTS, Command, add_device, print_json
@@ -34,7 +35,7 @@ def add_commands(command: Command) -> None:
     sub.add_argument("folder", metavar="RUN", help="a run's folder")
     sub.add_argument("--method", default="codes", choices=METHODS, help="how (default: codes)")
     sub.add_argument("--codebooks", type=int, default=32, metavar="M", help="codes of a token (default: 32)")
-    sub.add_argument("--entries", type=int, default=16, metavar="K", help="of a codebook, 2 to 256 (default: 16)")
+    sub.add_argument("--entries", type=int, default=16, metavar="K", help="of a codebook: 2, 4, 8 … 256 (default: 16)")
     sub.add_argument("--steps", type=int, default=4000, help="of learning the codes, at most (default: 4000)")
     sub.add_argument("--seed", type=int, default=0, help="for the codes (default: 0)")
     _add_shared(sub)
@@ -84,4 +85,5 @@ def _compress(options: argparse.Namespace, _: dict[str, Any]) -> None:
         weighted = one.lost_by_frequency
         by_use = "" if weighted is None else f", {weighted:.2%} if tokens count as often as they occur"
         print(f"{one.lost:.2%} of the vectors' variance is lost{by_use}.")
-    print(f"Measure what that costs: torchdefine eval {options.folder} --compressed")
+    weights = "" if options.checkpoint == "best" else f" --checkpoint {options.checkpoint}"
+    print(f"Measure what that costs: torchdefine eval {shlex.quote(options.folder)} --compressed{weights}")

@@ -40,6 +40,8 @@ class CodeLearning:
         for name, least in (("steps", 1), ("batch_size", 1), ("validate_every", 1), ("rounds", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} of code learning is {getattr(self, name)}, but must be at least {least}.")
+        if self.seed >= 2**63:
+            raise UserError(f"The seed of code learning is {self.seed}, but must be below 2^63.")
 
 
 class CodeLearner(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,8 +77,9 @@ class CompactTable(torch.nn.Module):
 
     def save(self, path: str | Path, facts: Mapping[str, Any] | None = None) -> None:
         """Write one safetensors file, whole or not at all; ``facts`` say what the table was made from."""
+        tensors = self.state_dict()
         header = {"config": json.dumps(self.to_config()), "facts": json.dumps(dict(facts or {}))}
-        write_safetensors(Path(path), self.state_dict(), {"format": FORMAT, **header})
+        write_safetensors(Path(path), tensors, {"format": FORMAT, "tensors_sha256": _sha256(tensors), **header})
 
 
 def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> CompactTable:
@@ -94,6 +96,8 @@ def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> Comp
                 raise UserError(f"{path} is not a {FORMAT}: give a file that CompactTable.save wrote.")
             _compare_facts(path, json.loads(header["facts"]), facts or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if header.get("tensors_sha256", _sha256(tensors)) != _sha256(tensors):  # files of before have none
+                raise ValueError("its numbers are not those that were written")
             return _filled(json.loads(header["config"]), tensors)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: check the name of the table.") from None
@@ -102,6 +106,14 @@ def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> Comp
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} is damaged or cut short ({reason}): make the table again, or copy it again.") from None
+
+
+def _sha256(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _filled(config: dict[str, Any], tensors: dict[str, Tensor]) -> CompactTable:

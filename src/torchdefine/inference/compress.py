@@ -6,7 +6,8 @@ compare at equal bytes: those that can be of any size take as much as the codes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,9 @@ from torchdefine.inference.tables import (
 from torchdefine.inference.transform import transform_table
 from torchdefine.spelling import did_you_mean
 
+MOST_ENTRIES = 8192
+"""Of all codebooks together: they are solved for at once."""
+
 
 @dataclass(frozen=True)
 class Compression:
@@ -50,6 +54,15 @@ class Compression:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise UserError(f"The method {self.method!r} is unknown{did_you_mean(self.method, METHODS)}")
+        for name in ("codebooks", "entries"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{name} is {value!r}, but must be a whole number of at least 1: use 32 and 16, say.")
+        if self.codebooks * self.entries > MOST_ENTRIES:
+            raise UserError(
+                f"{self.codebooks} codebooks of {self.entries} have more than {MOST_ENTRIES:,} entries in all, which "
+                "would take too long to solve for: use fewer."
+            )
 
     def __str__(self) -> str:
         return f"codes {self.codebooks} × {self.entries}" if self.method == "codes" else self.method
@@ -87,11 +100,17 @@ def compress_embedding(
     """Pack the finished vectors of an embedding; ``counts``, one for each id, put precision where it is read."""
     how = how or Compression()
     budget = codes_bytes(embedding, how)  # refuses sizes that cannot be, before the work
-    embedding.look_up(None)
-    matrix = embedding.table(dtype=torch.float32)  # (V, m)
+    whole = 4 * embedding.num_embeddings * embedding.embedding_dim
+    if not how.method.startswith("int") and budget >= whole:
+        raise UserError(
+            f"{how.codebooks} codebooks of {how.entries} take {budget:,} bytes, and the vectors themselves {whole:,}: "
+            "use fewer codebooks or entries, or the method int8."
+        )
+    with _computing(embedding):
+        matrix = embedding.table(dtype=torch.float32)  # (V, m)
     with torch.enable_grad():
         table = METHODS[how.method](matrix, how, budget, counts, progress)
-    weights = None if counts is None else as_weights(counts, matrix)
+    weights = None if counts is None else as_weights(counts, matrix, power=1.0)  # as often as they occur
     return Compressed(
         table,
         str(how),
@@ -101,6 +120,17 @@ def compress_embedding(
         lost_variance(table, matrix),
         None if weights is None else lost_variance(table, matrix, weights),
     )
+
+
+@contextmanager
+def _computing(embedding: TokenEmbedding) -> Iterator[None]:
+    """Vectors are computed anew, and afterwards looked up again where they were before."""
+    before = embedding.finished if embedding.packed is None else embedding.packed
+    embedding.look_up(None)
+    try:
+        yield
+    finally:
+        embedding.look_up(before)
 
 
 def codes_bytes(embedding: TokenEmbedding, how: Compression) -> int:

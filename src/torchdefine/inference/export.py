@@ -103,7 +103,7 @@ def _write_programs(
         try:
             kind.write(program, trace(program), folder / file)
             one = WrittenProgram(program, file, check_program(program, kind.open(folder / file, program.inputs)))
-        except (OSError, MemoryError):
+        except (OSError, MemoryError, MachineError):
             raise
         except Exception as error:  # of whatever kind: tracers and exporters have many
             reason = " ".join(str(error).split())[:200]

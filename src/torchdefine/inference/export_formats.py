@@ -6,6 +6,7 @@ program by torch's exporter and runs in onnxruntime (extra ``export``).
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchdefine.errors import UserError
+from torchdefine.files import atomic_file
 from torchdefine.inference.export_programs import Port, Program, sampled
 from torchdefine.spelling import did_you_mean
 
@@ -52,8 +54,11 @@ class TorchExport:
         """torch is all that it needs."""
 
     def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
+        whole = io.BytesIO()  # written by torch itself, a full disk would end the process
         with _quiet():
-            torch.export.save(traced, path)
+            torch.export.save(traced, whole)
+        with atomic_file(path) as file:
+            file.write(whole.getbuffer())
 
     def open(self, path: Path, inputs: Sequence[Port]) -> Runner:
         with _quiet():

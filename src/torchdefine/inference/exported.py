@@ -17,7 +17,7 @@ from torchdefine.files import read_json
 from torchdefine.inference.export import FACTS_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
 from torchdefine.inference.export_check import CHECKED_AT, wrong_outputs
 from torchdefine.inference.export_formats import Runner, program_format
-from torchdefine.inference.export_programs import Port, sampled
+from torchdefine.inference.export_programs import DTYPES, Port, sampled
 
 EXPORT_AGAIN = "export the run again"
 
@@ -74,7 +74,11 @@ def check_export(folder: str | Path) -> LoadedExport:
     export = load_export(folder)
     for name, program in export.programs.items():
         for seed, sizes in enumerate(CHECKED_AT):
-            wrong = wrong_outputs(program.runner(sampled(program.inputs, sizes, seed)), program.outputs, sizes)
+            try:
+                found = program.runner(sampled(program.inputs, sizes, seed))
+                wrong = wrong_outputs(found, program.outputs, sizes)
+            except Exception as error:  # of whatever kind: torch and onnxruntime have many
+                wrong = f"an error ({' '.join(str(error).split())[:200]})"
             if wrong:
                 raise UserError(f"The program {name} in {folder} gives {wrong}: {EXPORT_AGAIN}.")
     return export
@@ -90,11 +94,35 @@ def _read_facts(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} is an export of format version {facts.get('version')}; this torchdefine reads {FORMAT_VERSION}."
         )
-    needed = ("task", "program_format", "vocabulary", "programs", "files")
-    missing = [name for name in needed if name not in facts]
+    missing = [name for name in ("task", "program_format", "vocabulary", "programs", "files") if name not in facts]
     if missing:
         raise UserError(f"{folder / FACTS_FILE} is damaged: it lacks {', '.join(missing)}; {EXPORT_AGAIN}.")
+    try:
+        _check_facts(facts)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / FACTS_FILE} is damaged ({error!r}): {EXPORT_AGAIN}.") from None
     return facts
+
+
+def _check_facts(facts: Mapping[str, Any]) -> None:
+    """Whatever is wrong in what ``export.json`` says raises something."""
+    if facts["task"] not in ("language", "translation") or not facts["programs"]:
+        raise ValueError("task or programs")
+    listed = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in facts["files"].items()}
+    if any(Path(name).name != name for name in listed):
+        raise ValueError("files outside the folder")
+    program_format(facts["program_format"])
+    for program in facts["programs"].values():
+        if not {program["file"], WEIGHTS_FILE} <= set(listed):
+            raise ValueError("a file without a hash")
+        ports = [Port.from_dict(port) for side in ("inputs", "outputs") for port in program[side]]
+        sizes = {*CHECKED_AT[0], "target_length + 1"}
+        for port in ports:
+            if port.dtype not in DTYPES or any(
+                size not in sizes if isinstance(size, str) else size < 0 for size in port.shape
+            ):
+                raise ValueError(f"the shape or type of {port.name}")
+    str(facts["vocabulary"]["sha256"])
 
 
 def _check_files(folder: Path, facts: Mapping[str, Any]) -> Tokenization | TokenizerPair:

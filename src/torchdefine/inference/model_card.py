@@ -56,7 +56,7 @@ def model_card(
         _data(about),
         _licence(about),
         "## Results",
-        _results(about),
+        _results(about, any(_is_rounded(embedding) for embedding in model.embeddings().values())),
         "## Programs",
         f"Each runs in {runs_in}, without torchdefine; the code below runs in this folder. A name in a shape is a size "
         "that each call may choose. Every program was compared with the model itself on "
@@ -99,6 +99,11 @@ def _embedding(embedding: TokenEmbedding) -> str:
     return f"{table}{unit}, giving vectors {embedding.embedding_dim} wide{finished}{packed}"
 
 
+def _is_rounded(embedding: TokenEmbedding) -> bool:
+    table = embedding.finished
+    return embedding.packed is not None or (table is not None and table.dtype != torch.float32)
+
+
 def _in_words(part: object) -> str:
     name = type(part).__name__
     return IN_WORDS.get(name, f"a part of the kind {name}")
@@ -125,7 +130,7 @@ def _licence(about: ExportedFrom) -> str:
     return f"{of_data}\n\n{of_model}"
 
 
-def _results(about: ExportedFrom) -> str:
+def _results(about: ExportedFrom, rounded: bool) -> str:
     if about.result is None:
         return "The run has no result: it was not finished when it was exported."
     rows = []
@@ -135,10 +140,16 @@ def _results(about: ExportedFrom) -> str:
             if name in evaluation:
                 shown = {"bleu": "BLEU", "chrf": "chrF"}[name]
                 rows.append([split, shown, f"{evaluation[name]:.2f}", evaluation.get(signature, "")])
-    table = _table(["text", "measure", "value", "how"], rows)
-    if about.checkpoint == "best":
-        return table
-    return f"{table}\n\nThese are the numbers of the run's best weights; the ones here are its {about.checkpoint} ones."
+    sentences = [_table(["text", "measure", "value", "how"], rows)]
+    if about.checkpoint != "best":
+        sentences.append(
+            f"These are the numbers of the run's best weights; the ones here are its {about.checkpoint} ones."
+        )
+    if rounded:
+        sentences.append(
+            "They were measured with vectors computed in float32, not with the rounded ones that are here."
+        )
+    return "\n\n".join(sentences)
 
 
 def _program(one: WrittenProgram, tokenization: Tokenization | TokenizerPair) -> list[str]:
