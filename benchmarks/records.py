@@ -105,10 +105,3 @@ def append_record(folder: Path, record: dict[str, Any]) -> Path:
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     write_text(path, before + json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
     return path
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The rows of a benchmark's file, oldest first; those of another format are left out."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines if line.strip()]
-    return [r for r in records if (r.get("format"), r.get("version")) == (FORMAT, FORMAT_VERSION)]

@@ -51,6 +51,7 @@ def main() -> None:
         record: dict[str, Any] = {
             "format_version": 1,
             "recipe": recipe,
+            "seed": run.recipe.train.seed,
             "map_dim": run.embedding.map_dim,
             "training": {
                 name: value for name, value in run.result.items() if name not in ("train_curve", "evaluation")

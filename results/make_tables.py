@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from curves import draw_curves
 from stage_tables import all_stages
 
 HERE = Path(__file__).parent
@@ -86,31 +87,10 @@ def section(folder: Path) -> str:
     lines += ["| " + " | ".join(row(*pair)) + " |" for pair in zip(results, named, strict=True)]
     lines.append("")
     lines += [origin(result) for result in results]
-    lines += ["", f"![Validation perplexity]({draw_curves(folder, results, named)})"]
+    labels_in_picture = [name.replace("`", "").replace(", ", "\n   ") for name in named]
+    picture = draw_curves(folder.name, dict(zip(labels_in_picture, results, strict=True)))
+    lines += ["", f"![Validation perplexity]({picture})"]
     return "\n".join(lines)
-
-
-def draw_curves(folder: Path, results: list[dict], named: list[str]) -> str:
-    """One picture of all validation curves of a folder; returns its path from here."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "torchdefine"  # the same file for the same numbers
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
-    for result, name in zip(results, named, strict=True):
-        points = [(point["tokens"] / 1e6, point["perplexity"]) for point in result["curve"]]
-        label = name.replace("`", "").replace(", ", "\n   ")
-        axes.plot(*zip(*points, strict=True), marker=".", markersize=3, linewidth=1, label=label)
-    axes.set(xlabel="million tokens", ylabel="validation perplexity", yscale="log")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize=8)
-    path = HERE / "figures" / f"{folder.name}.svg"
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-    return str(path.relative_to(HERE))
 
 
 def translation_section(folder: Path) -> str:

@@ -8,6 +8,7 @@ from statistics import mean
 from typing import Any
 
 import yaml
+from curves import draw_curves
 
 HERE = Path(__file__).parent
 HEADER = (
@@ -46,7 +47,8 @@ def stage_section(folder: Path) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     if by_row:
         lines += ["", origin([run for runs in by_row.values() for run in runs])]
-        lines += ["", f"![Validation perplexity]({draw(folder, by_row)})"]
+        picture = draw_curves(f"stage-{folder.name}", {name: runs[0] for name, runs in by_row.items()})
+        lines += ["", f"![Validation perplexity]({picture})"]
     return "\n".join(lines)
 
 
@@ -92,24 +94,3 @@ def origin(runs: list[dict[str, Any]]) -> str:
         "other text": {run["also"]["corpus"] for run in runs if "also" in run} or {"none"},
     }
     return "; ".join(f"{name} {', '.join(sorted(values))}" for name, values in facts.items()) + "."
-
-
-def draw(folder: Path, by_row: dict[str, list[dict[str, Any]]]) -> str:
-    """The validation curves of a stage's first seeds; the picture's path from here."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "torchdefine"  # the same file for the same numbers
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for name, runs in by_row.items():
-        points = [(point["tokens"] / 1e6, point["perplexity"]) for point in runs[0]["curve"]]
-        axes.plot(*zip(*points, strict=True), marker=".", markersize=4, linewidth=1, label=name)
-    axes.set(xlabel="million tokens", ylabel="validation perplexity", yscale="log")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize=8)
-    path = HERE / "figures" / f"stage-{folder.name}.svg"
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-    return str(path.relative_to(HERE))

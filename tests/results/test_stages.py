@@ -26,6 +26,7 @@ def script(name: str) -> ModuleType:
     return module
 
 
+sys.path.insert(0, str(RESULTS))  # the scripts import each other
 run_stage, stage_tables = script("run_stage"), script("stage_tables")
 STAGES = sorted(path.stem for path in (RESULTS / "stages").glob("[a-z]*.yaml"))
 
@@ -82,7 +83,7 @@ def test_a_stage_runs_in_parts_and_its_table_says_what_is_missing(
     assert {path: path.read_bytes() for path in (tmp_path / "tuning").glob("*.json")} == before
     record = json.loads(next(iter(before.values())))
     assert record["also"]["test"]["perplexity"] == pytest.approx(record["test_perplexity"], rel=1e-6)
-    monkeypatch.setattr(stage_tables, "draw", lambda folder, by_row: "figures/x.svg")
+    monkeypatch.setattr(stage_tables, "draw_curves", lambda name, runs: "figures/x.svg")
     table = stage_tables.stage_section(tmp_path / "tuning")
     assert "not run" not in table
     assert record["data"]["splits"]["train"]["text_sha256"] in table

@@ -24,7 +24,7 @@ DESCRIPTION = """Deep factorised token embeddings: train language models with an
   torchdefine eval runs/first
   torchdefine generate runs/first --prompt "The game"
   torchdefine cache runs/first                       then eval, generate and translate take --cached
-  torchdefine compress runs/first                    twenty times smaller; then they take --compressed
+  torchdefine compress runs/first                    many times smaller; then they take --compressed
   torchdefine export runs/first --format onnx --out exported/
   torchdefine translate runs/second < english.txt > german.txt
   torchdefine compare runs/first runs/second

@@ -13,8 +13,8 @@ LARGEST_KEPT = (256 << 20, 32 << 20)
 def keep_freed_memory() -> None:
     """Let the C library keep what a step frees for the next one, up to half a gigabyte.
 
-    By default it gives large pieces back, and the system fills new ones with zeros, page by page: a fifth of the time
-    of a small model's step on a CPU. Where the library is not glibc, nothing changes.
+    By default it gives large pieces back, and the system fills new ones with zeros, page by page, which
+    takes a good part of a small model's step on a CPU. Where the library is not glibc, nothing changes.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt

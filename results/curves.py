@@ -1,0 +1,31 @@
+"""Validation curves of several runs in one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def draw_curves(name: str, runs: Mapping[str, dict[str, Any]]) -> str:
+    """Draw the curve of each run, by its label, into figures/NAME.svg; returns the picture's path from here."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "torchdefine"  # the same file for the same numbers
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    for label, run in runs.items():
+        points = [(point["tokens"] / 1e6, point["perplexity"]) for point in run["curve"]]
+        axes.plot(*zip(*points, strict=True), marker=".", markersize=3, linewidth=1, label=label)
+    axes.set(xlabel="million tokens", ylabel="validation perplexity", yscale="log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=8)
+    path = HERE / "figures" / f"{name}.svg"
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return str(path.relative_to(HERE))
