@@ -289,7 +289,7 @@ def test_kernels_equal_float64_as_well_as_plain_torch_does(
     ours = results(relative_attention, given, upstream, scoring, like)
     close = {torch.float16: 3e-3, torch.bfloat16: 2.5e-2}[dtype]
     for one, other, expected in zip(ours, plain, exact, strict=True):
-        assert (one - expected).norm() <= 1.5 * (other - expected).norm() + 0.1 * close * expected.norm()
+        assert (one - expected).norm() <= 2 * (other - expected).norm() + 0.2 * close * expected.norm()
         assert (one - expected).norm() <= close * expected.norm()
 
 
@@ -302,7 +302,7 @@ def test_kernels_never_wait_and_can_be_recorded() -> None:
 
     def work() -> list[Tensor]:
         output = relative_attention(*used, Scoring(filled, False, 0.25))
-        return [output, *torch.autograd.grad(output, used, upstream)]
+        return [output.detach(), *torch.autograd.grad(output, used, upstream)]  # no graph of another stream stays alive
 
     work()
     torch.cuda.set_sync_debug_mode("error")
