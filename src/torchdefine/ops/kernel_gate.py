@@ -1,7 +1,9 @@
-"""Whether Triton kernels run where a tensor lies; the only question that the rest of the library asks about them."""
+"""Whether Triton kernels run where a tensor lies, and how to do without them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -9,10 +11,28 @@ from torch import Tensor
 
 OLDEST_CAPABILITY = 8  # bfloat16, and what Triton still compiles for
 
+_allowed = True
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Within it no kernel of ours runs, in no thread: to compare with torch's own operations, or to find a fault."""
+    global _allowed
+    before, _allowed = _allowed, False
+    try:
+        yield
+    finally:
+        _allowed = before
+
+
+def kernels_allowed() -> bool:
+    """Whether kernels may run at all. Under torch.compile they may not: it makes its own."""
+    return _allowed and not torch.compiler.is_compiling()
+
 
 def kernels_run(like: Tensor) -> bool:
-    """Whether kernels take tensors like this one. Under torch.compile they do not: it makes its own."""
-    if not like.is_cuda or torch.compiler.is_compiling():
+    """Whether kernels take tensors like this one."""
+    if not like.is_cuda or not kernels_allowed():
         return False
     return like.device.index == torch.cuda.current_device() and _kernels_on(like.device)  # Triton starts them there
 

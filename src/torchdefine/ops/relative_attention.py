@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torchdefine.ops.kernel_gate import kernels_allowed
+
 log = logging.getLogger(__name__)
 
 WIDEST_HEAD = 128
@@ -55,7 +57,7 @@ def has_attention_kernel(device: torch.device, dtype: torch.dtype, width: int) -
     """Whether heads so wide, padding included, are attended to by kernels: half precision on a newer GPU."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or width > WIDEST_HEAD or width % 8:
         return False
-    return not torch.compiler.is_compiling() and _takes_kernels(device)
+    return kernels_allowed() and _takes_kernels(device)
 
 
 @lru_cache(maxsize=16)
