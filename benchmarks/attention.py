@@ -18,8 +18,8 @@ from torchdefine.context.transformer_xl import TransformerXLLayer
 from torchdefine.recipe import load_recipe
 
 
-def ways(setting: Setting) -> tuple[Tensor, dict[str, Callable[[], Tensor]]]:
-    """What both take, (B, K, d), and both ways to (B, T, d)."""
+def ways(setting: Setting) -> tuple[Tensor, Tensor, dict[str, Callable[[], Tensor]]]:
+    """A segment (B, T, d), the memory before it (B, M, d), and both ways to (B, T, d)."""
     family = next(family for family in FAMILIES if family.name == "Transformer-XL")
     recipe = family.recipe(family.without, setting.small)
     streams, length, memory = recipe.train.batch_size, recipe.train.length, recipe.context.memory
@@ -32,30 +32,36 @@ def ways(setting: Setting) -> tuple[Tensor, dict[str, Callable[[], Tensor]]]:
     layer = model.layers[0]
     assert isinstance(layer, TransformerXLLayer)
     dtype = torch.bfloat16 if setting.on_gpu else torch.float32
-    seen = torch.randn(
-        streams, memory + length, model.input_dim, device=setting.device, dtype=dtype, requires_grad=True
+    own, remembered = (
+        torch.randn(streams, count, model.input_dim, device=setting.device, dtype=dtype) for count in (length, memory)
     )
+    own.requires_grad_()  # no gradient flows to a memory
     filled = torch.full((1,), memory, device=setting.device)
     textbook = TextbookAttention(layer.attention).to(setting.device, dtype)
     distances = torch.arange(memory + length - 1, -1, -1, device=setting.device)
     vectors = sinusoids(distances, model.input_dim, torch.float32).to(dtype)
     biases = model.content_bias.to(dtype), model.distance_bias.to(dtype)
 
-    def ours() -> Tensor:
-        return layer.attention(seen, model._surroundings(seen[:, memory:], memory, filled))
+    def usual() -> Tensor:
+        return textbook(torch.cat((remembered, own), dim=1), length, vectors, *biases)
 
-    return seen, {"textbook": lambda: textbook(seen, length, vectors, *biases), "ours": ours}
+    def ours() -> Tensor:
+        return layer.attention(own, remembered, model.surroundings(own, memory, filled))
+
+    return own, remembered, {"textbook": usual, "ours": ours}
 
 
 def groups(setting: Setting) -> Iterator[Group]:
     torch.manual_seed(0)
-    seen, both = ways(setting)
+    own, remembered, both = ways(setting)
 
     def prepare(way: Callable[[], Tensor]) -> Prepared:
         return Prepared(lambda: way().sum().backward())
 
     contestants = [Contestant(name, lambda way=way: prepare(way)) for name, way in both.items()]  # type: ignore[misc]
-    yield Group("attention layer, forward and backward", contestants, note=f"keys {'×'.join(map(str, seen.shape))}")
+    streams, length, dim = own.shape
+    keys = f"keys {streams}×{remembered.shape[1] + length}×{dim}"
+    yield Group("attention layer, forward and backward", contestants, note=keys)
 
 
 BENCHMARK = Benchmark("attention", "an attention layer of Transformer-XL beside the textbook's", groups)

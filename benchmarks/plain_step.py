@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchdefine.ops import plain_torch
 from torchdefine.training.precision import Precision
 
 
@@ -38,6 +40,10 @@ class PlainStep:
         self.state: Any = None
 
     def __call__(self) -> Tensor:
+        with plain_torch():  # parts of ours that it borrows are to run without kernels of ours too
+            return self._step()
+
+    def _step(self) -> Tensor:
         scaler = self.precision.scaler
         self.optimizer.zero_grad()
         with self.precision.autocast():
@@ -49,6 +55,14 @@ class PlainStep:
         scaler.step(self.optimizer)
         scaler.update()
         return loss.detach()
+
+
+def in_plain_torch(work: Callable[[], object]) -> Callable[[], object]:
+    def plainly() -> object:
+        with plain_torch():
+            return work()
+
+    return plainly
 
 
 class TorchAdaptiveLoss(nn.Module):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measuring import Contestant, Goal, Group, Prepared, Rows, Setting, Work, times_faster
+from benchmarks.plain_step import in_plain_torch
 from benchmarks.recorded import recorded
 from benchmarks.records import Benchmark
 from benchmarks.steps import NO_GPU
 from benchmarks.texts import WIKIPEDIA_SIZE, real_text
 from torchdefine.build import VocabularyFacts, build_embedding
 from torchdefine.embedding import DefineUnit, DenseMLP
-from torchdefine.embedding.unit import ACTIVATIONS, ExpansionLayer
+from torchdefine.embedding.unit import ExpansionLayer
+from torchdefine.ops import plain_torch
+from torchdefine.ops.group_stack import ACTIVATIONS
 from torchdefine.recipe import load_recipe
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import room_for
@@ -29,7 +33,7 @@ from torchdefine.training.step import room_for
 SHAPE = (64, 140)  # 8,960 tokens
 RECIPES = {"R3": "table1a/r3", "R4": "table1a/r4", "R5": "table1a/r5"}
 GOALS = {"R3": 5.0, "R5": 4.0}
-TWIN = "ours, kernel by kernel"
+TWIN = "eager twin, layer by layer"
 CALLS = ("forward", "backward", "both")
 
 
@@ -113,6 +117,8 @@ class Way(NamedTuple):
     module: nn.Module
     recorded: bool = False
     compiled: bool = False
+    plain: bool = False
+    """Without kernels of ours."""
 
 
 def ways(unit: DefineUnit, ids: Tensor) -> dict[str, Way]:
@@ -122,13 +128,15 @@ def ways(unit: DefineUnit, ids: Tensor) -> dict[str, Way]:
     compiled: nn.Module = torch.compile(unit)  # type: ignore[assignment]
     distinct = DistinctTokens(unit, ids)
     return {
-        TWIN: Way(unit),
+        TWIN: Way(unit, plain=True),
+        "eager twin, recorded": Way(unit, recorded=True, plain=True),
+        "eager twin, compiled": Way(compiled, compiled=True),
+        "eager twin, compiled, recorded": Way(compiled, recorded=True, compiled=True),
+        "ours, kernel by kernel": Way(unit),
         "ours, recorded": Way(unit, recorded=True),
-        "ours, compiled": Way(compiled, compiled=True),
-        "ours, compiled, recorded": Way(compiled, recorded=True, compiled=True),
         "ours, distinct tokens": Way(distinct),
         "ours, distinct tokens, recorded": Way(distinct, recorded=True),
-        "a loop over groups": Way(LoopOverGroups(unit)),
+        "a loop over groups": Way(LoopOverGroups(unit), plain=True),
         "one dense projection": Way(nn.Linear(n, m, bias=False)),
         "an MLP of the unit's size": Way(DenseMLP(n, weights // (n + m), m)),
     }
@@ -138,10 +146,11 @@ def prepared(way: Way, x: Tensor, call: str, setting: Setting) -> Prepared:
     precision = Precision("bf16", setting.device)
     passes = Passes(way.module, x, precision)
     facts = {"parameters": sum(p.numel() for p in way.module.parameters())}
-    with precision.matmul_mode():  # what is compiled or recorded here belongs to the mode that it will run in
+    kernels = plain_torch() if way.plain else nullcontext()
+    with precision.matmul_mode(), kernels:  # what is compiled or recorded here belongs to the mode that it will run in
         work: Work = {"forward": passes.forward, "both": passes.both}.get(call) or passes.backward()
         work = recorded(work) if way.recorded else work
-    return Prepared(work, lambda: facts, precision.matmul_mode())
+    return Prepared(in_plain_torch(work) if way.plain else work, lambda: facts, precision.matmul_mode())
 
 
 def why_not(way: Way, call: str, setting: Setting) -> str:

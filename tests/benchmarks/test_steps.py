@@ -114,13 +114,13 @@ def _copy_softmax(ours: AdaptiveSoftmax, plain: TorchAdaptiveLoss) -> None:
 
 def test_both_ways_to_attend_agree_with_gradients() -> None:
     torch.manual_seed(0)
-    seen, both = ways(SETTING)
+    own, _, both = ways(SETTING)
     found = {}
     for name, way in both.items():
-        seen.grad = None
+        own.grad = None
         vectors = way()
         (vectors * torch.linspace(-1, 1, vectors.numel()).view_as(vectors)).sum().backward()
-        found[name] = (vectors.detach(), seen.grad.clone())
+        found[name] = (vectors.detach(), own.grad.clone())
     for one, other in zip(found["textbook"], found["ours"], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 

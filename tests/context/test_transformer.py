@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from torchdefine.context import Transformer, TransformerShape
+from torchdefine.context import Transformer, TransformerShape, residual
 from torchdefine.context.transformer import DecoderLayer, EncoderLayer, sinusoids
 from torchdefine.errors import UserError
 
@@ -52,7 +52,7 @@ def test_layers_equal_torchs_own(norm: str) -> None:
     fill(reference.self_attn, [encoder.within.query_key_value], encoder.within.out)
     copy_rest(reference, encoder)
     x = torch.randn(3, 7, 16, dtype=torch.float64)
-    ours = encoder(x, mask)
+    ours = encoder(encoder.attend.enter(x), mask, nn.LayerNorm(16).double()).past
     torch.testing.assert_close(ours[visible], reference(x, src_key_padding_mask=~visible)[visible])
 
     decoder = DecoderLayer(shape(norm)).double()
@@ -64,7 +64,8 @@ def test_layers_equal_torchs_own(norm: str) -> None:
     y = torch.randn(3, 5, 16, dtype=torch.float64, requires_grad=True)
     z = y.detach().clone().requires_grad_()
     later = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    ours, _ = decoder(y, decoder.across.remember(x), mask)
+    stream, _ = decoder(decoder.attend.enter(y), decoder.across.remember(x), mask, nn.LayerNorm(16).double())
+    ours = stream.past
     theirs = twin(z, x, tgt_mask=later, memory_key_padding_mask=~visible)
     torch.testing.assert_close(ours, theirs)
     weights = torch.randn_like(ours)
@@ -153,7 +154,7 @@ def test_the_residual_stream_is_summed_in_float32_under_autocast() -> None:
     model = Transformer(shape()).eval()
     x, visible = torch.randn(2, 3, 16), torch.ones(2, 3, dtype=torch.bool)
     seen = []
-    model.encoder[1].register_forward_pre_hook(lambda _, given: seen.append(given[0].dtype))
+    model.encoder[1].register_forward_pre_hook(lambda _, given: seen.append(given[0].past.dtype))
     with torch.autocast("cpu", torch.bfloat16):
         model.encode(x.bfloat16(), visible)
     assert seen == [torch.float32]
@@ -171,3 +172,28 @@ def test_the_residual_stream_is_summed_in_float32_under_autocast() -> None:
 def test_bad_shapes(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         shape(**changes)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_fused_sums_and_norms_equal_plain_ones_with_gradients(
+    norm: str, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, where the operations that kernels do run in plain torch."""
+    model = Transformer(shape(norm, dropout=dropout)).double()
+    randomise(model)
+    x, y = (torch.randn(3, length, 16, dtype=torch.float64, requires_grad=True) for length in (5, 4))
+    visible = torch.arange(5) < torch.tensor([[5], [3], [1]])
+    inputs = [x, y, *model.parameters()]
+    results, sums = [], []
+    original = residual.residual_norm
+    monkeypatch.setattr(residual, "residual_norm", lambda *args, **more: (sums.append(1), original(*args, **more))[1])
+    for fused in (False, True):
+        monkeypatch.setattr(residual, "has_fused_kernels", lambda x, fused=fused: fused)
+        torch.manual_seed(1)  # torch draws the same masks for both on a CPU
+        output = model.decode(y, model.encode(x, visible), visible)
+        weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view(output.shape)
+        results.append((output, *torch.autograd.grad((output * weights).sum(), inputs)))
+        assert len(sums) == (2 * 2 + 3 * 3 if fused else 0)
+    for plain, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)

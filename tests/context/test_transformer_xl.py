@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchdefine.context import LayerSizes, Reach, TransformerDropout, TransformerXL
+from torchdefine.context import LayerSizes, Reach, TransformerDropout, TransformerXL, residual
 from torchdefine.context.relative_attention import ALIGNMENT, BLOCKED, ScoreLayout, distance_scores
 from torchdefine.errors import UserError
 
@@ -112,6 +112,43 @@ def test_equals_a_loop_over_positions_with_gradients(reach: Reach, pre_norm: boo
         strict=True,
     ):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_fused_sums_and_norms_equal_plain_ones_with_gradients(
+    pre_norm: bool, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, where the operations that kernels do run in plain torch."""
+    model = make(Reach(5), pre_norm=pre_norm, dropout=TransformerDropout(hidden=dropout))
+    segments = [torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    inputs = [*model.parameters(), *segments]
+    results, sums = [], []
+    original = residual.residual_norm
+    monkeypatch.setattr(residual, "residual_norm", lambda *args, **more: (sums.append(1), original(*args, **more))[1])
+    for fused in (False, True):
+        monkeypatch.setattr(residual, "has_fused_kernels", lambda x, fused=fused: fused)
+        torch.manual_seed(1)  # torch draws the same masks for both on a CPU
+        output = run(model, segments)
+        weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view(output.shape)
+        results.append((output, *torch.autograd.grad((output * weights).sum(), inputs)))
+        assert len(sums) == (2 * 2 * (1 if pre_norm else 2) if fused else 0)
+    for plain, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
+
+
+def test_fused_sums_keep_the_stream_in_float32_and_give_products_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TransformerXL(16, 3, LayerSizes(2, 5, 32), Reach(8))
+    segments = [torch.randn(2, 8, 16) for _ in range(2)]
+    exact = run(model, segments)
+    read: list[tuple[torch.dtype, torch.dtype]] = []
+    model.layers[2].register_forward_pre_hook(lambda _, given: read.append((given[0].past.dtype, given[0].read.dtype)))
+    monkeypatch.setattr(residual, "has_fused_kernels", lambda x: True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = run(model, segments)
+    assert rough.dtype == torch.float32
+    assert set(read) == {(torch.float32, torch.bfloat16)}
+    torch.testing.assert_close(rough, exact, rtol=0.1, atol=0.1)
 
 
 def test_float32_is_as_exact_as_float32_is() -> None:
@@ -318,3 +355,26 @@ def test_bad_sizes_are_refused() -> None:
         with pytest.raises(UserError, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_kernels_are_no_less_exact_than_plain_torch_under_autocast(
+    pre_norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TransformerXL(64, 3, LayerSizes(4, 17, 130), Reach(50), pre_norm=pre_norm).cuda()
+    segments = [torch.randn(3, 37, 64, device="cuda", requires_grad=True) for _ in range(2)]
+    results = []
+    for kind in ("exact", "plain", "fused"):
+        used = copy.deepcopy(model).double() if kind == "exact" else model
+        given = [s.detach().to(used.content_bias.dtype).requires_grad_() for s in segments]
+        if kind == "plain":
+            monkeypatch.setattr(residual, "has_fused_kernels", lambda x: False)
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=kind != "exact"):
+            output = run(used, given)
+        monkeypatch.undo()
+        weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64, device="cuda").view(output.shape)
+        gradients = torch.autograd.grad((output.double() * weights).sum(), [*used.parameters(), *given])
+        results.append([output.double(), *(g.double() for g in gradients)])
+    for exact, plain, ours in zip(*results, strict=True):
+        assert (ours - exact).norm() <= 1.3 * (plain - exact).norm() + 2e-3 * exact.norm()

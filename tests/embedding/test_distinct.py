@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from torchdefine import DeFINE, StandardMap, UnitOptions
+from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap, UnitOptions
 from torchdefine.context import LSTM
 from torchdefine.embedding import DenseMLP, TokenEmbedding
 from torchdefine.embedding.distinct import count_distinct, distinct_ids
@@ -83,8 +83,6 @@ def test_a_model_knows_before_how_many_there_can_be(adaptive: bool) -> None:
     torch.manual_seed(0)
     embedding = DeFINE(60, 24, map_dim=16, expand_dim=64)
     if adaptive:
-        from torchdefine import AdaptiveMap
-
         embedding = DeFINE.over(AdaptiveMap(60, 16, (20, 40), division=2), 24, 64)
         output = AdaptiveSoftmax(16, embedding.map)
     else:
@@ -103,6 +101,26 @@ def test_a_model_knows_before_how_many_there_can_be(adaptive: bool) -> None:
     padded = targets.clone()
     padded[:, -7:] = -100
     assert model.host_hint(padded.numpy())[0] >= len(ids.unique()) - 7
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["standard", "projective", "adaptive"])
+def test_on_a_gpu_gradients_are_those_of_tokens_one_by_one(kind: str) -> None:
+    torch.manual_seed(0)
+    made = {
+        "standard": lambda: DeFINE(50, 24, map_dim=16, expand_dim=64, padding_idx=3),
+        "projective": lambda: DeFINE.over(ProjectiveMap(50, 8, 16, padding_idx=3), 24, 64),
+        "adaptive": lambda: DeFINE.over(AdaptiveMap(50, 16, (10, 20), division=2, padding_idx=3), 24, 64),
+    }
+    embedding = made[kind]().cuda().double()
+    ids = torch.randint(50, (4, 40), device="cuda")
+    upstream = torch.randn(4, 40, 24, device="cuda", dtype=torch.float64)
+    shared = torch.autograd.grad(embedding(ids, 60), [*embedding.parameters()], upstream)
+    again = torch.autograd.grad(embedding(ids, 60), [*embedding.parameters()], upstream)
+    apart = torch.autograd.grad(embedding._computed(ids), [*embedding.parameters()], upstream)
+    for one, same, other in zip(shared, again, apart, strict=True):
+        assert torch.equal(one, same)
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.gpu

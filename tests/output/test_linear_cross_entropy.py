@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ def value_and_gradients(
 ) -> tuple[Tensor, ...]:
     hidden, weight, bias, targets = inputs
     loss = function(hidden, weight, targets, bias, **options)
-    incoming = torch.linspace(-1, 2, loss.numel(), dtype=loss.dtype).reshape(loss.shape)
+    incoming = torch.linspace(-1, 2, loss.numel(), dtype=loss.dtype, device=loss.device).reshape(loss.shape)
     return loss.detach(), *torch.autograd.grad(loss, (hidden, weight, bias), incoming)
 
 
@@ -62,6 +63,35 @@ def test_equals_torch(
     inputs = problem(tokens, vocabulary, width)
     ours = value_and_gradients(linear_cross_entropy, inputs, tokens_at_once=tokens_at_once, **options)
     assert_same(ours, value_and_gradients(plain, inputs, **options), 1e-10)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("vocabulary", "width"), [(1, 1), (16, 9), (19, 8), (33, 5)])
+def test_columns_and_features_that_fill_up_for_a_gpu_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, vocabulary: int, width: int, reduction: str, label_smoothing: float
+) -> None:
+    file = sys.modules[linear_cross_entropy.__module__]
+    monkeypatch.setattr(file, "_aligned_shape", lambda weight: file.aligned_shape(*weight.shape))
+    options = {"reduction": reduction, "label_smoothing": label_smoothing}
+    inputs = problem(30, vocabulary, width)
+    with Operations() as operations:
+        ours = value_and_gradients(linear_cross_entropy, inputs, tokens_at_once=16, **options)
+    assert_same(ours, value_and_gradients(plain, inputs, **options), 1e-10)
+    columns, _ = file.aligned_shape(vocabulary, width)
+    assert operations.largest >= 16 * columns  # the longer rows were really there
+    unbiased = [
+        torch.autograd.grad(f(*inputs[:2], inputs[3], **options).sum(), inputs[:2])
+        for f in (plain, linear_cross_entropy)
+    ]
+    assert_same(*unbiased, 1e-10)
+
+
+def test_shapes_are_filled_up_to_what_products_like() -> None:
+    file = sys.modules[linear_cross_entropy.__module__]
+    assert file.aligned_shape(20_003, 128) == (20_016, 128)
+    assert file.aligned_shape(160_000, 2) == (160_000, 8)
+    assert file._aligned_shape(torch.empty(19, 5)) == (19, 5)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -123,15 +153,17 @@ def test_backward_can_be_repeated_but_not_differentiated(reduction: str) -> None
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_bfloat16_is_no_worse_than_torch(reduction: str, autocast: bool) -> None:
-    exact = problem(300, 40, 32)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_bfloat16_is_no_worse_than_torch(reduction: str, autocast: bool, device: str) -> None:
+    exact = problem(300, 43, 30)
     dtype = torch.float32 if autocast else torch.bfloat16
-    inputs = [given.detach().bfloat16().to(dtype).requires_grad_() for given in exact[:3]]
+    inputs = [given.detach().bfloat16().to(device, dtype).requires_grad_() for given in exact[:3]]
+    targets = exact[3].to(device)
     truth_inputs = [given.detach().double().requires_grad_() for given in inputs]
-    truth = value_and_gradients(plain, (*truth_inputs, exact[3]), reduction=reduction)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        theirs = value_and_gradients(plain, (*inputs, exact[3]), reduction=reduction)
-        ours = value_and_gradients(linear_cross_entropy, (*inputs, exact[3]), reduction=reduction, tokens_at_once=64)
+    truth = value_and_gradients(plain, (*truth_inputs, targets), reduction=reduction)
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+        theirs = value_and_gradients(plain, (*inputs, targets), reduction=reduction)
+        ours = value_and_gradients(linear_cross_entropy, (*inputs, targets), reduction=reduction, tokens_at_once=64)
     assert ours[0].dtype == torch.float32
     assert all(gradient.dtype == dtype for gradient in ours[1:])
     for mine, reference, true in zip(ours, theirs, truth, strict=True):
@@ -222,8 +254,11 @@ def test_bad_arguments_are_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_the_gpu_agrees_and_nobody_waits_for_it(dtype: torch.dtype, reduction: str) -> None:
-    exact = problem(700, 1000, 64)
+@pytest.mark.parametrize(("vocabulary", "width"), [(1000, 64), (20_003, 126)])
+def test_the_gpu_agrees_and_nobody_waits_for_it(
+    dtype: torch.dtype, reduction: str, vocabulary: int, width: int
+) -> None:
+    exact = problem(700, vocabulary, width)
     inputs = [given.detach().to("cuda", dtype).requires_grad_() for given in exact[:3]]
     targets = exact[3].cuda()
     torch.cuda.set_sync_debug_mode("error")

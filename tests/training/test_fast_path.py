@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.build import VocabularyFacts, build_language_model
+from torchdefine.ops import plain_torch
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.training.batches import Batch, Part
 from torchdefine.training.optimizers import make_optimizer
@@ -58,6 +59,20 @@ def test_fast_and_plain_steps_have_the_same_losses_on_a_gpu(recipe: Recipe) -> N
     assert_same_losses(recipe, torch.device("cuda"), 2e-3)
 
 
+@pytest.mark.gpu
+def test_kernels_and_plain_torch_have_the_same_losses_in_half_precision(recipe: Recipe) -> None:
+    """Both round to bfloat16, in different places: single losses differ, and what is learnt does not."""
+    device = torch.device("cuda")
+    fast = fast_losses(recipe, device, "bf16")
+    with plain_torch():
+        plain = fast_losses(recipe, device, "bf16")
+    assert plain[-BATCHES:].mean() < 0.98 * plain[:BATCHES].mean()
+    np.testing.assert_allclose(fast[:20], plain[:20], rtol=1e-2)
+    blocks = [losses.reshape(-1, BATCHES).mean(1) for losses in (fast, plain)]
+    np.testing.assert_allclose(*blocks, rtol=2e-2)
+    assert not np.array_equal(fast, plain)  # else one of the two was not taken
+
+
 def assert_same_losses(recipe: Recipe, device: torch.device, rtol: float) -> None:
     fast, plain = fast_losses(recipe, device), plain_losses(recipe, device)
     assert plain[-BATCHES:].mean() < 0.98 * plain[:BATCHES].mean()  # else nothing was learnt that could differ
@@ -86,10 +101,10 @@ def fresh_model(recipe: Recipe, device: torch.device) -> Any:
     return build_language_model(recipe, VocabularyFacts(VOCABULARY)).to(device)
 
 
-def fast_losses(recipe: Recipe, device: torch.device) -> np.ndarray:
+def fast_losses(recipe: Recipe, device: torch.device, precision: str = "fp32") -> np.ndarray:
     model, data = fresh_model(recipe, device), batches(recipe, device)
     optimizer = make_optimizer(model.parameters(), recipe.optim, device)
-    parts = StepParts(model, model, optimizer, Precision("fp32", device))
+    parts = StepParts(model, model, optimizer, Precision(precision, device))
     step = TrainingStep(parts, [recipe.train.batch_size], recipe.optim.clip, recorded=True)
     losses = []
     with parts.precision.matmul_mode():

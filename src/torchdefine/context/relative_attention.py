@@ -2,11 +2,15 @@
 
 score(i, j) = (qᵢ + u) · kⱼ + (qᵢ + v) · r(i - j), both parts over √head_dim: u asks what a position holds, v how far
 back it lies. The second part is one matrix product with the vectors of all distances. Its result has a row for each
-query and a column for each distance; read with rows one shorter than they are, it has a column for each key. Copied
-once, to where its rows begin at addresses that kernels like, it is the additive bias of torch's fused attention.
+query and a column for each distance; read with rows one shorter than they are, it has a column for each key.
 
-No mask is added to it, which would copy it again: heads are padded to a width that kernels like anyway, and the first
-spare feature is 1 in every query and ``BLOCKED`` in the keys and distances that nobody may see.
+Our own kernels read it like that where it lies (`torchdefine.ops.relative_attention`). They want one kind of query:
+q + u everywhere, and the rest, (v - u) · r(i - j), is a feature of the distances that is multiplied by 1.
+
+Elsewhere it is copied once, to where its rows begin at addresses that kernels like, and becomes the additive bias of
+torch's fused attention. No mask is added to it, which would copy it again: heads are padded to a width that kernels
+like anyway, and the first spare feature is 1 in every query and ``BLOCKED`` in the keys and distances that nobody may
+see.
 
 Letters: B streams, T queries, M remembered positions, K = M + T keys, H heads, P padded head width, W distances.
 """
@@ -20,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from torchdefine.ops import Scoring, padded_inward, padded_outward, relative_attention
 
 BLOCKED = -3e4
 """A score from which no probability is left in any precision; float16 still holds it."""
@@ -90,8 +96,20 @@ class Surroundings(NamedTuple):
     """(H, P): v / √head_dim, with a 1 in the spare feature."""
 
 
+class KernelSurroundings(NamedTuple):
+    """The same for our own kernels, which mask by position."""
+
+    distance_vectors: Tensor
+    """(W, d): one for each of the distances from K - 1 down to 0, and padding."""
+    query_bias: Tensor
+    """(3 · H · P,): u for the queries, with a 1 in the spare feature, and nothing for keys and values."""
+    bias_difference: Tensor
+    """(H, head_dim): v - u, in the dtype of the parameters."""
+    scoring: Scoring
+
+
 class RelativeAttention(nn.Module):
-    """(B, K, d) positions, the last T of which ask → (B, T, d)."""
+    """(B, T, d) positions that ask and (B, M, d) remembered ones → (B, T, d)."""
 
     def __init__(self, dim: int, heads: int, head_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -100,8 +118,23 @@ class RelativeAttention(nn.Module):
         """To queries, keys, values and distances: one weight, so that it is padded in one go."""
         self.outward = nn.Linear(heads * head_dim, dim, bias=False)
 
-    def forward(self, seen: Tensor, around: Surroundings) -> Tensor:
-        scale, own = self.head_dim**-0.5, seen[:, -around.layout.queries :]
+    def forward(self, own: Tensor, remembered: Tensor, around: Surroundings | KernelSurroundings) -> Tensor:
+        dtype = around.distance_vectors.dtype
+        own, remembered = own.to(dtype), remembered.to(dtype)
+        if isinstance(around, KernelSurroundings):
+            with torch.cuda.device_of(own):  # kernels start on the current device
+                return self._by_our_kernels(own, remembered, around)
+        return self._by_fused_attention(own, torch.cat((remembered, own), dim=1), around)
+
+    def _by_our_kernels(self, own: Tensor, remembered: Tensor, around: KernelSurroundings) -> Tensor:
+        width = self.head_dim + spare_features(self.head_dim)
+        inward, to_distances = padded_inward(self.inward.weight, around.bias_difference, width, own.dtype)
+        distances = self._heads(F.linear(around.distance_vectors, to_distances))  # (W, H, P)
+        mixed = relative_attention(own, remembered, inward, around.query_bias, distances, around.scoring)
+        return F.linear(mixed, padded_outward(self.outward.weight, self.heads, width, own.dtype))  # (B, T, d)
+
+    def _by_fused_attention(self, own: Tensor, seen: Tensor, around: Surroundings) -> Tensor:
+        scale = self.head_dim**-0.5
         to_queries, to_keys_and_values, to_distances = self._padded_weights(seen.dtype)
         queries = self._heads(F.linear(own, to_queries))  # (B, T, H, P)
         keys, values = self._heads(F.linear(seen, to_keys_and_values)).chunk(2, dim=2)  # (B, K, H, P) each
@@ -154,6 +187,11 @@ def blocking(out_of_bounds: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor
     """What to add to the heads of those that nobody may see: (K,) → (K, 1, P)."""
     blocked = torch.where(out_of_bounds, BLOCKED, 0.0).to(dtype)
     return F.pad(blocked[:, None, None], (head_dim, spare_features(head_dim) - 1))
+
+
+def distances_behind(keys: int, device: torch.device) -> Tensor:
+    """From K - 1 down to 0, and on to a width that kernels like, (W,)."""
+    return torch.arange(keys - 1, keys - 1 - _round_up(keys, ALIGNMENT), -1, device=device)
 
 
 def sinusoids(distances: Tensor, dim: int, dtype: torch.dtype) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
 
 
@@ -84,18 +85,20 @@ class Transformer(nn.Module):
     def encode(self, x: Tensor, visible: Tensor) -> Tensor:
         """(B, S, width) vectors and (B, S) True where there is no padding → the memory, (B, S, width)."""
         mask = visible[:, None, None, :]  # (B, 1, 1, S)
-        hidden = self._placed(x)
-        for layer in self.encoder:
-            hidden = layer(hidden, mask)
-        return self.encoder_norm(hidden)
+        layers = list(self._encoder_layers())
+        stream = layers[0].attend.enter(self._placed(x))
+        for layer, following in zip(layers, norms_after(layers, self.encoder_norm), strict=True):
+            stream = layer(stream, mask, following)
+        return stream.read
 
     def decode(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
         """(B, T, width) vectors, each of which sees those before it and the memory → (B, T, width)."""
         mask = visible[:, None, None, :]
-        hidden = self._placed(y)
-        for layer in self._decoder_layers():
-            hidden, _ = layer(hidden, layer.across.remember(memory), mask)
-        return self.decoder_norm(hidden)
+        layers = list(self._decoder_layers())
+        stream = layers[0].attend.enter(self._placed(y))
+        for layer, following in zip(layers, norms_after(layers, self.decoder_norm), strict=True):
+            stream, _ = layer(stream, layer.across.remember(memory), mask, following)
+        return stream.read
 
     def start(self, memory: Tensor, visible: Tensor, hypotheses: int = 1) -> DecoderState:
         """The state before the first of ``hypotheses`` targets for each source of ``memory``."""
@@ -106,12 +109,19 @@ class Transformer(nn.Module):
 
     def step(self, y: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """One more vector of every target, (N, width) → (N, width), and the state that knows it."""
-        hidden = self._placed(y.unsqueeze(1), state.length)  # (N, 1, width)
+        layers = list(self._decoder_layers())
+        stream = layers[0].attend.enter(self._placed(y.unsqueeze(1), state.length))  # (N, 1, width)
         own = []
-        for layer, before, memory in zip(self._decoder_layers(), state.own, state.memory, strict=True):
-            hidden, after = layer(hidden, memory, state.visible, before)
+        followings = norms_after(layers, self.decoder_norm)
+        for layer, following, before, memory in zip(layers, followings, state.own, state.memory, strict=True):
+            stream, after = layer(stream, memory, state.visible, following, before)
             own.append(after)
-        return self.decoder_norm(hidden).squeeze(1), DecoderState(own, state.memory, state.visible, state.length + 1)
+        return stream.read.squeeze(1), DecoderState(own, state.memory, state.visible, state.length + 1)
+
+    def _encoder_layers(self) -> Iterator[EncoderLayer]:
+        for layer in self.encoder:
+            assert isinstance(layer, EncoderLayer)
+            yield layer
 
     def _decoder_layers(self) -> Iterator[DecoderLayer]:
         for layer in self.decoder:
@@ -145,11 +155,10 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(shape)
         self.attend, self.feed = Residual(shape), Residual(shape)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        attend, feed = self.attend, self.feed
-        inner = attend.before(x)
-        x = attend.after(x, self.within(inner, mask=mask)[0])
-        return feed.after(x, self.feed_forward(feed.before(x)))
+    def forward(self, x: Stream, mask: Tensor, following: nn.Module) -> Stream:
+        """``following`` is the norm that stands before what comes next, where norms come first."""
+        x = self.attend.after(x, self.within(x.read, mask=mask)[0], self.feed.norm)
+        return self.feed.after(x, self.feed_forward(x.read), following)
 
 
 class DecoderLayer(nn.Module):
@@ -163,14 +172,21 @@ class DecoderLayer(nn.Module):
         self.attend, self.look, self.feed = Residual(shape), Residual(shape), Residual(shape)
 
     def forward(
-        self, y: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor, past: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """A whole target without ``past``, or one place after it; gives the keys and values so far, too."""
-        attend, look, feed = self.attend, self.look, self.feed
-        attended, present = self.within(attend.before(y), causal=past is None, past=past)
-        y = attend.after(y, attended)
-        y = look.after(y, self.across(look.before(y), memory, mask))
-        return feed.after(y, self.feed_forward(feed.before(y))), present
+        self,
+        y: Stream,
+        memory: tuple[Tensor, Tensor],
+        mask: Tensor,
+        following: nn.Module,
+        past: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Stream, tuple[Tensor, Tensor]]:
+        """A whole target without ``past``, or one place after it; gives the keys and values so far, too.
+
+        ``following`` is the norm that stands before what comes next, where norms come first.
+        """
+        attended, present = self.within(y.read, causal=past is None, past=past)
+        y = self.attend.after(y, attended, self.look.norm)
+        y = self.look.after(y, self.across(y.read, memory, mask), self.feed.norm)
+        return self.feed.after(y, self.feed_forward(y.read), following), present
 
 
 class Residual(nn.Module):
@@ -181,12 +197,22 @@ class Residual(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
         self.pre, self.dropout = shape.norm == "pre", shape.dropout
 
-    def before(self, x: Tensor) -> Tensor:
-        return self.norm(x) if self.pre else x
+    def enter(self, x: Tensor) -> Stream:
+        """The stream before this sub-layer, if it is the first one."""
+        return Stream(x, self.norm(x) if self.pre else x)
 
-    def after(self, x: Tensor, inner: Tensor) -> Tensor:
-        x = x + F.dropout(inner, self.dropout, self.training)
-        return x if self.pre else self.norm(x)
+    def after(self, x: Stream, update: Update, following: nn.Module) -> Stream:
+        """The stream behind this sub-layer and before the next, whose norm is ``following``."""
+        dropout = self.dropout if self.training else 0.0
+        if not self.pre:
+            return add_and_norm(x.past, update, self.norm, dropout)
+        assert isinstance(following, nn.LayerNorm)
+        return add_then_norm(x.past, update, following, dropout)
+
+
+def norms_after(layers: Sequence[EncoderLayer] | Sequence[DecoderLayer], last: nn.Module) -> list[nn.Module]:
+    """For every layer of a stack the norm that its successor begins with; the stack's own for the last."""
+    return [*(layer.attend.norm for layer in layers[1:]), last]
 
 
 class SelfAttention(nn.Module):
@@ -205,14 +231,14 @@ class SelfAttention(nn.Module):
         mask: Tensor | None = None,
         causal: bool = False,
         past: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    ) -> tuple[Update, tuple[Tensor, Tensor]]:
         """(B, T, width) → the same, and the keys and values; with ``past``, x is the one place after it."""
         query, key, value = (by_head(part, self.heads) for part in self.query_key_value(x).chunk(3, dim=-1))
         if past is not None:
             key, value = torch.cat((past[0].to(key.dtype), key), 2), torch.cat((past[1].to(value.dtype), value), 2)
         dropout = self.dropout if self.training else 0.0
         found = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal)  # (B, h, T, d)
-        return self.out(found.transpose(1, 2).flatten(2)), (key, value)
+        return closing(found.transpose(1, 2).flatten(2), self.out), (key, value)
 
 
 class CrossAttention(nn.Module):
@@ -230,13 +256,13 @@ class CrossAttention(nn.Module):
         key, value = (by_head(part, self.heads) for part in self.key_value(memory).chunk(2, dim=-1))
         return key, value
 
-    def forward(self, y: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+    def forward(self, y: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor) -> Update:
         """(N, T, width) → the same; the N = B · K targets of B sources ask together, so no source is copied."""
         key, value = memory
         asked = self.query(y).reshape(key.shape[0], -1, y.shape[-1])  # (B, K · T, width)
         dropout = self.dropout if self.training else 0.0
         found = F.scaled_dot_product_attention(by_head(asked, self.heads), key, value, mask, dropout)
-        return self.out(found.transpose(1, 2).reshape(y.shape))
+        return closing(found.transpose(1, 2).reshape(y.shape), self.out)
 
 
 class FeedForward(nn.Module):
@@ -248,8 +274,8 @@ class FeedForward(nn.Module):
         self.reduce = glorot(nn.Linear(shape.hidden_dim, shape.width))
         self.dropout = shape.dropout
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.reduce(F.dropout(F.relu(self.expand(x)), self.dropout, self.training))
+    def forward(self, x: Tensor) -> Update:
+        return closing(expanded(x, self.expand, self.dropout if self.training else 0.0), self.reduce)
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:

@@ -11,14 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.context.relative_attention import (
+    KernelSurroundings,
     RelativeAttention,
     ScoreLayout,
     Surroundings,
     blocking,
+    distances_behind,
     sinusoids,
+    spare_features,
     with_one,
 )
+from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
+from torchdefine.ops import Scoring, has_attention_kernel
 
 INIT_STD = 0.02
 
@@ -108,6 +113,7 @@ class TransformerXL(nn.Module):
         self.dropout = dropout or TransformerDropout()
         self.content_bias = nn.Parameter(torch.empty(sizes.heads, sizes.head_dim))
         self.distance_bias = nn.Parameter(torch.empty(sizes.heads, sizes.head_dim))
+        self.layers_are_compiled = False
         self.layers = nn.ModuleList(TransformerXLLayer(input_dim, sizes, self.dropout, pre_norm) for _ in range(layers))
         self.reset_parameters()
 
@@ -152,38 +158,63 @@ class TransformerXL(nn.Module):
     def forward(self, x: Tensor, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
         """The outputs, and the memory after the last position, cut off from the graph."""
         memories, filled = state
-        around = self._surroundings(x, memories[0].shape[1], filled)
+        around = self.surroundings(x, memories[0].shape[1], filled)
         hidden = F.dropout(x, self.dropout.input, self.training)  # (B, T, d)
-        after = []
+        stream, after = Stream(hidden, hidden), []
         for layer, memory in zip(self.layers, memories, strict=True):
-            after.append(_remember(memory, hidden))
-            hidden = layer(hidden, memory, around)  # (B, T, d)
+            after.append(_remember(memory, stream.past))
+            stream = layer(stream, memory, around)  # (B, T, d)
         now_filled = (filled + x.shape[1]).clamp(max=memories[0].shape[1])
-        return F.dropout(hidden, self.dropout.output, self.training), (after, now_filled)
+        return F.dropout(stream.past, self.dropout.output, self.training), (after, now_filled)
 
     def compile_layers(self) -> None:
         """Let torch.compile have the layers: one at a time, so that all of them share what is compiled once."""
+        self.layers_are_compiled = True
         for layer in self.layers:
             layer.compile()
 
-    def _surroundings(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings:
-        reach, head_dim, dtype = self.current_reach, self.content_bias.shape[1], product_dtype(x)
+    def surroundings(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings | KernelSurroundings:
+        """What every layer must know of a segment (B, T, d) behind a memory of which so much is filled."""
+        head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
+        drops_shares = self.training and self.dropout.attention > 0
+        if drops_shares or self.layers_are_compiled:  # neither is our kernels' business
+            return self._for_fused_attention(x, memory, filled)
+        if has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim)):
+            return self._for_our_kernels(x, memory, filled)
+        return self._for_fused_attention(x, memory, filled)
+
+    def _for_our_kernels(self, x: Tensor, memory: int, filled: Tensor) -> KernelSurroundings:
+        dtype, same_length = product_dtype(x), self.current_reach.same_length
+        bias = with_one(self.content_bias).flatten()
+        return KernelSurroundings(
+            self._distance_vectors(x, distances_behind(memory + x.shape[1], x.device)),
+            F.pad(bias, (0, 2 * len(bias))).to(dtype),
+            self.distance_bias - self.content_bias,
+            Scoring(filled, same_length, self.content_bias.shape[1] ** -0.5),
+        )
+
+    def _for_fused_attention(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings:
+        head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
         layout = ScoreLayout.of(x.shape[1], memory + x.shape[1])
         distances = layout.distances(x.device)  # (W,)
         out_of_bounds = distances < 0
-        if reach.same_length:
+        if self.current_reach.same_length:
             out_of_bounds = out_of_bounds | (distances >= memory)
-        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
-        vectors = sinusoids(distances.clamp(0, reach.clamp), self.input_dim, exact)  # (W, d)
         empty = torch.arange(layout.keys, device=x.device) < memory - filled  # (K,)
         return Surroundings(
             layout,
-            F.dropout(vectors, self.dropout.input, self.training).to(dtype),
+            self._distance_vectors(x, distances),
             blocking(out_of_bounds, head_dim, dtype),
             blocking(empty, head_dim, dtype),
             with_one(self.content_bias).to(dtype),
             with_one(self.distance_bias * head_dim**-0.5).to(dtype),
         )
+
+    def _distance_vectors(self, x: Tensor, distances: Tensor) -> Tensor:
+        """(W,) → (W, d), in the dtype of matrix products."""
+        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        vectors = sinusoids(distances.clamp(0, self.current_reach.clamp), self.input_dim, exact)
+        return F.dropout(vectors, self.dropout.input, self.training).to(product_dtype(x))
 
 
 class TransformerXLLayer(nn.Module):
@@ -196,24 +227,25 @@ class TransformerXLLayer(nn.Module):
         self.expand = nn.Linear(dim, sizes.inner_dim)
         self.reduce = nn.Linear(sizes.inner_dim, dim)
         self.feed_forward_norm = nn.LayerNorm(dim)
-        self.dropout, self.pre_norm = dropout.hidden, pre_norm
+        self.hidden_dropout, self.pre_norm = dropout.hidden, pre_norm
 
-    def forward(self, x: Tensor, memory: Tensor, around: Surroundings) -> Tensor:
-        seen = torch.cat((memory.to(x.dtype), x), dim=1)  # (B, K, d)
+    @property
+    def dropout(self) -> float:
+        """The share of features that is zeroed now."""
+        return self.hidden_dropout if self.training else 0.0
+
+    def forward(self, x: Stream, memory: Tensor, around: Surroundings | KernelSurroundings) -> Stream:
         if self.pre_norm:
-            x = x + self._attend(self.attention_norm(seen), around)
-            return x + self._feed_forward(self.feed_forward_norm(x))
-        x = self.attention_norm(x + self._attend(seen, around))
-        return self.feed_forward_norm(x + self._feed_forward(x))
+            norm = self.attention_norm
+            update = Update(self.attention(norm(x.read), norm(memory.to(x.read.dtype)), around))
+            x = add_then_norm(x.past, update, self.feed_forward_norm, self.dropout)
+            total = x.past + F.dropout(self.reduce(self._expanded(x.read)), self.dropout)
+            return Stream(total, total)
+        x = add_and_norm(x.past, Update(self.attention(x.read, memory, around)), self.attention_norm, self.dropout)
+        return add_and_norm(x.past, closing(self._expanded(x.read), self.reduce), self.feed_forward_norm, self.dropout)
 
-    def _attend(self, seen: Tensor, around: Surroundings) -> Tensor:
-        return self._drop(self.attention(seen.to(around.distance_vectors.dtype), around))
-
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        return self._drop(self.reduce(self._drop(F.relu(self.expand(x)))))
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+    def _expanded(self, x: Tensor) -> Tensor:
+        return expanded(x, self.expand, self.dropout)
 
 
 def _remember(memory: Tensor, hidden: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchdefine.embedding.map import as_ids, check_resize, check_table, resized_table
+from torchdefine.embedding.map import as_ids, check_resize, check_table, resized_table, rows_of
 from torchdefine.errors import UserError
 
 
@@ -65,7 +65,7 @@ class AdaptiveMap(nn.Module):
         """The tables, most frequent first, each with the rank of its first row."""
         return list(zip(cast(Iterable[nn.Embedding], self.bands), (0, *self.cutoffs), strict=True))
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
         """Static shapes: every band looks every token up, and what belongs to another band is zeroed.
 
         The narrow bands together cost a third of one n × n product a token, less than sorting tokens into bands,
@@ -79,7 +79,7 @@ class AdaptiveMap(nn.Module):
             inside = (local >= 0) & (local < band.num_embeddings)
             if self.padding_idx is not None:
                 inside &= ids != self.padding_idx
-            vectors = band(local.clamp(0, band.num_embeddings - 1))
+            vectors = rows_of(band, _some_row(local, band.num_embeddings, each_once), each_once)
             pieces.append(vectors * inside.unsqueeze(-1))  # (…, n / division^i)
         vectors = pieces[0]
         if self.projections:
@@ -131,6 +131,11 @@ class AdaptiveMap(nn.Module):
             f"ids {start:,} – {stop - 1:,}: {dim} wide"
             for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
         )
+
+
+def _some_row(local: Tensor, rows: int, each_once: bool) -> Tensor:
+    """A row for what is outside a band too: a near one, or where a GPU adds gradients up at once, each another."""
+    return local.remainder(rows) if each_once and local.is_cuda else local.clamp(0, rows - 1)
 
 
 def check_cutoffs(cutoffs: Sequence[int], num_embeddings: int) -> tuple[int, ...]:

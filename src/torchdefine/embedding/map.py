@@ -21,7 +21,9 @@ class MapLayer(Protocol):
     output_dim: int
     padding_idx: int | None
 
-    def __call__(self, ids: Tensor) -> Tensor: ...
+    def __call__(self, ids: Tensor, each_once: bool = False) -> Tensor:
+        """``each_once``: of equal ids only one gets a gradient, which a GPU then adds without sorting them first."""
+        ...
 
     def reset_parameters(self, std: float = 1.0) -> None: ...
 
@@ -69,6 +71,14 @@ def check_table(num_embeddings: int, map_dim: int, padding_idx: int | None) -> i
     return padding_idx % num_embeddings
 
 
+def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
+    """(…) → (…, n). With ``each_once`` the caller keeps gradients from the padding row."""
+    if each_once and ids.is_cuda:
+        return table.weight.index_select(0, ids.reshape(-1)).view(*ids.shape, table.embedding_dim)
+    rows: Tensor = table(ids)
+    return rows
+
+
 def resized_table(table: nn.Embedding, num_embeddings: int, std: float) -> nn.Embedding:
     """A table with more or fewer rows: old rows are kept bit for bit, new ones drawn like the others."""
     old = table.weight
@@ -112,9 +122,9 @@ class StandardMap(nn.Module):
         self.std = std
         fill_table(self.table, std)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
         ids = as_ids(ids, self.num_embeddings)
-        vectors = self.table(ids)  # (…, n)
+        vectors = rows_of(self.table, ids, each_once)  # (…, n)
         return vectors * self.scale if self.scale != 1.0 else vectors
 
     def resize(self, num_embeddings: int) -> None:
@@ -158,9 +168,9 @@ class ProjectiveMap(nn.Module):
         fill_table(self.table, std)
         nn.init.normal_(self.projection.weight, std=self.projection_std)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
         ids = as_ids(ids, self.num_embeddings)
-        vectors = self.projection(self.table(ids))  # (…, output_dim)
+        vectors = self.projection(rows_of(self.table, ids, each_once))  # (…, output_dim)
         return vectors * self.scale if self.scale != 1.0 else vectors
 
     def resize(self, num_embeddings: int) -> None:

@@ -68,10 +68,10 @@ class TokenEmbedding(nn.Module):
         if self.unit is None or not self._worth_sharing(ids, distinct):
             return self._computed(ids)
         types, places = distinct_ids(ids, distinct)
-        return F.embedding(places, self._computed(types))
+        return F.embedding(places, self._computed(types, each_once=True))
 
-    def _computed(self, ids: Tensor) -> Tensor:
-        vectors = self.map(ids)  # (…, n)
+    def _computed(self, ids: Tensor, each_once: bool = False) -> Tensor:
+        vectors = self.map(ids, each_once) if each_once else self.map(ids)  # (…, n)
         if self.training and self.row_dropout:
             vectors = vectors * self._kept_rows(vectors)[ids].unsqueeze(-1)
         if self.unit is None:

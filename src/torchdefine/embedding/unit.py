@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.plan import Plan, PlanRules
 from torchdefine.errors import UserError
+from torchdefine.ops import StackForm, StackLayer, group_stack, has_fused_kernels
+from torchdefine.ops.group_stack import ACTIVATIONS
+from torchdefine.ops.residual_norm import WIDEST
 from torchdefine.spelling import did_you_mean
 
 Norm = Literal["none", "layer", "group"]
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "none": lambda x: x,
-}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "define": {},
@@ -150,6 +143,8 @@ class DefineUnit(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, n) → (…, m)."""
+        if self._in_one(x):
+            return group_stack(x, self._stack(), self._form(), torch.get_autocast_dtype(x.device.type))
         hidden = x
         for index in range(self.plan.depth):
             hidden = self._step(x, hidden, index)
@@ -184,6 +179,32 @@ class DefineUnit(nn.Module):
             return torch.cat((x, hidden), dim=-1)
         chunks = (x.unflatten(-1, (layer.groups, -1)), hidden.unflatten(-1, (layer.groups, -1)))
         return torch.cat(chunks, dim=-1).flatten(-2)  # (…, n + previous width)
+
+    def _in_one(self, x: Tensor) -> bool:
+        """Whether all layers run as one operation: on a newer GPU under autocast, unless an option needs them apart."""
+        options = self.options
+        usual = options.norm != "group" and not options.shuffle and options.rules.skip != "residual"
+        return (
+            usual
+            and not (self.training and options.dropout)
+            and max(layer.output_width for layer in self.plan.layers) <= WIDEST
+            and x.shape[-1] == self.plan.map_dim
+            and has_fused_kernels(x)
+        )
+
+    def _stack(self) -> list[StackLayer]:
+        layers = []
+        for layer in self.expansions:
+            norm: Any = layer.norm
+            of_norm = None if norm is None else (norm.weight, norm.bias)
+            layers.append(StackLayer(layer.linear.weight, layer.linear.bias, of_norm))  # type: ignore[union-attr,arg-type]
+        return [*layers, StackLayer(self.last.weight)]
+
+    def _form(self) -> StackForm:
+        skip = self.plan.rules.skip
+        eps = next((layer.norm.eps for layer in self.expansions if layer.norm is not None), 0.0)  # type: ignore[union-attr]
+        seen = self.plan.map_dim if skip in ("mix", "concat") else 0
+        return StackForm(seen, skip != "concat", self.options.activation, eps)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
         return str(self.plan)

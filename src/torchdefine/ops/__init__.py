@@ -1,7 +1,33 @@
 """Operations on tensors that torch does not have in this form."""
 
 from torchdefine.ops.cudnn_lstm import cudnn_lstm
+from torchdefine.ops.group_stack import StackForm, StackLayer, group_stack
+from torchdefine.ops.kernel_gate import plain_torch
 from torchdefine.ops.locked_dropout import locked_dropout
+from torchdefine.ops.padded_weights import padded_inward, padded_outward
 from torchdefine.ops.persistent_lstm import has_kernel, persistent_lstm
+from torchdefine.ops.relative_attention import Scoring, has_attention_kernel, relative_attention
+from torchdefine.ops.relu_dropout import relu_dropout
+from torchdefine.ops.residual_norm import has_fused_kernels, residual_norm
+from torchdefine.ops.softmax_loss import add_column_sums, softmax_loss
 
-__all__ = ["cudnn_lstm", "has_kernel", "locked_dropout", "persistent_lstm"]
+__all__ = [
+    "Scoring",
+    "StackForm",
+    "StackLayer",
+    "add_column_sums",
+    "cudnn_lstm",
+    "group_stack",
+    "has_attention_kernel",
+    "has_fused_kernels",
+    "has_kernel",
+    "locked_dropout",
+    "padded_inward",
+    "padded_outward",
+    "persistent_lstm",
+    "plain_torch",
+    "relative_attention",
+    "relu_dropout",
+    "residual_norm",
+    "softmax_loss",
+]

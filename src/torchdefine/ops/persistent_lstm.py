@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchdefine.ops.kernel_gate import kernels_allowed
+
 UNITS_PER_PROGRAM = 16
 PADDED_TO = 128
 ALIGNED_TO = 8  # inputs too are padded, so that matrix products take their fast kernels
@@ -41,7 +43,7 @@ def persistent_lstm(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor]) 
 
 def has_kernel(x: Tensor, hidden_dim: int) -> bool:
     """Whether a layer of so many units on inputs like (T, B, D) runs as kernels: half precision on a newer GPU."""
-    if not x.is_cuda or x.shape[1] > MOST_ROWS:
+    if not x.is_cuda or x.shape[1] > MOST_ROWS or not kernels_allowed():
         return False
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     if dtype not in (torch.float16, torch.bfloat16):

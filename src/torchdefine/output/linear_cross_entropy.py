@@ -7,13 +7,16 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torchdefine.embedding.map import check_ids
 from torchdefine.errors import UserError
+from torchdefine.ops.softmax_loss import Classes, add_column_sums, softmax_loss
 
 Reduction = Literal["mean", "sum", "none"]
 
 LOGITS_AT_ONCE = 2**24  # 64 MiB in float32
+ALIGNED_COLUMNS, ALIGNED_FEATURES = 16, 8  # on a GPU: its products and our kernels are slower with other numbers
 FEWEST_TOKENS_AT_ONCE = 256  # each chunk reads all of the weight and adds to all of its gradient: fewer would not pay
 
 
@@ -202,53 +205,58 @@ def _through_chunks(
 ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None, Tensor | None]]:
     """The losses (T,) and the wanted gradients of Σ incoming · losses; those of weight and bias in full precision."""
     exact = exact_dtype(hidden)
+    (classes, width), (columns, features) = weight.shape, _aligned_shape(weight)  # (V, d) and (P, f)
     losses = torch.empty_like(task.columns, dtype=exact)  # (T,)
     grad_hidden = torch.empty_like(hidden) if wanted[0] else None  # (T, d)
-    grad_weight = torch.zeros_like(weight, dtype=exact) if wanted[1] else None  # (V, d)
-    grad_bias = torch.zeros_like(bias, dtype=exact) if bias is not None and wanted[2] else None  # (V,)
+    grad_weight = weight.new_zeros(columns, features, dtype=exact) if wanted[1] else None  # (P, f)
+    grad_bias = bias.new_zeros(columns, dtype=exact) if bias is not None and wanted[2] else None  # (P,)
     with torch.autocast(hidden.device.type, enabled=False):  # the dtype of the products is already chosen
-        matrix = weight.to(task.product_dtype)  # (V, d)
+        matrix = _filled_up(weight, columns, features, task.product_dtype)  # (P, f)
+        added = bias if bias is None or columns == classes else F.pad(bias, (0, columns - classes))  # (P,)
         for start in range(0, hidden.shape[0], task.tokens_at_once):
             chunk = slice(start, start + task.tokens_at_once)
-            rows = hidden[chunk].to(task.product_dtype)  # (t, d)
-            logits = rows @ matrix.T  # (t, V)
-            if bias is not None:
-                logits = logits.to(exact).add_(bias)
-            probabilities = torch.softmax(logits, dim=1, dtype=exact)  # (t, V)
-            columns, counted = task.columns[chunk].unsqueeze(1), task.counted[chunk]  # (t, 1), (t,)
-            found = _chunk_losses(logits, probabilities, columns, task.label_smoothing)
-            losses[chunk] = torch.where(counted, found, 0.0)
-            if incoming is None:
+            rows = _filled_up(hidden[chunk], None, features, task.product_dtype)  # (t, f)
+            logits = rows @ matrix.T  # (t, P)
+            held_against = Classes(task.columns[chunk], task.counted[chunk], classes, added, task.label_smoothing)
+            losses[chunk], gradient = softmax_loss(logits, held_against, with_gradient=incoming is not None)
+            if incoming is None or gradient is None:
                 continue
-            gradient = _logit_gradient(probabilities, columns, task.label_smoothing)  # (t, V), still without incoming
-            factor = torch.where(counted, incoming[chunk], 0).unsqueeze(1)  # (t, 1), put where it meets d, not V
+            # (t, 1), put where it meets the features, not the columns
+            factor = torch.where(held_against.counted, incoming[chunk], 0).unsqueeze(1)
             if grad_bias is not None:
-                grad_bias.addmv_(gradient.T, factor.squeeze(1).to(exact))
-            gradient = gradient.to(task.product_dtype)
+                add_column_sums(grad_bias, gradient, factor.squeeze(1))
+            gradient = gradient.to(task.product_dtype)  # (t, P), still without incoming
             if grad_hidden is not None:
-                grad_hidden[chunk] = (gradient @ matrix) * factor
+                grad_hidden[chunk] = ((gradient @ matrix) * factor)[:, :width]
             if grad_weight is not None:
                 _add_product(grad_weight, gradient.T, (rows * factor).to(rows.dtype))
-    return losses, (grad_hidden, grad_weight, grad_bias)
+    return losses, (
+        grad_hidden,
+        None if grad_weight is None else grad_weight[:classes, :width],
+        None if grad_bias is None else grad_bias[:classes],
+    )
 
 
-def _chunk_losses(logits: Tensor, probabilities: Tensor, columns: Tensor, label_smoothing: float) -> Tensor:
-    """From the largest logit and its probability, which is never too small for a logarithm: (t,)."""
-    exact = probabilities.dtype
-    normalisers = logits.amax(1).to(exact) - probabilities.amax(1).log()  # (t,) log Σ exp
-    losses = normalisers - logits.gather(1, columns).squeeze(1)
-    if label_smoothing:
-        losses = (1 - label_smoothing) * losses + label_smoothing * (normalisers - logits.mean(1, dtype=exact))
-    return losses
+def _aligned_shape(weight: Tensor) -> tuple[int, int]:
+    """The shape to which a weight is filled up, so that a GPU multiplies it fast. A CPU does not mind any."""
+    classes, width = weight.shape
+    return aligned_shape(classes, width) if weight.is_cuda else (classes, width)
 
 
-def _logit_gradient(probabilities: Tensor, columns: Tensor, label_smoothing: float) -> Tensor:
-    """Softmax less the smoothed target, written over the probabilities, which nobody needs again."""
-    gradient = probabilities
-    if label_smoothing:
-        gradient -= label_smoothing / gradient.shape[1]
-    hit = torch.full_like(columns, label_smoothing - 1, dtype=gradient.dtype)  # (t, 1)
-    return gradient.scatter_add_(1, columns, hit)
+def aligned_shape(classes: int, width: int) -> tuple[int, int]:
+    return -(-classes // ALIGNED_COLUMNS) * ALIGNED_COLUMNS, -(-width // ALIGNED_FEATURES) * ALIGNED_FEATURES
+
+
+def _filled_up(values: Tensor, rows: int | None, features: int, dtype: torch.dtype) -> Tensor:
+    """Converted, with zeros behind, in one go; what is right already is not copied."""
+    rows = values.shape[0] if rows is None else rows
+    if values.shape == (rows, features):
+        return values.to(dtype)
+    filled = values.new_empty(rows, features, dtype=dtype)
+    filled[: values.shape[0], : values.shape[1]] = values
+    filled[values.shape[0] :] = 0
+    filled[: values.shape[0], values.shape[1] :] = 0
+    return filled
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -1,0 +1,64 @@
+"""What stands between the products of a Transformer: residual sums, norms, dropout, ReLU and biases.
+
+On a GPU in half precision all of it runs as a few kernels, elsewhere in plain torch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchdefine.ops import has_fused_kernels, relu_dropout, residual_norm
+
+
+class Stream(NamedTuple):
+    """Vectors between two parts of a network, (…, d) each."""
+
+    past: Tensor
+    """What goes past the next part, in full precision."""
+    read: Tensor
+    """What that part reads: the same, or its norm, maybe in the dtype of the products already."""
+
+
+class Update(NamedTuple):
+    """What a part adds to the stream."""
+
+    values: Tensor
+    """(…, d)"""
+    bias: Tensor | None = None
+    """Still to be added to the values, (d,): whoever adds them to the stream does it on the way."""
+
+    def whole(self) -> Tensor:
+        return self.values if self.bias is None else self.values + self.bias
+
+
+def closing(x: Tensor, linear: nn.Linear) -> Update:
+    """The linear layer at the end of a part."""
+    if has_fused_kernels(x):
+        return Update(F.linear(x, linear.weight), linear.bias)
+    return Update(linear(x))
+
+
+def expanded(x: Tensor, linear: nn.Linear, dropout: float) -> Tensor:
+    """The linear layer at the beginning of a feed-forward part, with ReLU and dropout."""
+    if has_fused_kernels(x):
+        return relu_dropout(F.linear(x, linear.weight), dropout, linear.bias)
+    return F.dropout(F.relu(linear(x)), dropout)
+
+
+def add_and_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float) -> Stream:
+    """The norm of the sum, which goes on both ways."""
+    if has_fused_kernels(past):
+        return Stream(*residual_norm(past, update.values, norm, dropout, update_bias=update.bias))
+    normed = norm(past + F.dropout(update.whole(), dropout))
+    return Stream(normed, normed)
+
+
+def add_then_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float) -> Stream:
+    """The sum, which goes past the next part, and its norm, which goes into it."""
+    if has_fused_kernels(past):
+        return Stream(*residual_norm(past, update.values, norm, dropout, pre=True, update_bias=update.bias))
+    total = past + F.dropout(update.whole(), dropout)
+    return Stream(total, norm(total))

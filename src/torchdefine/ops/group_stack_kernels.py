@@ -1,0 +1,325 @@
+"""The seams of `group_stack` as Triton kernels; see there for what they compute and for the letters.
+
+A program has whole tokens in hand, so that a norm's sums need nobody else. Sizes are arguments rather than constants:
+a deep unit has ten seams of different sizes, and few kernels serve them all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchdefine.ops.group_stack import ALIGNED, Finish, Seam, Statistics
+
+TILE = 2048
+"""Numbers that a program has in hand of each tensor."""
+MOST_PROGRAMS = 396
+"""Of backward, each of which sums its tokens' part of the gradients: three on each multiprocessor of an H200."""
+
+
+def forward_seam(
+    leaving: Tensor, finish: Finish, x: Tensor, seam: Seam, statistics: Statistics, entering: Tensor
+) -> None:
+    tokens = leaving.shape[1]
+    if not tokens:
+        return
+    launch = _launch(seam)
+    _forward[(triton.cdiv(tokens, launch["tile_tokens"]),)](
+        leaving,
+        *_stand_ins(finish, statistics.mean),
+        x,
+        *statistics,
+        entering,
+        tokens,
+        *_sizes(seam),
+        seam.form.eps,
+        **_kinds(finish, seam),
+        **launch,
+    )
+
+
+def backward_seam(
+    of_entering: Tensor,
+    leaving: Tensor,
+    finish: Finish,
+    seam: Seam,
+    statistics: Statistics,
+    fresh: bool,
+    of_leaving: Tensor,
+    grad_x: Tensor,
+) -> Tensor:
+    """Partial sums are added up in a fixed order, so that the same inputs always give the same bits."""
+    tokens, launch = leaving.shape[1], _launch(seam)
+    tiles = triton.cdiv(tokens, launch["tile_tokens"])
+    programs = triton.cdiv(tiles, triton.cdiv(tiles, MOST_PROGRAMS)) if tiles else 0  # equal shares
+    partial = torch.empty(3, programs, seam.width, dtype=torch.float32, device=leaving.device)
+    if tiles:
+        _backward[(programs,)](
+            of_entering,
+            leaving,
+            *_stand_ins(finish, statistics.mean),
+            *statistics,
+            of_leaving,
+            grad_x,
+            partial,
+            tokens,
+            *_sizes(seam),
+            fresh=fresh,
+            **_kinds(finish, seam),
+            **launch,
+        )
+    return partial.sum(1)
+
+
+def _launch(seam: Seam) -> dict[str, int]:
+    columns = triton.next_power_of_2(seam.width)
+    tokens = min(max(TILE // columns, 1), 16)
+    return {
+        "tile_tokens": tokens,
+        "tile_columns": columns,
+        "seen_columns": triton.next_power_of_2(max(seam.form.seen, 1)),
+        "spare_columns": triton.next_power_of_2(ALIGNED * max(seam.groups, seam.next_groups)),
+        "num_warps": min(max(tokens * columns // 512, 1), 16),
+    }
+
+
+def _sizes(seam: Seam) -> tuple[int, ...]:
+    hidden_share, hidden_start = seam.hidden_place
+    seen_share = seam.form.seen // seam.next_groups if seam.form.mixed else seam.next_chunk
+    return (
+        seam.groups,
+        seam.chunk,
+        seam.room,
+        seam.next_groups,
+        seam.next_chunk,
+        seam.next_room,
+        seam.form.seen,
+        max(seen_share, 1),
+        hidden_share,
+        hidden_start,
+    )
+
+
+def _kinds(finish: Finish, seam: Seam) -> dict[str, Any]:
+    bias, weight, _ = finish
+    return {
+        "biased": bias is not None,
+        "normed": weight is not None,
+        "sees": seam.form.seen > 0,
+        "mixed": seam.form.mixed,
+        "activation": seam.form.activation,
+    }
+
+
+def _stand_ins(finish: Finish, instead: Tensor) -> list[Tensor]:
+    """A kernel wants a tensor also for what it will not read."""
+    return [instead if tensor is None else tensor for tensor in finish]
+
+
+@triton.jit
+def _activated(x, activation: tl.constexpr):
+    if activation == "gelu":
+        result = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif activation == "relu":
+        result = tl.where(x < 0, 0.0, x)
+    elif activation == "silu":
+        result = x * tl.sigmoid(x)
+    elif activation == "tanh":
+        result = 2.0 * tl.sigmoid(2.0 * x) - 1.0
+    else:
+        result = x
+    return result
+
+
+@triton.jit
+def _slope(x, activation: tl.constexpr):
+    if activation == "gelu":
+        slope = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    elif activation == "relu":
+        slope = tl.where(x > 0, 1.0, 0.0)
+    elif activation == "silu":
+        gate = tl.sigmoid(x)
+        slope = gate * (1.0 + x * (1.0 - gate))
+    elif activation == "tanh":
+        squashed = 2.0 * tl.sigmoid(2.0 * x) - 1.0
+        slope = 1.0 - squashed * squashed
+    else:
+        slope = tl.zeros_like(x) + 1.0
+    return slope
+
+
+@triton.jit
+def _next_places(feature, tokens, next_room, share, start, mixed: tl.constexpr):
+    """Where features stand among the inputs of the next product, from the place of a token's row.
+
+    Mixed, ``start`` is where they begin in a group; else in the whole row.
+    """
+    if mixed:
+        group, within = feature // share, start + feature % share
+    else:
+        group, within = (feature + start) // share, (feature + start) % share
+    return group.to(tl.int64) * tokens * next_room + within
+
+
+@triton.jit
+def _spare_places(tokens, groups, chunk, room, spare_columns: tl.constexpr):
+    """Where a row of groups is filled up, and whether there is such a place: at most eight of them in a group."""
+    spare = tl.arange(0, spare_columns)
+    group, within = spare // 8, chunk + spare % 8
+    return group.to(tl.int64) * tokens * room + within, (group < groups) & (within < room)
+
+
+@triton.jit
+def _forward(
+    leaving,  # (g, T, room)
+    bias,  # (width,)
+    weight,  # (width,)
+    norm_bias,  # (width,)
+    x,  # (T, n)
+    mean,  # (T,)
+    scale,  # (T,)
+    entering,  # (g', T, next_room)
+    tokens,
+    groups,
+    chunk,
+    room,
+    next_groups,
+    next_chunk,
+    next_room,
+    seen,
+    seen_share,
+    hidden_share,
+    hidden_start,
+    eps,
+    biased: tl.constexpr,
+    normed: tl.constexpr,
+    sees: tl.constexpr,
+    mixed: tl.constexpr,
+    activation: tl.constexpr,
+    tile_tokens: tl.constexpr,
+    tile_columns: tl.constexpr,
+    seen_columns: tl.constexpr,
+    spare_columns: tl.constexpr,
+):
+    width = groups * chunk
+    token = tl.program_id(0) * tile_tokens + tl.arange(0, tile_tokens)
+    feature = tl.arange(0, tile_columns)
+    real, present = feature < width, token < tokens
+    there = present[:, None] & real[None, :]
+    long = token[:, None].to(tl.int64)
+    place = ((feature // chunk).to(tl.int64) * tokens * room + feature % chunk)[None, :] + long * room
+    total = tl.load(leaving + place, mask=there, other=0.0).to(tl.float32)
+    if biased:
+        total += tl.load(bias + feature, mask=real, other=0.0).to(tl.float32)[None, :]
+    if normed:
+        middle = tl.sum(tl.where(there, total, 0.0), 1) / width
+        centred = tl.where(there, total - middle[:, None], 0.0)
+        narrow = tl.rsqrt(tl.sum(centred * centred, 1) / width + eps)
+        tl.store(mean + token, middle, mask=present)
+        tl.store(scale + token, narrow, mask=present)
+        w = tl.load(weight + feature, mask=real, other=0.0).to(tl.float32)
+        b = tl.load(norm_bias + feature, mask=real, other=0.0).to(tl.float32)
+        total = centred * narrow[:, None] * w[None, :] + b[None, :]
+    kind = entering.dtype.element_ty
+    to = _next_places(feature, tokens, next_room, hidden_share, hidden_start, mixed)[None, :] + long * next_room
+    tl.store(entering + to, _activated(total, activation).to(kind), mask=there)
+    if sees:
+        again = tl.arange(0, seen_columns)
+        held = present[:, None] & (again < seen)[None, :]
+        vectors = tl.load(x + long * seen + again[None, :], mask=held, other=0.0)
+        to = _next_places(again, tokens, next_room, seen_share, 0, mixed)[None, :] + long * next_room
+        tl.store(entering + to, vectors.to(kind), mask=held)
+    spare, is_spare = _spare_places(tokens, next_groups, next_chunk, next_room, spare_columns)
+    nothing = tl.zeros((tile_tokens, spare_columns), kind)
+    tl.store(entering + spare[None, :] + long * next_room, nothing, mask=present[:, None] & is_spare[None, :])
+
+
+@triton.jit
+def _backward(
+    of_entering,  # (g', T, next_room)
+    leaving,  # (g, T, room)
+    bias,  # (width,)
+    weight,  # (width,)
+    norm_bias,  # (width,)
+    mean,  # (T,)
+    scale,  # (T,)
+    of_leaving,  # (g, T, room)
+    grad_x,  # (T, n)
+    partial,  # (3, programs, width)
+    tokens,
+    groups,
+    chunk,
+    room,
+    next_groups,
+    next_chunk,
+    next_room,
+    seen,
+    seen_share,
+    hidden_share,
+    hidden_start,
+    fresh: tl.constexpr,
+    biased: tl.constexpr,
+    normed: tl.constexpr,
+    sees: tl.constexpr,
+    mixed: tl.constexpr,
+    activation: tl.constexpr,
+    tile_tokens: tl.constexpr,
+    tile_columns: tl.constexpr,
+    seen_columns: tl.constexpr,
+    spare_columns: tl.constexpr,
+):
+    width = groups * chunk
+    feature, again = tl.arange(0, tile_columns), tl.arange(0, seen_columns)
+    real = feature < width
+    own_place = (feature // chunk).to(tl.int64) * tokens * room + feature % chunk
+    next_place = _next_places(feature, tokens, next_room, hidden_share, hidden_start, mixed)
+    seen_place = _next_places(again, tokens, next_room, seen_share, 0, mixed)
+    spare, is_spare = _spare_places(tokens, groups, chunk, room, spare_columns)
+    nothing = tl.zeros((tile_tokens, spare_columns), of_leaving.dtype.element_ty)
+    if normed:
+        w = tl.load(weight + feature, mask=real, other=0.0).to(tl.float32)
+        b = tl.load(norm_bias + feature, mask=real, other=0.0).to(tl.float32)
+    of_bias = tl.zeros((tile_tokens, tile_columns), tl.float32)
+    of_weight = tl.zeros((tile_tokens, tile_columns), tl.float32)
+    of_norm_bias = tl.zeros((tile_tokens, tile_columns), tl.float32)
+    for start in range(tl.program_id(0) * tile_tokens, tokens, tl.num_programs(0) * tile_tokens):
+        token = start + tl.arange(0, tile_tokens)
+        present = token < tokens
+        there = present[:, None] & real[None, :]
+        long = token[:, None].to(tl.int64)
+        gradient = tl.load(of_entering + next_place[None, :] + long * next_room, mask=there, other=0.0).to(tl.float32)
+        ready = tl.load(leaving + own_place[None, :] + long * room, mask=there, other=0.0).to(tl.float32)
+        if biased:
+            ready += tl.load(bias + feature, mask=real, other=0.0).to(tl.float32)[None, :]
+        if normed:
+            narrow = tl.load(scale + token, mask=present, other=0.0)
+            hat = (ready - tl.load(mean + token, mask=present, other=0.0)[:, None]) * narrow[:, None]
+            hat = tl.where(there, hat, 0.0)
+            gradient *= _slope(hat * w[None, :] + b[None, :], activation)
+            of_weight += gradient * hat
+            of_norm_bias += gradient
+            weighted = gradient * w[None, :]
+            level, slope = tl.sum(weighted, 1) / width, tl.sum(weighted * hat, 1) / width
+            gradient = tl.where(there, (weighted - level[:, None] - hat * slope[:, None]) * narrow[:, None], 0.0)
+        else:
+            gradient *= _slope(ready, activation)
+        of_bias += gradient
+        kind = of_leaving.dtype.element_ty
+        tl.store(of_leaving + own_place[None, :] + long * room, gradient.to(kind), mask=there)
+        tl.store(of_leaving + spare[None, :] + long * room, nothing, mask=present[:, None] & is_spare[None, :])
+        if sees:
+            held = present[:, None] & (again < seen)[None, :]
+            more = tl.load(of_entering + seen_place[None, :] + long * next_room, mask=held, other=0.0).to(tl.float32)
+            summed = grad_x + long * seen + again[None, :]
+            if not fresh:
+                more += tl.load(summed, mask=held, other=0.0)
+            tl.store(summed, more, mask=held)
+    programs = tl.num_programs(0)
+    mine = partial + tl.program_id(0) * width + feature
+    tl.store(mine, tl.sum(of_bias, 0), mask=real)
+    tl.store(mine + programs * width, tl.sum(of_weight, 0), mask=real)
+    tl.store(mine + 2 * programs * width, tl.sum(of_norm_bias, 0), mask=real)

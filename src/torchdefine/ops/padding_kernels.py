@@ -1,0 +1,119 @@
+"""The padding of `padded_inward` and its gradient as Triton kernels, one program for each head of each projection."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+COLUMNS = 128
+WARPS = 8
+
+
+def pad(weight: Tensor, difference: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """(4 · H · D, d) → (4 · H · P, d)."""
+    heads, head_dim = difference.shape
+    padded = weight.new_empty(4 * heads * width, weight.shape[1], dtype=dtype)
+    _pad[(4 * heads, triton.cdiv(weight.shape[1], COLUMNS))](
+        weight, difference, padded, weight.shape[1], **_constants(heads, head_dim, width)
+    )
+    return padded
+
+
+def unpad(weight: Tensor, difference: Tensor, grad_inward: Tensor, grad_distances: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of ``weight`` and ``difference`` from those of the padded weights."""
+    heads, head_dim = difference.shape
+    grad_weight, grad_difference = torch.empty_like(weight), torch.empty_like(difference)
+    _unpad[(4 * heads,)](
+        weight,
+        difference,
+        grad_inward,
+        grad_distances,
+        grad_weight,
+        grad_difference,
+        weight.shape[1],
+        **_constants(heads, head_dim, len(grad_distances) // heads),
+    )
+    return grad_weight, grad_difference
+
+
+def _constants(heads: int, head_dim: int, width: int) -> dict[str, int]:
+    block = triton.next_power_of_2(width)
+    return {
+        "heads": heads,
+        "head_dim": head_dim,
+        "width": width,
+        "block": block,
+        "columns": COLUMNS,
+        "num_warps": WARPS,
+    }
+
+
+@triton.jit
+def _pad(
+    weight,  # (4, H, D, d)
+    difference,  # (H, D)
+    padded,  # (4, H, P, d)
+    dim,
+    heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    columns: tl.constexpr,
+):
+    part = tl.program_id(0)
+    feature, column = tl.arange(0, block), tl.program_id(1) * columns + tl.arange(0, columns)
+    real, there = feature < head_dim, (column < dim)[None, :]
+    at = feature[:, None] * dim + column[None, :]
+    values = tl.load(weight + part * head_dim * dim + at, mask=real[:, None] & there, other=0.0).to(tl.float32)
+    if part >= 3 * heads:
+        factor = tl.load(difference + (part - 3 * heads) * head_dim + feature, mask=real, other=0.0).to(tl.float32)
+        spare = tl.sum(values * factor[:, None], 0)
+        values = tl.where((feature == head_dim)[:, None], spare[None, :], values)
+    tl.store(padded + part * width * dim + at, values, mask=(feature < width)[:, None] & there)
+
+
+@triton.jit
+def _unpad(
+    weight,  # (4, H, D, d)
+    difference,  # (H, D)
+    grad_inward,  # (3, H, P, d)
+    grad_distances,  # (H, P, d)
+    grad_weight,  # (4, H, D, d)
+    grad_difference,  # (H, D)
+    dim,
+    heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    columns: tl.constexpr,
+):
+    part = tl.program_id(0)
+    feature = tl.arange(0, block)
+    real = feature < head_dim
+    own = part * head_dim * dim + feature[:, None] * dim
+    if part < 3 * heads:
+        for start in range(0, dim, columns):
+            column = start + tl.arange(0, columns)
+            there = real[:, None] & (column < dim)[None, :]
+            at = part * width * dim + feature[:, None] * dim + column[None, :]
+            tl.store(grad_weight + own + column[None, :], tl.load(grad_inward + at, mask=there), mask=there)
+    else:
+        head = part - 3 * heads
+        factor = tl.load(difference + head * head_dim + feature, mask=real, other=0.0).to(tl.float32)
+        total = tl.zeros((block,), tl.float32)
+        for start in range(0, dim, columns):
+            column = start + tl.arange(0, columns)
+            there = real[:, None] & (column < dim)[None, :]
+            of_head = grad_distances + head * width * dim
+            gradient = tl.load(of_head + feature[:, None] * dim + column[None, :], mask=there, other=0.0)
+            spare = tl.load(of_head + head_dim * dim + column, mask=column < dim, other=0.0).to(tl.float32)
+            values = tl.load(weight + own + column[None, :], mask=there, other=0.0).to(tl.float32)
+            total += tl.sum(values * spare[None, :], 1)
+            tl.store(
+                grad_weight + own + column[None, :],
+                gradient.to(tl.float32) + factor[:, None] * spare[None, :],
+                mask=there,
+            )
+        tl.store(grad_difference + head * head_dim + feature, total, mask=real)

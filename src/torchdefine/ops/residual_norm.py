@@ -1,0 +1,198 @@
+"""A residual connection with its dropout and layer norm as one operation, and its gradient as another.
+
+Under autocast torch adds, drops out, normalises and converts one after another, with tensors written and read between
+them. Here x + dropout(update) and its norm are made in one pass, the norm in full precision and in the dtype of the
+products that read it. Backward makes, in one pass, the gradients of x and of the update, and sums for the weights.
+
+What kernels do exists in plain torch as well (`forward_rows`, `backward_rows`), with the same numbers.
+Shapes: N rows of d features.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from torchdefine.ops.dropout_mask import dropout_mask
+from torchdefine.ops.kernel_gate import kernels_run
+
+WIDEST = 4096
+HALF = (torch.float16, torch.bfloat16)
+
+
+def has_fused_kernels(x: Tensor) -> bool:
+    """Whether the operations around the products run as kernels for vectors like ``x``: autocast on a newer GPU."""
+    device = x.device.type
+    return (
+        kernels_run(x)
+        and torch.is_autocast_enabled(device)
+        and torch.get_autocast_dtype(device) in HALF
+        and x.dtype != torch.float64
+        and x.shape[-1] <= WIDEST
+    )
+
+
+def residual_norm(
+    x: Tensor,
+    update: Tensor,
+    norm: nn.LayerNorm,
+    dropout: float = 0.0,
+    *,
+    pre: bool = False,
+    update_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What goes past the next part of a network, in full precision, and what that part reads, in the update's dtype.
+
+    That is LayerNorm(x + dropout(update + update_bias)) twice, or with ``pre`` the sum and its norm.
+
+    Args:
+        x: (…, d), of any dtype.
+        update: (…, d), in the dtype of the products.
+        norm: a norm over the last dimension, with weight and bias.
+        update_bias: (d,), that of the product which gave the update: it costs nothing here, nor does its gradient.
+    """
+    mask = dropout_mask(update, dropout)
+    past, read = _ResidualNorm.apply(x, update, norm.weight, norm.bias, update_bias, mask, 1 - dropout, norm.eps, pre)
+    return past, read
+
+
+class Given(NamedTuple):
+    """What is added up."""
+
+    x: Tensor  # (N, d)
+    update: Tensor  # (N, d)
+    update_bias: Tensor | None  # (d,)
+    mask: Tensor | None  # (N, d)
+    keep: float
+
+
+class Statistics(NamedTuple):
+    """What backward needs of a norm."""
+
+    total: Tensor  # (N, d): what was normalised
+    mean: Tensor  # (N,)
+    scale: Tensor  # (N,): one over the standard deviation
+
+
+class Incoming(NamedTuple):
+    """The gradients of both outputs, of which one may be missing: N rows of d features, in any shape (…, d)."""
+
+    past: Tensor | None
+    read: Tensor | None
+
+
+class _ResidualNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        update: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        update_bias: Tensor | None,
+        mask: Tensor | None,
+        keep: float,
+        eps: float,
+        pre: bool,
+    ) -> tuple[Tensor, Tensor]:
+        width, shape = x.shape[-1], x.shape
+        x, update = x.reshape(-1, width).contiguous(), update.reshape(-1, width).contiguous()
+        mask = None if mask is None else mask.view(-1, width)
+        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        statistics = Statistics(
+            torch.empty_like(x, dtype=exact), x.new_empty(len(x), dtype=exact), x.new_empty(len(x), dtype=exact)
+        )
+        normed, read = None if pre else torch.empty_like(statistics.total), torch.empty_like(update)
+        given = Given(x, update, update_bias, mask, keep)
+        _rows(statistics.total)[0](given, weight, bias, eps, statistics, normed, read)
+        ctx.save_for_backward(*statistics, weight, mask)
+        ctx.keep, ctx.pre, ctx.dtypes, ctx.has_update_bias = keep, pre, (x.dtype, update.dtype), update_bias is not None
+        ctx.set_materialize_grads(False)
+        return (statistics.total if normed is None else normed).view(shape), read.view(shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_past: Tensor | None, grad_read: Tensor | None) -> tuple[Tensor | None, ...]:
+        some = grad_past if grad_read is None else grad_read
+        if some is None:
+            return (None,) * 9
+        *saved, weight, mask = ctx.saved_tensors
+        statistics, shape = Statistics(*saved), some.shape
+        incoming = Incoming(grad_past, grad_read)
+        grad_x, grad_update = (torch.empty_like(statistics.total, dtype=dtype) for dtype in ctx.dtypes)
+        sums = _rows(statistics.total)[1](
+            incoming, statistics, weight, mask, ctx.keep, ctx.pre, grad_x, grad_update
+        )  # (3, d)
+        of_weight, of_bias, of_update = sums.to(weight.dtype).unbind()
+        return (
+            grad_x.view(shape),
+            grad_update.view(shape),
+            of_weight,
+            of_bias,
+            of_update if ctx.has_update_bias else None,
+            *(None,) * 4,
+        )
+
+
+def _rows(like: Tensor) -> tuple[Any, Any]:
+    if like.dtype == torch.float64 or not kernels_run(like):
+        return forward_rows, backward_rows
+    from torchdefine.ops import residual_norm_kernels
+
+    return residual_norm_kernels.forward_rows, residual_norm_kernels.backward_rows
+
+
+def forward_rows(
+    given: Given,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    statistics: Statistics,
+    normed: Tensor | None,
+    read: Tensor,
+) -> None:
+    """Fill the statistics, ``read`` and, if there is one, ``normed``; all (N, d)."""
+    total, mean, scale = statistics
+    update = given.update.to(total.dtype)
+    update = update if given.update_bias is None else update + given.update_bias
+    dropped = update / given.keep if given.mask is None else update * given.mask / given.keep
+    total.copy_(given.x.to(total.dtype) + dropped)
+    mean.copy_(total.mean(1))
+    centred = total - mean[:, None]
+    scale.copy_((centred.square().mean(1) + eps).rsqrt())
+    result = centred * scale[:, None] * weight + bias
+    read.copy_(result)
+    if normed is not None:
+        normed.copy_(result)
+
+
+def backward_rows(
+    incoming: Incoming,
+    statistics: Statistics,
+    weight: Tensor,
+    mask: Tensor | None,
+    keep: float,
+    pre: bool,
+    grad_x: Tensor,
+    grad_update: Tensor,
+) -> Tensor:
+    """Fill ``grad_x`` and ``grad_update`` (N, d); gives sums over rows for weight, bias and update, (3, d)."""
+    total, mean, scale = statistics
+    to_norm = torch.zeros_like(total)
+    for gradient in (incoming.read, None if pre else incoming.past):
+        if gradient is not None:
+            to_norm += gradient.reshape(total.shape)
+    hat = (total - mean[:, None]) * scale[:, None]
+    weighted = to_norm * weight
+    through = weighted - weighted.mean(1, keepdim=True) - hat * (weighted * hat).mean(1, keepdim=True)
+    grad_total = through * scale[:, None]
+    if pre and incoming.past is not None:
+        grad_total += incoming.past.reshape(total.shape)
+    grad_x.copy_(grad_total)
+    dropped = grad_total / keep
+    dropped = dropped if mask is None else dropped * mask
+    grad_update.copy_(dropped)
+    return torch.stack(((to_norm * hat).sum(0), to_norm.sum(0), dropped.sum(0)))

@@ -1,0 +1,219 @@
+"""The two passes of `residual_norm` as Triton kernels; see there for what they compute."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchdefine.ops.residual_norm import Given, Incoming, Statistics
+
+TILE = 2048
+"""Numbers that a program has in hand of each tensor."""
+MOST_PROGRAMS = 396
+"""Of backward, each of which sums its rows' part of the weights' gradients: three on each multiprocessor of an H200."""
+
+
+def forward_rows(
+    given: Given,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    statistics: Statistics,
+    normed: Tensor | None,
+    read: Tensor,
+) -> None:
+    x, update, update_bias, mask, keep = given
+    rows, width = x.shape
+    if not rows:
+        return
+    launch = launch_for(width)
+    _forward[(triton.cdiv(rows, launch["tile_rows"]),)](
+        x,
+        update,
+        weight if update_bias is None else update_bias,
+        x if mask is None else mask,
+        weight,
+        bias,
+        *statistics,
+        read if normed is None else normed,
+        read,
+        rows,
+        width,
+        1 / keep,
+        eps,
+        biased=update_bias is not None,
+        masked=mask is not None,
+        exact_too=normed is not None,
+        **launch,
+    )
+
+
+def backward_rows(
+    incoming: Incoming,
+    statistics: Statistics,
+    weight: Tensor,
+    mask: Tensor | None,
+    keep: float,
+    pre: bool,
+    grad_x: Tensor,
+    grad_update: Tensor,
+) -> Tensor:
+    """Partial sums are added up in a fixed order, so that the same inputs always give the same bits."""
+    rows, width = grad_x.shape
+    launch = launch_for(width)
+    tiles = triton.cdiv(rows, launch["tile_rows"])
+    programs = triton.cdiv(tiles, triton.cdiv(tiles, MOST_PROGRAMS)) if tiles else 0  # equal shares
+    partial = torch.empty(3, programs, width, dtype=torch.float32, device=grad_x.device)
+    read, together, apart = _where_it_lies(grad_x if incoming.read is None else incoming.read)
+    if tiles:
+        _backward[(programs,)](
+            grad_x if incoming.past is None else incoming.past.contiguous(),
+            read,
+            *statistics,
+            weight,
+            grad_x if mask is None else mask,
+            grad_x,
+            grad_update,
+            partial,
+            rows,
+            width,
+            together,
+            apart,
+            1 / keep,
+            has_past=incoming.past is not None,
+            has_read=incoming.read is not None,
+            masked=mask is not None,
+            pre=pre,
+            **launch,
+        )
+    return partial.sum(1)
+
+
+def _where_it_lies(gradient: Tensor) -> tuple[Tensor, int, int]:
+    """How many rows lie together and how far each such lot is from the next: part of a longer segment is not copied."""
+    if gradient.ndim == 3 and gradient.stride(2) == 1 and gradient.stride(1) == gradient.shape[2]:
+        return gradient, gradient.shape[1], gradient.stride(0)
+    rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
+    return rows, len(rows), 0
+
+
+def launch_for(width: int) -> dict[str, int]:
+    """Whole rows in a program, so that a row's sums need nobody else."""
+    tile_columns = triton.next_power_of_2(width)
+    tile_rows = max(TILE // tile_columns, 1)
+    warps = min(max(tile_rows * tile_columns // 512, 1), 16)
+    return {"tile_rows": min(tile_rows, 16), "tile_columns": tile_columns, "num_warps": warps}
+
+
+@triton.jit
+def _forward(
+    x,  # (N, d)
+    update,  # (N, d)
+    update_bias,  # (d,)
+    mask,  # (N, d)
+    weight,  # (d,)
+    bias,  # (d,)
+    total,  # (N, d)
+    mean,  # (N,)
+    scale,  # (N,)
+    normed,  # (N, d)
+    read,  # (N, d)
+    rows,
+    width,
+    inverse_keep,
+    eps,
+    biased: tl.constexpr,
+    masked: tl.constexpr,
+    exact_too: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    column = tl.arange(0, tile_columns)
+    there = (row < rows)[:, None] & (column < width)[None, :]
+    place = row[:, None].to(tl.int64) * width + column[None, :]
+    added = tl.load(update + place, mask=there, other=0.0).to(tl.float32)
+    if biased:
+        added += tl.load(update_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    added *= inverse_keep
+    if masked:
+        added = tl.where(tl.load(mask + place, mask=there, other=0) != 0, added, 0.0)
+    sums = tl.load(x + place, mask=there, other=0.0).to(tl.float32) + added
+    tl.store(total + place, sums, mask=there)
+    middle = tl.sum(sums, 1) / width
+    centred = tl.where(there, sums - middle[:, None], 0.0)
+    narrow = tl.rsqrt(tl.sum(centred * centred, 1) / width + eps)
+    tl.store(mean + row, middle, mask=row < rows)
+    tl.store(scale + row, narrow, mask=row < rows)
+    w = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    b = tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
+    result = centred * narrow[:, None] * w[None, :] + b[None, :]
+    tl.store(read + place, result.to(read.dtype.element_ty), mask=there)
+    if exact_too:
+        tl.store(normed + place, result, mask=there)
+
+
+@triton.jit
+def _backward(
+    past,  # (N, d)
+    read,  # (N / together, together, d), with ``apart`` from one to the next
+    total,  # (N, d)
+    mean,  # (N,)
+    scale,  # (N,)
+    weight,  # (d,)
+    mask,  # (N, d)
+    grad_x,  # (N, d)
+    grad_update,  # (N, d)
+    partial,  # (3, programs, d)
+    rows,
+    width,
+    together,
+    apart,
+    inverse_keep,
+    has_past: tl.constexpr,
+    has_read: tl.constexpr,
+    masked: tl.constexpr,
+    pre: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    programs = tl.num_programs(0)
+    column = tl.arange(0, tile_columns)
+    w = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    of_weight = tl.zeros((tile_rows, tile_columns), tl.float32)
+    of_bias = tl.zeros((tile_rows, tile_columns), tl.float32)
+    of_update = tl.zeros((tile_rows, tile_columns), tl.float32)
+    for start in range(tl.program_id(0) * tile_rows, rows, programs * tile_rows):
+        row = start + tl.arange(0, tile_rows)
+        there = (row < rows)[:, None] & (column < width)[None, :]
+        place = row[:, None].to(tl.int64) * width + column[None, :]
+        to_norm = tl.zeros((tile_rows, tile_columns), tl.float32)
+        if has_read:
+            begins = (row // together).to(tl.int64) * apart + (row % together) * width
+            to_norm += tl.load(read + begins[:, None] + column[None, :], mask=there, other=0.0).to(tl.float32)
+        if has_past and not pre:
+            to_norm += tl.load(past + place, mask=there, other=0.0).to(tl.float32)
+        middle = tl.load(mean + row, mask=row < rows, other=0.0)
+        narrow = tl.load(scale + row, mask=row < rows, other=0.0)
+        hat = (tl.load(total + place, mask=there, other=0.0) - middle[:, None]) * narrow[:, None]
+        hat = tl.where(there, hat, 0.0)
+        weighted = to_norm * w[None, :]
+        level = tl.sum(weighted, 1) / width
+        slope = tl.sum(weighted * hat, 1) / width
+        gradient = (weighted - level[:, None] - hat * slope[:, None]) * narrow[:, None]
+        if has_past and pre:
+            gradient += tl.load(past + place, mask=there, other=0.0).to(tl.float32)
+        tl.store(grad_x + place, gradient.to(grad_x.dtype.element_ty), mask=there)
+        dropped = gradient * inverse_keep
+        if masked:
+            dropped = tl.where(tl.load(mask + place, mask=there, other=0) != 0, dropped, 0.0)
+        tl.store(grad_update + place, dropped.to(grad_update.dtype.element_ty), mask=there)
+        of_weight += to_norm * hat
+        of_bias += to_norm
+        of_update += tl.where(there, dropped, 0.0)
+    mine = partial + tl.program_id(0) * width + column
+    tl.store(mine, tl.sum(of_weight, 0), mask=column < width)
+    tl.store(mine + programs * width, tl.sum(of_bias, 0), mask=column < width)
+    tl.store(mine + 2 * programs * width, tl.sum(of_update, 0), mask=column < width)

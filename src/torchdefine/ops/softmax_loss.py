@@ -1,0 +1,92 @@
+"""Cross-entropy of a chunk of logits and its gradient, written over the logits where a kernel does it.
+
+The kernel reads a row twice and writes it once, in the dtype of the products; torch, one operation after another, moves
+several times as much. Statistics and losses are float32 in both (float64 for float64): the numbers are the same.
+
+Shapes: t rows, V classes, P ≥ V columns: those behind the classes only fill rows up to a length that matrix products
+like, get no probability and have no gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdefine.ops.kernel_gate import kernels_run
+
+
+class Classes(NamedTuple):
+    """What rows of logits are held against."""
+
+    columns: Tensor
+    """(t,) of the targets; any class where the row does not count."""
+    counted: Tensor
+    """(t,)"""
+    number: int
+    """V"""
+    bias: Tensor | None = None
+    """(P,): added to every row in full precision."""
+    label_smoothing: float = 0.0
+
+
+def softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    """Losses (t,), zero where a row does not count, and if wanted their gradients for the logits, (t, P).
+
+    The logits (t, P) are used up. Gradients of rows that do not count are finite and mean nothing.
+    """
+    if logits.dtype != torch.float64 and kernels_run(logits):
+        from torchdefine.ops import softmax_kernels
+
+        return softmax_kernels.softmax_loss(logits, classes, with_gradient)
+    return plain_softmax_loss(logits, classes, with_gradient)
+
+
+def add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor) -> None:
+    """Add Σ weights · rows to a total in full precision: (P,), (t, P) and (t,)."""
+    if matrix.dtype != torch.float64 and kernels_run(matrix):
+        from torchdefine.ops import softmax_kernels
+
+        softmax_kernels.add_column_sums(total, matrix, weights)
+    else:
+        plain_add_column_sums(total, matrix, weights)
+
+
+def plain_softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    """The same in torch; the gradient has full precision."""
+    exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    if classes.bias is not None:
+        logits = logits.to(exact).add_(classes.bias)
+    if classes.number < logits.shape[1]:
+        logits[:, classes.number :] = -math.inf
+    columns = classes.columns.unsqueeze(1)  # (t, 1)
+    probabilities = torch.softmax(logits, dim=1, dtype=exact)  # (t, P)
+    losses = _losses(logits, probabilities, columns, classes)
+    gradient = _logit_gradient(probabilities, columns, classes) if with_gradient else None
+    return torch.where(classes.counted, losses, 0.0), gradient
+
+
+def _losses(logits: Tensor, probabilities: Tensor, columns: Tensor, classes: Classes) -> Tensor:
+    """From the largest logit and its probability, which is never too small for a logarithm: (t,)."""
+    exact, smoothing = probabilities.dtype, classes.label_smoothing
+    normalisers = logits.amax(1).to(exact) - probabilities.amax(1).log()  # (t,) log Σ exp
+    losses = normalisers - logits.gather(1, columns).squeeze(1)
+    if smoothing:
+        mean = logits[:, : classes.number].mean(1, dtype=exact)
+        losses = (1 - smoothing) * losses + smoothing * (normalisers - mean)
+    return losses
+
+
+def _logit_gradient(probabilities: Tensor, columns: Tensor, classes: Classes) -> Tensor:
+    """Softmax less the smoothed target, written over the probabilities, which nobody needs again."""
+    gradient, smoothing = probabilities, classes.label_smoothing
+    if smoothing:
+        gradient[:, : classes.number] -= smoothing / classes.number
+    hit = torch.full_like(columns, smoothing - 1, dtype=gradient.dtype)  # (t, 1)
+    return gradient.scatter_add_(1, columns, hit)
+
+
+def plain_add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor) -> None:
+    total.addmv_(matrix.T.to(total.dtype), weights.to(total.dtype))

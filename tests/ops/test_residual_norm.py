@@ -1,0 +1,217 @@
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchdefine.ops import has_fused_kernels, relu_dropout, residual_norm
+from torchdefine.ops.dropout_mask import dropout_mask
+from torchdefine.ops.residual_norm import Given, Incoming, Statistics, backward_rows, forward_rows
+
+
+def norm_of(width: int, dtype: torch.dtype = torch.float64, device: str = "cpu") -> nn.LayerNorm:
+    norm = nn.LayerNorm(width, eps=1e-4).to(device, dtype)
+    with torch.no_grad():
+        norm.weight.add_(torch.randn_like(norm.weight), alpha=0.3)
+        norm.bias.add_(torch.randn_like(norm.bias))
+    return norm
+
+
+def step_by_step(
+    x: Tensor, update: Tensor, norm: nn.LayerNorm, mask: Tensor | None, keep: float, pre: bool
+) -> tuple[Tensor, Tensor]:
+    total = x + (update if mask is None else update * mask / keep)
+    normed = F.layer_norm(total, total.shape[-1:], norm.weight, norm.bias, norm.eps)
+    return (total, normed) if pre else (normed, normed)
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(0, 7),
+    width=st.integers(1, 20),
+    p=st.sampled_from([0.0, 0.3]),
+    pre=st.booleans(),
+    used=st.sampled_from([(1, 1), (1, 0), (0, 1)]),
+    seed=st.integers(0, 1000),
+)
+def test_plain_torch_equals_its_parts_in_float64_with_gradients(
+    rows: int, width: int, p: float, pre: bool, used: tuple[int, int], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    norm, shift = norm_of(width), torch.randn(width, dtype=torch.float64, requires_grad=True)
+    x, raw = (torch.randn(2, rows, width, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    torch.manual_seed(seed)
+    ours = residual_norm(x, raw, norm, p, pre=pre, update_bias=shift)
+    torch.manual_seed(seed)
+    theirs = step_by_step(x, raw + shift, norm, dropout_mask(raw, p), 1 - p, pre)
+    inputs = (x, raw, norm.weight, norm.bias, shift)
+    upstream = [torch.randn_like(x) for _ in ours]
+    results = []
+    for outputs in (ours, theirs):
+        kept = [(output * weight).sum() for output, weight, use in zip(outputs, upstream, used, strict=True) if use]
+        results.append((*outputs, *torch.autograd.grad(sum(kept), inputs, materialize_grads=True)))
+    for mine, reference in zip(*results, strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
+
+
+def test_the_stream_keeps_its_precision_and_products_get_theirs() -> None:
+    norm = norm_of(6, torch.float32)
+    x = torch.randn(3, 6, dtype=torch.bfloat16, requires_grad=True)
+    update = torch.randn(3, 6, dtype=torch.bfloat16, requires_grad=True)
+    past, read = residual_norm(x, update, norm)
+    assert (past.dtype, read.dtype) == (torch.float32, torch.bfloat16)
+    assert torch.equal(past.to(torch.bfloat16), read)
+    gradients = torch.autograd.grad(past.sum() + read.sum(), (x, update, norm.weight))
+    assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.bfloat16, torch.float32]
+
+
+def test_second_derivatives_are_refused() -> None:
+    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    for result in (residual_norm(x, x, norm_of(6))[0], relu_dropout(x)):
+        (gradient,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.sum().backward()
+
+
+def test_the_cpu_has_no_kernels() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not has_fused_kernels(torch.empty(2, 4))
+
+
+def test_a_mask_keeps_the_share_that_it_should() -> None:
+    assert dropout_mask(torch.empty(4), 0.0) is None
+    mask = dropout_mask(torch.empty(200, 500), 0.1)
+    assert mask is not None
+    assert mask.dtype == torch.bool
+    assert 0.895 < mask.double().mean() < 0.905
+
+
+def fill(
+    passes: tuple[Callable[..., None], Callable[..., Tensor]],
+    given: Given,
+    norm: nn.LayerNorm,
+    incoming: Incoming,
+    pre: bool,
+) -> list[Tensor]:
+    """Everything that both passes make."""
+    x, update, _, mask, keep = given
+    exact = torch.empty_like(x, dtype=torch.float32)
+    statistics = Statistics(exact, exact.new_empty(len(x)), exact.new_empty(len(x)))
+    normed, read = None if pre else torch.empty_like(exact), torch.empty_like(update)
+    passes[0](given, norm.weight, norm.bias, norm.eps, statistics, normed, read)
+    grad_x, grad_update = torch.empty_like(x), torch.empty_like(update)
+    sums = passes[1](incoming, statistics, norm.weight, mask, keep, pre, grad_x, grad_update)
+    return [*statistics, read, grad_x, grad_update, sums, *([] if normed is None else [normed])]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("pre", [False, True])
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize(("rows", "width", "masked"), [(1, 1, False), (9, 7, True), (37, 384, True), (3, 2100, False)])
+def test_kernels_give_the_numbers_of_plain_torch(
+    kernel_device: str, rows: int, width: int, masked: bool, both: bool, pre: bool, dtype: torch.dtype
+) -> None:
+    from torchdefine.ops import residual_norm_kernels as kernels
+
+    with torch.no_grad():
+        norm = norm_of(width, torch.float32, kernel_device)
+        x = torch.randn(rows, width, device=kernel_device)
+        update = torch.randn_like(x).to(dtype)
+        mask, keep = (dropout_mask(update, 0.2), 0.8) if masked else (None, 1.0)
+        inputs = Given(x, update, torch.randn_like(norm.bias) if both else None, mask, keep)
+        incoming = Incoming(torch.randn_like(x) if both or pre else None, torch.randn_like(x).to(dtype))
+        expected = fill((forward_rows, backward_rows), inputs, norm, incoming, pre)
+        found = fill((kernels.forward_rows, kernels.backward_rows), inputs, norm, incoming, pre)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        tolerance = 2e-3 if ours.dtype == torch.float16 else 2e-5
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_more_rows_than_programs_take_turns(kernel_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchdefine.ops import residual_norm_kernels as kernels
+
+    monkeypatch.setattr(kernels, "MOST_PROGRAMS", 2)
+    with torch.no_grad():
+        norm = norm_of(5, torch.float32, kernel_device)
+        x = torch.randn(90, 5, device=kernel_device)
+        inputs, incoming = Given(x, torch.randn_like(x), None, None, 1.0), Incoming(torch.randn_like(x), None)
+        found = fill((kernels.forward_rows, kernels.backward_rows), inputs, norm, incoming, False)
+        expected = fill((forward_rows, backward_rows), inputs, norm, incoming, False)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("pre", [False, True])
+def test_gradients_are_read_where_they_lie(kernel_device: str, pre: bool) -> None:
+    """What comes back from a segment behind its memory is part of a larger tensor; other gradients come expanded."""
+    from torchdefine.ops import residual_norm_kernels as kernels
+
+    with torch.no_grad():
+        norm = norm_of(16, torch.float32, kernel_device)
+        x = torch.randn(12, 16, device=kernel_device)
+        inputs = Given(x, torch.randn_like(x), None, None, 1.0)
+        longer = torch.randn(3, 7, 16, device=kernel_device)
+        for read in (longer[:, 3:], longer[:, :4].transpose(0, 1), longer[0, 0].expand(3, 4, 16)):
+            past = torch.randn(4, 3, 16, device=kernel_device).transpose(0, 1)
+            found = fill((kernels.forward_rows, kernels.backward_rows), inputs, norm, Incoming(past, read), pre)
+            expected = fill((forward_rows, backward_rows), inputs, norm, Incoming(past, read.reshape(12, 16)), pre)
+            for ours, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pre", [False, True])
+@pytest.mark.parametrize(("rows", "width"), [(9000, 384), (4096, 512), (333, 410), (17, 41)])
+def test_kernels_equal_float64_to_half_precision_and_always_give_the_same_bits(
+    rows: int, width: int, pre: bool, dtype: torch.dtype
+) -> None:
+    norm = norm_of(width, torch.float32, "cuda")
+    shift = torch.randn(width, device="cuda", requires_grad=True)
+    x = torch.randn(rows, width, device="cuda", requires_grad=True)
+    raw = torch.randn(rows, width, device="cuda").to(dtype).requires_grad_()
+    upstream = [torch.randn_like(x), torch.randn_like(x)]
+    results = []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            torch.manual_seed(3)
+            past, read = residual_norm(x, raw, norm, 0.1, pre=pre, update_bias=shift)
+            objective = (past * upstream[0]).sum() + (read.float() * upstream[1]).sum()
+            results.append([past, read, *torch.autograd.grad(objective, (x, raw, norm.weight, norm.bias, shift))])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for once, twice in zip(*results, strict=True):
+        assert torch.equal(once, twice)
+    torch.manual_seed(3)
+    mask = dropout_mask(raw, 0.1)
+    exact = copy.deepcopy(norm).double()
+    inputs = [t.detach().double().requires_grad_() for t in (x, raw, shift)]
+    past, read = step_by_step(inputs[0], inputs[1] + inputs[2], exact, mask, 0.9, pre)
+    objective = (past * upstream[0]).sum() + (read * upstream[1]).sum()
+    wanted = (*inputs[:2], exact.weight, exact.bias, inputs[2])
+    for ours, true in zip(results[0], (past, read, *torch.autograd.grad(objective, wanted)), strict=True):
+        close = {torch.float32: 3e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2}[ours.dtype]
+        assert (ours.double() - true).norm() <= close * true.norm()
+
+
+@pytest.mark.gpu
+def test_replayed_graphs_draw_new_masks() -> None:
+    norm = norm_of(64, torch.float32, "cuda")
+    x, update = torch.zeros(128, 64, device="cuda"), torch.ones(128, 64, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        residual_norm(x, update, norm, 0.5, pre=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            total, _ = residual_norm(x, update, norm, 0.5, pre=True)
+    sums = []
+    for _ in range(2):
+        graph.replay()
+        sums.append(total.clone())
+    assert not torch.equal(*sums)
+    assert set(sums[1].unique().tolist()) == {0.0, 2.0}

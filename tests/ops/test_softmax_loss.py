@@ -1,0 +1,106 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchdefine.ops.softmax_loss import Classes, plain_add_column_sums, plain_softmax_loss
+
+
+def problem(
+    rows: int, classes: int, padded: int, biased: bool, smoothing: float, dtype: torch.dtype, device: str = "cpu"
+) -> tuple[Tensor, Classes]:
+    """Logits with anything at all behind the classes, about a quarter of whose rows do not count."""
+    logits = 3 * torch.randn(rows, padded, dtype=torch.float64)
+    logits[:, classes:] = 1e4
+    bias = torch.randn(padded, dtype=torch.float64) if biased else None
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    counted = (torch.rand(rows) > 0.25).to(device)
+    columns = torch.randint(0, classes, (rows,), device=device)
+    held_against = Classes(columns, counted, classes, None if bias is None else bias.to(device, exact), smoothing)
+    return logits.to(device, dtype), held_against
+
+
+def truth(logits: Tensor, classes: Classes) -> tuple[Tensor, Tensor]:
+    """By torch in float64, over the classes alone; gradients (t, P) of the rows that count."""
+    given = logits.double().requires_grad_()
+    scores = given[:, : classes.number]
+    if classes.bias is not None:
+        scores = scores + classes.bias[: classes.number].double()
+    losses = F.cross_entropy(scores, classes.columns, reduction="none", label_smoothing=classes.label_smoothing)
+    losses = torch.where(classes.counted, losses, 0.0)
+    (gradient,) = torch.autograd.grad(losses.sum(), given)
+    return losses.detach(), gradient
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(0, 9),
+    classes=st.integers(1, 30),
+    padding=st.integers(0, 15),
+    biased=st.booleans(),
+    smoothing=st.sampled_from([0.0, 0.1, 1.0]),
+)
+def test_plain_torch_equals_cross_entropy_over_the_classes_alone(
+    rows: int, classes: int, padding: int, biased: bool, smoothing: float
+) -> None:
+    logits, held_against = problem(rows, classes, classes + padding, biased, smoothing, torch.float64)
+    expected_losses, expected = truth(logits, held_against)
+    losses, gradient = plain_softmax_loss(logits.clone(), held_against, with_gradient=True)
+    torch.testing.assert_close(losses, expected_losses, rtol=1e-10, atol=1e-10)
+    counted = held_against.counted
+    torch.testing.assert_close(gradient[counted], expected[counted], rtol=1e-10, atol=1e-10)
+    assert not gradient[:, classes:].any()  # exactly
+    alone, nothing = plain_softmax_loss(logits.clone(), held_against, with_gradient=False)
+    assert torch.equal(alone, losses)
+    assert nothing is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("rows", "classes", "padded", "biased"),
+    [(3, 1, 16, False), (5, 37, 48, True), (7, 4096, 4096, False), (4, 9000, 9008, True), (0, 5, 16, True)],
+)
+def test_the_kernel_gives_the_numbers_of_plain_torch(
+    kernel_device: str, rows: int, classes: int, padded: int, biased: bool, smoothing: float, dtype: torch.dtype
+) -> None:
+    from torchdefine.ops import softmax_kernels
+
+    logits, held_against = problem(rows, classes, padded, biased, smoothing, dtype, kernel_device)
+    expected_losses, expected = plain_softmax_loss(logits.clone(), held_against, with_gradient=True)
+    evaluated, _ = softmax_kernels.softmax_loss(logits.clone(), held_against, with_gradient=False)
+    losses, gradient = softmax_kernels.softmax_loss(logits, held_against, with_gradient=True)
+    assert gradient is logits
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, expected_losses, rtol=2e-6, atol=2e-6)
+    assert torch.equal(evaluated, losses)
+    expected = torch.where(held_against.counted[:, None], expected, 0.0)
+    torch.testing.assert_close(gradient, expected.to(dtype), rtol=2e-3 if dtype == torch.float16 else 1e-5, atol=1e-6)
+    assert not gradient[:, classes:].any()
+
+
+def test_forbidden_classes_leave_a_whole_block_without_probability(kernel_device: str) -> None:
+    from torchdefine.ops import softmax_kernels
+
+    logits, held_against = problem(3, 5000, 5008, True, 0.0, torch.float32, kernel_device)
+    held_against.bias[:4500] = -torch.inf
+    held_against.columns.fill_(4800)
+    expected_losses, expected = truth(logits, held_against)
+    losses, gradient = softmax_kernels.softmax_loss(logits, held_against, with_gradient=True)
+    torch.testing.assert_close(losses.double(), expected_losses, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (33, 70), (2100, 65)])
+def test_column_sums_are_those_of_a_product_in_float64(kernel_device: str, rows: int, columns: int) -> None:
+    from torchdefine.ops import softmax_kernels
+
+    matrix = torch.randn(rows, columns, device=kernel_device, dtype=torch.float16)
+    for weights in (torch.ones(rows, dtype=torch.long), torch.randn(rows)):
+        expected = matrix.double().T @ weights.double().to(kernel_device) + 1
+        for add_column_sums in (softmax_kernels.add_column_sums, plain_add_column_sums):
+            total = torch.ones(columns, device=kernel_device)
+            add_column_sums(total, matrix, weights.to(kernel_device))
+            torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-4)
