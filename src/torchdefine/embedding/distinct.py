@@ -15,16 +15,19 @@ LARGEST_SHARE = 0.75
 def distinct_ids(ids: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
     """The different ids in rising order, (room,), and where each id is among them: ``distinct[places] == ids``.
 
+    Ids are below 2³¹, as any vocabulary is.
+
     Without ``room`` there are as many as are found, which a GPU would have to wait for. With it shapes are fixed, and
     what is left of the room repeats id 0; it must not be smaller than the number of different ids.
     """
     if room is None:
         distinct, places = torch.unique(ids, return_inverse=True)
         return distinct, places
-    ordered, order = ids.reshape(-1).sort()
+    ordered, order = ids.reshape(-1).int().sort()  # a GPU sorts byte by byte: four of them, not eight
     ranks = F.pad((ordered[1:] != ordered[:-1]).long(), (1, 0)).cumsum(0)  # (N,)
-    places = torch.empty_like(ranks).scatter_(0, order, ranks)
-    return ids.new_zeros(room).scatter_(0, ranks, ordered), places.view(ids.shape)
+    places = torch.empty_like(ordered).scatter_(0, order, ranks.int())
+    distinct = ordered.new_zeros(room).scatter_(0, ranks, ordered)
+    return distinct.to(ids.dtype), places.view(ids.shape)
 
 
 def count_distinct(ids: np.ndarray, num_embeddings: int) -> int:

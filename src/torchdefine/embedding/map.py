@@ -75,7 +75,7 @@ def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
     """(…) → (…, n). With ``each_once`` the caller keeps gradients from the padding row."""
     if each_once and ids.is_cuda:
         return table.weight.index_select(0, ids.reshape(-1)).view(*ids.shape, table.embedding_dim)
-    rows: Tensor = table(ids)
+    rows: Tensor = table(ids.int() if ids.is_cuda else ids)  # backward sorts them, byte by byte
     return rows
 
 

@@ -6,6 +6,7 @@ a deep unit has ten seams of different sizes, and few kernels serve them all.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from torchdefine.ops.group_stack import ALIGNED, Finish, Seam, Statistics
 
 TILE = 2048
 """Numbers that a program has in hand of each tensor."""
-MOST_PROGRAMS = 396
-"""Of backward, each of which sums its tokens' part of the gradients: three on each multiprocessor of an H200."""
+MOST_PROGRAMS = 528
+"""Of backward, each of which sums its tokens' part of the gradients: four on each multiprocessor of an H200."""
 
 
 def forward_seam(
@@ -75,6 +76,7 @@ def backward_seam(
     return partial.sum(1)
 
 
+@lru_cache(maxsize=256)
 def _launch(seam: Seam) -> dict[str, int]:
     columns = triton.next_power_of_2(seam.width)
     tokens = min(max(TILE // columns, 1), 16)
@@ -83,10 +85,11 @@ def _launch(seam: Seam) -> dict[str, int]:
         "tile_columns": columns,
         "seen_columns": triton.next_power_of_2(max(seam.form.seen, 1)),
         "spare_columns": triton.next_power_of_2(ALIGNED * max(seam.groups, seam.next_groups)),
-        "num_warps": min(max(tokens * columns // 512, 1), 16),
+        "num_warps": min(max(tokens * columns // 256, 1), 16),
     }
 
 
+@lru_cache(maxsize=256)
 def _sizes(seam: Seam) -> tuple[int, ...]:
     hidden_share, hidden_start = seam.hidden_place
     seen_share = seam.form.seen // seam.next_groups if seam.form.mixed else seam.next_chunk
