@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,11 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchdefine import ops
 from torchdefine.ops.relative_attention import (
     Scoring,
     _ByKernels,
-    _takes_kernels,
     attend_plainly,
     has_attention_kernel,
     relative_attention,
@@ -128,42 +125,6 @@ def test_without_a_gpu_there_are_no_kernels_and_plain_torch_is_used() -> None:
     given, _ = inputs(1, 3, 4, heads=2, width=8)
     scoring = Scoring(torch.tensor([4]), False, 1.0)
     assert torch.equal(relative_attention(*given, scoring), attend_plainly(*given, scoring))
-
-
-def test_where_no_kernel_can_be_built_that_is_said_and_none_is_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    facts = SimpleNamespace(major=9)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
-    monkeypatch.setattr(torch, "zeros", lambda *shape, device: torch.empty(*shape))
-
-    def fails(*given) -> None:
-        raise RuntimeError("There is no C compiler.")
-
-    monkeypatch.setitem(sys.modules, "torchdefine.ops.padding_kernels", SimpleNamespace(pad=fails))
-    monkeypatch.delattr(ops, "padding_kernels", raising=False)
-    _takes_kernels.cache_clear()
-    try:
-        for _ in range(2):
-            assert not has_attention_kernel(torch.device("cuda"), torch.bfloat16, 48)
-        expected = "Attention runs without kernels of its own, which makes it slower: There is no C compiler."
-        assert [record.getMessage() for record in caplog.records] == [expected]
-        facts.major = 7
-        assert not has_attention_kernel(torch.device("cuda:1"), torch.bfloat16, 48)
-        assert len(caplog.records) == 1
-    finally:
-        _takes_kernels.cache_clear()
-
-
-def test_without_triton_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=9))
-    monkeypatch.setitem(sys.modules, "torchdefine.ops.padding_kernels", None)
-    monkeypatch.delattr(ops, "padding_kernels", raising=False)
-    _takes_kernels.cache_clear()
-    try:
-        assert not has_attention_kernel(torch.device("cuda"), torch.bfloat16, 48)
-    finally:
-        _takes_kernels.cache_clear()
 
 
 MASKS = [

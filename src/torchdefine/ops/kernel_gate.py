@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 OLDEST_CAPABILITY = 8  # bfloat16, and what Triton still compiles for
 
@@ -34,13 +37,29 @@ def kernels_run(like: Tensor) -> bool:
     """Whether kernels take tensors like this one."""
     if not like.is_cuda or not kernels_allowed():
         return False
-    return like.device.index == torch.cuda.current_device() and _kernels_on(like.device)  # Triton starts them there
+    here = like.device.index == torch.cuda.current_device()  # where Triton starts them
+    return here and gpu_takes_kernels(like.device)
 
 
 @lru_cache(maxsize=16)
-def _kernels_on(device: torch.device) -> bool:
+def gpu_takes_kernels(device: torch.device) -> bool:
+    """Asked once for every device, and answered in the log if it does not; the smallest kernel is a trial."""
+    facts = torch.cuda.get_device_properties(device)
+    if facts.major < OLDEST_CAPABILITY:
+        return _does_not(f"{facts.name} is older than compute capability {OLDEST_CAPABILITY}.0")
     try:
-        import triton  # noqa: F401
+        from torchdefine.ops import padding_kernels
     except ImportError:
-        return False
-    return torch.cuda.get_device_properties(device).major >= OLDEST_CAPABILITY
+        return _does_not("Triton is not installed")
+    try:
+        weight = torch.zeros(4, 1, device=device)
+        with torch.cuda.device_of(weight):
+            padding_kernels.pad(weight, weight[:1], 8, torch.float16)
+    except Exception as reason:  # no compiler, say: whatever it is, training goes on
+        return _does_not(str(reason))
+    return True
+
+
+def _does_not(reason: str) -> bool:
+    log.warning("Torch's own operations run in place of our kernels, which makes half precision slower: %s.", reason)
+    return False

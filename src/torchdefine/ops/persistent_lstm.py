@@ -14,14 +14,13 @@ Shapes: T positions, B rows, H hidden units, P of them with padding, D inputs; g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchdefine.ops.kernel_gate import kernels_allowed
+from torchdefine.ops.kernel_gate import gpu_takes_kernels, kernels_allowed
 
 UNITS_PER_PROGRAM = 16
 PADDED_TO = 128
@@ -48,19 +47,8 @@ def has_kernel(x: Tensor, hidden_dim: int) -> bool:
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     if dtype not in (torch.float16, torch.bfloat16):
         return False
-    programs, capable = _kernels_on(x.device)
-    return capable and padded(hidden_dim) // UNITS_PER_PROGRAM <= programs
-
-
-@lru_cache(maxsize=16)
-def _kernels_on(device: torch.device) -> tuple[int, bool]:
-    """How many programs run at the same time for certain, and whether this GPU takes the kernels at all."""
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return 0, False
-    facts = torch.cuda.get_device_properties(device)
-    return facts.multi_processor_count, facts.major >= 8
+    programs = torch.cuda.get_device_properties(x.device).multi_processor_count  # so many run at once for certain
+    return padded(hidden_dim) // UNITS_PER_PROGRAM <= programs and gpu_takes_kernels(x.device)
 
 
 def padded(hidden_dim: int) -> int:

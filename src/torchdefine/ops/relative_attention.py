@@ -13,8 +13,6 @@ distances: column c is for K - 1 - c.
 
 from __future__ import annotations
 
-import logging
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchdefine.ops.kernel_gate import kernels_allowed
-
-log = logging.getLogger(__name__)
+from torchdefine.ops.kernel_gate import gpu_takes_kernels, kernels_allowed
 
 WIDEST_HEAD = 128
 
@@ -57,26 +53,7 @@ def has_attention_kernel(device: torch.device, dtype: torch.dtype, width: int) -
     """Whether heads so wide, padding included, are attended to by kernels: half precision on a newer GPU."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or width > WIDEST_HEAD or width % 8:
         return False
-    return kernels_allowed() and _takes_kernels(device)
-
-
-@lru_cache(maxsize=16)
-def _takes_kernels(device: torch.device) -> bool:
-    """Asked once for every device; the smallest kernel shows whether any can be built here."""
-    if torch.cuda.get_device_properties(device).major < 8:
-        return False
-    try:
-        from torchdefine.ops import padding_kernels
-    except ImportError:  # Triton is not there
-        return False
-    try:
-        weight = torch.zeros(4, 1, device=device)
-        with torch.cuda.device_of(weight):
-            padding_kernels.pad(weight, weight[:1], 8, torch.float16)
-    except Exception as reason:
-        log.warning("Attention runs without kernels of its own, which makes it slower: %s", reason)
-        return False
-    return True
+    return kernels_allowed() and gpu_takes_kernels(device)
 
 
 def attend_plainly(
