@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchdefine.ops.dropout_kernels import dropped_steps, is_kept
+from torchdefine.ops.dropout_mask import Kept
 from torchdefine.ops.residual_norm import Given, Incoming, Statistics
 
 TILE = 2048
@@ -24,7 +26,7 @@ def forward_rows(
     normed: Tensor | None,
     read: Tensor,
 ) -> None:
-    x, update, update_bias, mask, keep = given
+    x, update, update_bias, kept = given
     rows, width = x.shape
     if not rows:
         return
@@ -33,7 +35,7 @@ def forward_rows(
         x,
         update,
         weight if update_bias is None else update_bias,
-        x if mask is None else mask,
+        x if kept.by is None else kept.by,
         weight,
         bias,
         *statistics,
@@ -41,10 +43,11 @@ def forward_rows(
         read,
         rows,
         width,
-        1 / keep,
+        1 / kept.share,
+        dropped_steps(kept.share),
         eps,
         biased=update_bias is not None,
-        masked=mask is not None,
+        masked=kept.by is not None,
         exact_too=normed is not None,
         **launch,
     )
@@ -54,8 +57,7 @@ def backward_rows(
     incoming: Incoming,
     statistics: Statistics,
     weight: Tensor,
-    mask: Tensor | None,
-    keep: float,
+    kept: Kept,
     pre: bool,
     grad_x: Tensor,
     grad_update: Tensor,
@@ -73,7 +75,7 @@ def backward_rows(
             read,
             *statistics,
             weight,
-            grad_x if mask is None else mask,
+            grad_x if kept.by is None else kept.by,
             grad_x,
             grad_update,
             partial,
@@ -81,10 +83,11 @@ def backward_rows(
             width,
             together,
             apart,
-            1 / keep,
+            1 / kept.share,
+            dropped_steps(kept.share),
             has_past=incoming.past is not None,
             has_read=incoming.read is not None,
-            masked=mask is not None,
+            masked=kept.by is not None,
             pre=pre,
             **launch,
         )
@@ -112,7 +115,7 @@ def _forward(
     x,  # (N, d)
     update,  # (N, d)
     update_bias,  # (d,)
-    mask,  # (N, d)
+    seed,  # (1,)
     weight,  # (d,)
     bias,  # (d,)
     total,  # (N, d)
@@ -122,7 +125,8 @@ def _forward(
     read,  # (N, d)
     rows,
     width,
-    inverse_keep,
+    inverse_share,
+    dropped,
     eps,
     biased: tl.constexpr,
     masked: tl.constexpr,
@@ -137,9 +141,9 @@ def _forward(
     added = tl.load(update + place, mask=there, other=0.0).to(tl.float32)
     if biased:
         added += tl.load(update_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-    added *= inverse_keep
+    added *= inverse_share
     if masked:
-        added = tl.where(tl.load(mask + place, mask=there, other=0) != 0, added, 0.0)
+        added = tl.where(is_kept(tl.load(seed), row, column, dropped), added, 0.0)
     sums = tl.load(x + place, mask=there, other=0.0).to(tl.float32) + added
     tl.store(total + place, sums, mask=there)
     middle = tl.sum(sums, 1) / width
@@ -163,7 +167,7 @@ def _backward(
     mean,  # (N,)
     scale,  # (N,)
     weight,  # (d,)
-    mask,  # (N, d)
+    seed,  # (1,)
     grad_x,  # (N, d)
     grad_update,  # (N, d)
     partial,  # (3, programs, d)
@@ -171,7 +175,8 @@ def _backward(
     width,
     together,
     apart,
-    inverse_keep,
+    inverse_share,
+    dropped,
     has_past: tl.constexpr,
     has_read: tl.constexpr,
     masked: tl.constexpr,
@@ -182,6 +187,8 @@ def _backward(
     programs = tl.num_programs(0)
     column = tl.arange(0, tile_columns)
     w = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    if masked:
+        drawn_from = tl.load(seed)
     of_weight = tl.zeros((tile_rows, tile_columns), tl.float32)
     of_bias = tl.zeros((tile_rows, tile_columns), tl.float32)
     of_update = tl.zeros((tile_rows, tile_columns), tl.float32)
@@ -206,13 +213,13 @@ def _backward(
         if has_past and pre:
             gradient += tl.load(past + place, mask=there, other=0.0).to(tl.float32)
         tl.store(grad_x + place, gradient.to(grad_x.dtype.element_ty), mask=there)
-        dropped = gradient * inverse_keep
+        through = gradient * inverse_share
         if masked:
-            dropped = tl.where(tl.load(mask + place, mask=there, other=0) != 0, dropped, 0.0)
-        tl.store(grad_update + place, dropped.to(grad_update.dtype.element_ty), mask=there)
+            through = tl.where(is_kept(drawn_from, row, column, dropped), through, 0.0)
+        tl.store(grad_update + place, through.to(grad_update.dtype.element_ty), mask=there)
         of_weight += to_norm * hat
         of_bias += to_norm
-        of_update += tl.where(there, dropped, 0.0)
+        of_update += tl.where(there, through, 0.0)
     mine = partial + tl.program_id(0) * width + column
     tl.store(mine, tl.sum(of_weight, 0), mask=column < width)
     tl.store(mine + programs * width, tl.sum(of_bias, 0), mask=column < width)
