@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from torchdefine.ops import attention_kernels as kernels
+from torchdefine.ops.sum_kernels import sum_rows
 
 
 class Sizes(NamedTuple):
@@ -102,7 +103,7 @@ def backward(
     scale: float,
     same_length: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of what ``forward`` read, in the same layouts, and the sum of the queries', (H · P,) in float32.
+    """The gradients of what ``forward`` read, in the same layouts, and that of the bias, (3 · H · P,).
 
     ``made`` are projections, scores by distance, and the two results of ``forward``.
     """
@@ -136,7 +137,9 @@ def backward(
     kernels.query_gradients_kernel[(blocks, pairs)](
         projected, distances, grad_scores, grad_projected, sums, *_runtime(sizes), **constants, **launch.blocks()
     )
-    return grad_projected, grad_scores, sums.sum(0)
+    grad_bias = projected.new_zeros(1, 3 * sizes.features)
+    sum_rows(sums[None], grad_bias[:, : sizes.features])
+    return grad_projected, grad_scores, grad_bias[0]
 
 
 def _of_width(launches: dict[int, Launch], sizes: Sizes) -> Launch:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchdefine.ops.dropout_kernels import dropped_steps, is_kept
 from torchdefine.ops.dropout_mask import Kept
+from torchdefine.ops.sum_kernels import sum_rows
 
 TILE = {"tile_rows": 32, "tile_columns": 128, "num_warps": 8}
 STRIP = {"strip": 128, "tile_rows": 16, "tile_columns": 128, "num_warps": 4}
@@ -42,7 +43,7 @@ def backward_pass(gradient: Tensor, out: Tensor, share: float, grad_z: Tensor, s
         _backward[(triton.cdiv(columns, STRIP["tile_columns"]), strips)](
             gradient, out, grad_z, partial, rows, columns, 1 / share, summed=summed, **STRIP
         )
-    return partial.sum(0) if summed else None
+    return sum_rows(partial[None], partial.new_empty(1, columns))[0] if summed else None
 
 
 @triton.jit
