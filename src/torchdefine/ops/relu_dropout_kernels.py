@@ -12,8 +12,12 @@ from torchdefine.ops.dropout_mask import Kept
 from torchdefine.ops.sum_kernels import sum_rows
 
 TILE = {"tile_rows": 32, "tile_columns": 128, "num_warps": 8}
-STRIP = {"strip": 128, "tile_rows": 16, "tile_columns": 128, "num_warps": 4}
-"""Rows that a program of backward takes, and how many at once, by the columns that it takes."""
+STRIP = {"strip": 128, "tile_rows": 8, "tile_columns": 128, "stages": 3, "num_warps": 4}
+"""Rows that a program of backward takes, and how many at once, by the columns that it takes.
+
+Tiles are small, so that all programs of a usual step run at the same time, and two of them are on their way from memory
+while one is worked on.
+"""
 
 
 def forward_pass(z: Tensor, bias: Tensor | None, kept: Kept, out: Tensor) -> None:
@@ -87,11 +91,12 @@ def _backward(
     strip: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
+    stages: tl.constexpr,
 ):
     column = tl.program_id(0) * tile_columns + tl.arange(0, tile_columns)
     first = tl.program_id(1) * strip
     sums = tl.zeros((tile_rows, tile_columns), tl.float32)
-    for start in range(first, tl.minimum(first + strip, rows), tile_rows):
+    for start in tl.range(first, tl.minimum(first + strip, rows), tile_rows, num_stages=stages):
         row = start + tl.arange(0, tile_rows)
         there = (row < rows)[:, None] & (column < columns)[None, :]
         place = row[:, None].to(tl.int64) * columns + column[None, :]

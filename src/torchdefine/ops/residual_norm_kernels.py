@@ -13,9 +13,14 @@ from torchdefine.ops.residual_norm import Given, Incoming, Statistics
 from torchdefine.ops.sum_kernels import sum_rows
 
 TILE = 2048
-"""Numbers that a program has in hand of each tensor."""
-MOST_PROGRAMS = 396
-"""Of backward, each of which sums its rows' part of the weights' gradients: three on each multiprocessor of an H200."""
+"""Numbers that a program of forward has in hand of each tensor."""
+BACKWARD_TILE = 512
+"""Of backward: four for each thread, so that single and half precision lie in the same threads."""
+STAGES = 3
+"""Tiles of backward that are worked on or on their way from memory; one at a time where they are wide, for want of
+shared memory."""
+MOST_PROGRAMS = 792
+"""Of backward, each of which sums its rows' part of the weights' gradients: six on each multiprocessor of an H200."""
 
 
 def forward_rows(
@@ -31,7 +36,7 @@ def forward_rows(
     rows, width = x.shape
     if not rows:
         return
-    launch = launch_for(width)
+    launch = forward_launch(width)
     _forward[(triton.cdiv(rows, launch["tile_rows"]),)](
         x,
         update,
@@ -65,7 +70,7 @@ def backward_rows(
 ) -> Tensor:
     """Partial sums are added up in a fixed order, so that the same inputs always give the same bits."""
     rows, width = grad_x.shape
-    launch = launch_for(width)
+    launch = backward_launch(width)
     tiles = triton.cdiv(rows, launch["tile_rows"])
     programs = triton.cdiv(tiles, triton.cdiv(tiles, MOST_PROGRAMS)) if tiles else 0  # equal shares
     partial = torch.empty(3, programs, width, dtype=torch.float32, device=grad_x.device)
@@ -103,12 +108,20 @@ def _where_it_lies(gradient: Tensor) -> tuple[Tensor, int, int]:
     return rows, len(rows), 0
 
 
-def launch_for(width: int) -> dict[str, int]:
+def forward_launch(width: int) -> dict[str, int]:
     """Whole rows in a program, so that a row's sums need nobody else."""
     tile_columns = triton.next_power_of_2(width)
     tile_rows = max(TILE // tile_columns, 1)
     warps = min(max(tile_rows * tile_columns // 512, 1), 16)
     return {"tile_rows": min(tile_rows, 16), "tile_columns": tile_columns, "num_warps": warps}
+
+
+def backward_launch(width: int) -> dict[str, int]:
+    tile_columns = triton.next_power_of_2(width)
+    tile_rows = max(BACKWARD_TILE // tile_columns, 1)
+    warps = min(max(tile_rows * tile_columns // 128, 1), 16)
+    stages = STAGES if tile_columns <= 2048 else 1
+    return {"tile_rows": min(tile_rows, 16), "tile_columns": tile_columns, "stages": stages, "num_warps": warps}
 
 
 @triton.jit
@@ -184,6 +197,7 @@ def _backward(
     pre: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
+    stages: tl.constexpr,
 ):
     programs = tl.num_programs(0)
     column = tl.arange(0, tile_columns)
@@ -193,7 +207,7 @@ def _backward(
     of_weight = tl.zeros((tile_rows, tile_columns), tl.float32)
     of_bias = tl.zeros((tile_rows, tile_columns), tl.float32)
     of_update = tl.zeros((tile_rows, tile_columns), tl.float32)
-    for start in range(tl.program_id(0) * tile_rows, rows, programs * tile_rows):
+    for start in tl.range(tl.program_id(0) * tile_rows, rows, programs * tile_rows, num_stages=stages):
         row = start + tl.arange(0, tile_rows)
         there = (row < rows)[:, None] & (column < width)[None, :]
         place = row[:, None].to(tl.int64) * width + column[None, :]
