@@ -1,4 +1,5 @@
 import copy
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -156,6 +157,21 @@ def test_gradients_are_read_where_they_lie(kernel_device: str, pre: bool) -> Non
             expected = fill((forward_rows, backward_rows), inputs, norm, Incoming(past, read.reshape(12, 16)), pre)
             for ours, theirs in zip(found, expected, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_backward_keeps_what_forward_kept_whatever_the_gate_says_by_then(
+    kernel_device: str, by_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with several GPUs, the current one may differ between the two."""
+    module = sys.modules[Given.__module__]
+    x, update = torch.zeros(40, 24, device=kernel_device), torch.ones(40, 24, device=kernel_device, requires_grad=True)
+    monkeypatch.setattr(module, "kernels_run", lambda like: by_kernels)
+    total, _ = residual_norm(x, update, norm_of(24, torch.float32, kernel_device), 0.5, pre=True)
+    monkeypatch.setattr(module, "kernels_run", lambda like: not by_kernels)
+    (gradient,) = torch.autograd.grad(total.sum(), update)
+    assert 0 < (total != 0).sum() < total.numel()
+    assert torch.equal(gradient, total)
 
 
 @pytest.mark.gpu

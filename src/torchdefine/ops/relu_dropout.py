@@ -18,18 +18,21 @@ from torchdefine.ops.kernel_gate import kernels_run
 
 def relu_dropout(z: Tensor, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
     """dropout(relu(z + bias)), (…, n), in the dtype of ``z``; the bias (n,) and its gradient cost nothing here."""
-    result: Tensor = _ReluDropout.apply(z, bias, *kept_features(z, dropout, _by_kernels(z)))
+    by_kernels = z.dtype != torch.float64 and kernels_run(z)
+    result: Tensor = _ReluDropout.apply(z, bias, *kept_features(z, dropout, by_kernels), by_kernels)
     return result
 
 
 class _ReluDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, bias: Tensor | None, kept_by: Tensor | None, share: float) -> Tensor:
+    def forward(
+        ctx: Any, z: Tensor, bias: Tensor | None, kept_by: Tensor | None, share: float, by_kernels: bool
+    ) -> Tensor:
         z, width = z.contiguous(), z.shape[-1]
         out = torch.empty_like(z)
-        _passes(z)[0](z.view(-1, width), bias, Kept(kept_by, share), out.view(-1, width))
+        _passes(by_kernels)[0](z.view(-1, width), bias, Kept(kept_by, share), out.view(-1, width))
         ctx.save_for_backward(out)
-        ctx.share, ctx.bias_dtype = share, None if bias is None else bias.dtype
+        ctx.share, ctx.by_kernels, ctx.bias_dtype = share, by_kernels, None if bias is None else bias.dtype
         return out
 
     @staticmethod
@@ -39,18 +42,14 @@ class _ReluDropout(torch.autograd.Function):
         width = out.shape[-1]
         grad_z = torch.empty_like(out)
         summed = ctx.bias_dtype is not None
-        sums = _passes(out)[1](
+        sums = _passes(ctx.by_kernels)[1](
             gradient.reshape(-1, width).contiguous(), out.view(-1, width), ctx.share, grad_z.view(-1, width), summed
         )
-        return grad_z, None if sums is None else sums.to(ctx.bias_dtype), None, None
+        return grad_z, None if sums is None else sums.to(ctx.bias_dtype), None, None, None
 
 
-def _by_kernels(like: Tensor) -> bool:
-    return like.dtype != torch.float64 and kernels_run(like)
-
-
-def _passes(like: Tensor) -> tuple[Any, Any]:
-    if not _by_kernels(like):
+def _passes(by_kernels: bool) -> tuple[Any, Any]:
+    if not by_kernels:
         return forward_pass, backward_pass
     from torchdefine.ops import relu_dropout_kernels
 

@@ -54,8 +54,9 @@ def residual_norm(
         norm: a norm over the last dimension, with weight and bias.
         update_bias: (d,), that of the product which gave the update: it costs nothing here, nor does its gradient.
     """
-    kept = kept_features(update, dropout, _by_kernels(x))
-    past, read = _ResidualNorm.apply(x, update, norm.weight, norm.bias, update_bias, *kept, norm.eps, pre)
+    by_kernels = x.dtype != torch.float64 and kernels_run(x)
+    kept = kept_features(update, dropout, by_kernels)
+    past, read = _ResidualNorm.apply(x, update, norm.weight, norm.bias, update_bias, *kept, norm.eps, pre, by_kernels)
     return past, read
 
 
@@ -96,6 +97,7 @@ class _ResidualNorm(torch.autograd.Function):
         share: float,
         eps: float,
         pre: bool,
+        by_kernels: bool,
     ) -> tuple[Tensor, Tensor]:
         width, shape = x.shape[-1], x.shape
         x, update = x.reshape(-1, width).contiguous(), update.reshape(-1, width).contiguous()
@@ -105,10 +107,10 @@ class _ResidualNorm(torch.autograd.Function):
         )
         normed, read = None if pre else torch.empty_like(statistics.total), torch.empty_like(update)
         given = Given(x, update, update_bias, Kept(kept_by, share))
-        _rows(statistics.total)[0](given, weight, bias, eps, statistics, normed, read)
+        _rows(by_kernels)[0](given, weight, bias, eps, statistics, normed, read)
         ctx.save_for_backward(*statistics, weight, kept_by)
         ctx.share, ctx.pre, ctx.has_update_bias = share, pre, update_bias is not None
-        ctx.dtypes = x.dtype, update.dtype
+        ctx.dtypes, ctx.by_kernels = (x.dtype, update.dtype), by_kernels  # only they can read a seed, only torch a mask
         ctx.set_materialize_grads(False)
         return (statistics.total if normed is None else normed).view(shape), read.view(shape)
 
@@ -117,12 +119,12 @@ class _ResidualNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_past: Tensor | None, grad_read: Tensor | None) -> tuple[Tensor | None, ...]:
         some = grad_past if grad_read is None else grad_read
         if some is None:
-            return (None,) * 9
+            return (None,) * 10
         *saved, weight, kept_by = ctx.saved_tensors
         statistics, shape = Statistics(*saved), some.shape
         incoming = Incoming(grad_past, grad_read)
         grad_x, grad_update = (torch.empty_like(statistics.total, dtype=dtype) for dtype in ctx.dtypes)
-        sums = _rows(statistics.total)[1](
+        sums = _rows(ctx.by_kernels)[1](
             incoming, statistics, weight, Kept(kept_by, ctx.share), ctx.pre, grad_x, grad_update
         )  # (3, d)
         of_weight, of_bias, of_update = sums.to(weight.dtype).unbind()
@@ -132,16 +134,12 @@ class _ResidualNorm(torch.autograd.Function):
             of_weight,
             of_bias,
             of_update if ctx.has_update_bias else None,
-            *(None,) * 4,
+            *(None,) * 5,
         )
 
 
-def _by_kernels(like: Tensor) -> bool:
-    return like.dtype != torch.float64 and kernels_run(like)
-
-
-def _rows(like: Tensor) -> tuple[Any, Any]:
-    if not _by_kernels(like):
+def _rows(by_kernels: bool) -> tuple[Any, Any]:
+    if not by_kernels:
         return forward_rows, backward_rows
     from torchdefine.ops import residual_norm_kernels
 
