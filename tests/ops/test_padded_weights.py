@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from torchdefine.ops import padded_inward, padded_outward
-from torchdefine.ops.padded_weights import pad, unpad
+from torchdefine.ops.padded_weights import change_width, pad, unpad
 
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -68,3 +68,8 @@ def compare_with_plain_torch(
         kernels.unpad(weight, difference, *gradients), unpad(weight, difference, *gradients), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    outward = torch.randn(dim, heads * head_dim, device=device)
+    for way, back in ((kernels.change_width, change_width), (change_width, kernels.change_width)):
+        padded = way(outward, heads, width, dtype)
+        assert torch.equal(padded, change_width(outward, heads, width, dtype))
+        assert torch.equal(back(padded, heads, head_dim, torch.float32), outward.to(dtype).float())

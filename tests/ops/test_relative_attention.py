@@ -196,7 +196,7 @@ def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool)
     from torchdefine.ops import attention_launch as launching
 
     sizes = launching.Sizes(1, 1, 1, 10, width, 16)
-    rows = launching.Launch(kernels.ROWS.value, 64, num_warps=4, num_stages=3)
+    rows = launching.Launch(launching.PREPARE["block_queries"], 64, launching.PREPARE["num_warps"], num_stages=3)
     for kernel, launch in (
         (kernels.forward_kernel, launching._of_width(launching.FORWARD, sizes)),
         (kernels.prepare_kernel, rows),
@@ -211,17 +211,22 @@ def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool)
         factors = dict.fromkeys(("scale", "scale_to_base_2"), "fp32")
         kinds |= numbers | factors | dict.fromkeys(constants, "constexpr")
         signature = {name: kinds.get(name, "*bf16") for name in kernel.arg_names}
-        aligned = {(at,): [["tt.divisibility", 16]] for at, kind in enumerate(signature.values()) if kind[0] == "*"}
+        round_numbers = [name for name, kind in signature.items() if kind[0] == "*" or name == "columns"]
+        aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in round_numbers}
         compiled = triton.compile(
             ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
             target=GPUTarget("cuda", 90, 32),
             options={"num_warps": launch.num_warps, "num_stages": launch.num_stages},
         )
         assert compiled.metadata.shared <= 99 * 1024  # what the smallest of the GPUs that we take has
-        if kernel is not kernels.prepare_kernel:
-            assert "wgmma.mma_async" in compiled.asm["ptx"]
-            if width > 8:  # sixteen bytes at once: the compiler knows of the alignment
-                assert "cp.async.cg" in compiled.asm["ptx"]
+        code = compiled.asm["ptx"]
+        if kernel is kernels.prepare_kernel:
+            assert "st.global.b16" not in code  # zeros go sixteen bytes at once
+            assert "st.global.v4.b32" in code
+            continue
+        assert "wgmma.mma_async" in code
+        if width > 8:  # sixteen bytes at once: the compiler knows of the alignment
+            assert ("cp.async.cg" if launch.num_stages > 1 else "ld.global.v4.b32") in code
 
 
 @pytest.mark.gpu

@@ -2,10 +2,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.ops.philox import drawn_mask
 from torch.nn import functional as F
 
 from torchdefine.ops import relu_dropout
-from torchdefine.ops.dropout_mask import dropout_mask
+from torchdefine.ops.dropout_mask import Kept, dropout_mask, kept_features
 from torchdefine.ops.relu_dropout import backward_pass, forward_pass
 
 
@@ -50,13 +51,15 @@ def test_kernels_give_the_numbers_of_plain_torch(
 
     z = torch.randn(rows, width, device=kernel_device).to(dtype)
     gradient = torch.randn_like(z)
-    mask, keep = (dropout_mask(z, 0.3), 0.7) if masked else (None, 1.0)
+    seeded = kept_features(z, 0.3 if masked else 0.0, by_kernels=True)
+    known = seeded if seeded.by is None else seeded._replace(by=drawn_mask(seeded.by, rows, width, seeded.share))
     bias = torch.randn(width, device=kernel_device) if summed else None
     results = []
-    for forward, backward in ((kernels.forward_pass, kernels.backward_pass), (forward_pass, backward_pass)):
+    ways = (kernels.forward_pass, kernels.backward_pass, seeded), (forward_pass, backward_pass, known)
+    for forward, backward, kept in ways:
         out, grad_z = torch.empty_like(z), torch.empty_like(z)
-        forward(z, bias, mask, keep, out)
-        sums = backward(gradient, out, keep, grad_z, summed)
+        forward(z, bias, kept, out)
+        sums = backward(gradient, out, kept.share, grad_z, summed)
         assert (sums is not None) == summed
         results.append((out, grad_z, *([] if sums is None else [sums])))
     for ours, theirs in zip(*results, strict=True):
@@ -69,7 +72,7 @@ def test_kernels_let_through_what_is_not_a_number(kernel_device: str) -> None:
     from torchdefine.ops import relu_dropout_kernels as kernels
 
     out = torch.empty(1, 2, device=kernel_device)
-    kernels.forward_pass(torch.tensor([[torch.nan, -1.0]], device=kernel_device), None, None, 1.0, out)
+    kernels.forward_pass(torch.tensor([[torch.nan, -1.0]], device=kernel_device), None, Kept(None, 1.0), out)
     assert out.isnan().tolist() == [[True, False]]
 
 
@@ -88,9 +91,10 @@ def test_kernels_equal_float64_to_half_precision(rows: int, width: int, dtype: t
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.manual_seed(5)
-    mask = dropout_mask(z, 0.1)
+    seed, share = kept_features(z, 0.1, by_kernels=True)
+    assert seed is not None
     exact = z.detach().double().requires_grad_()
-    expected = F.relu(exact + bias.detach().double()) * mask / 0.9
+    expected = F.relu(exact + bias.detach().double()) * drawn_mask(seed, rows, width, share) / share
     (of_z,) = torch.autograd.grad(expected, exact, upstream.double())
     close = {torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
     for mine, true in ((ours, expected), (gradients[0], of_z), (gradients[1], of_z.sum(0))):

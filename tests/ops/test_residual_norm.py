@@ -1,15 +1,17 @@
 import copy
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.ops.philox import drawn_mask
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchdefine.ops import has_fused_kernels, relu_dropout, residual_norm
-from torchdefine.ops.dropout_mask import dropout_mask
+from torchdefine.ops.dropout_mask import Kept, dropout_mask, kept_features
 from torchdefine.ops.residual_norm import Given, Incoming, Statistics, backward_rows, forward_rows
 
 
@@ -82,14 +84,6 @@ def test_the_cpu_has_no_kernels() -> None:
         assert not has_fused_kernels(torch.empty(2, 4))
 
 
-def test_a_mask_keeps_the_share_that_it_should() -> None:
-    assert dropout_mask(torch.empty(4), 0.0) is None
-    mask = dropout_mask(torch.empty(200, 500), 0.1)
-    assert mask is not None
-    assert mask.dtype == torch.bool
-    assert 0.895 < mask.double().mean() < 0.905
-
-
 def fill(
     passes: tuple[Callable[..., None], Callable[..., Tensor]],
     given: Given,
@@ -98,13 +92,13 @@ def fill(
     pre: bool,
 ) -> list[Tensor]:
     """Everything that both passes make."""
-    x, update, _, mask, keep = given
+    x, update, _, kept = given
     exact = torch.empty_like(x, dtype=torch.float32)
     statistics = Statistics(exact, exact.new_empty(len(x)), exact.new_empty(len(x)))
     normed, read = None if pre else torch.empty_like(exact), torch.empty_like(update)
     passes[0](given, norm.weight, norm.bias, norm.eps, statistics, normed, read)
     grad_x, grad_update = torch.empty_like(x), torch.empty_like(update)
-    sums = passes[1](incoming, statistics, norm.weight, mask, keep, pre, grad_x, grad_update)
+    sums = passes[1](incoming, statistics, norm.weight, kept, pre, grad_x, grad_update)
     return [*statistics, read, grad_x, grad_update, sums, *([] if normed is None else [normed])]
 
 
@@ -121,11 +115,12 @@ def test_kernels_give_the_numbers_of_plain_torch(
         norm = norm_of(width, torch.float32, kernel_device)
         x = torch.randn(rows, width, device=kernel_device)
         update = torch.randn_like(x).to(dtype)
-        mask, keep = (dropout_mask(update, 0.2), 0.8) if masked else (None, 1.0)
-        inputs = Given(x, update, torch.randn_like(norm.bias) if both else None, mask, keep)
+        seeded = kept_features(update, 0.2 if masked else 0.0, by_kernels=True)
+        known = seeded if seeded.by is None else seeded._replace(by=drawn_mask(seeded.by, rows, width, seeded.share))
+        inputs = Given(x, update, torch.randn_like(norm.bias) if both else None, known)
         incoming = Incoming(torch.randn_like(x) if both or pre else None, torch.randn_like(x).to(dtype))
         expected = fill((forward_rows, backward_rows), inputs, norm, incoming, pre)
-        found = fill((kernels.forward_rows, kernels.backward_rows), inputs, norm, incoming, pre)
+        found = fill((kernels.forward_rows, kernels.backward_rows), inputs._replace(kept=seeded), norm, incoming, pre)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == theirs.dtype
         tolerance = 2e-3 if ours.dtype == torch.float16 else 2e-5
@@ -139,7 +134,7 @@ def test_more_rows_than_programs_take_turns(kernel_device: str, monkeypatch: pyt
     with torch.no_grad():
         norm = norm_of(5, torch.float32, kernel_device)
         x = torch.randn(90, 5, device=kernel_device)
-        inputs, incoming = Given(x, torch.randn_like(x), None, None, 1.0), Incoming(torch.randn_like(x), None)
+        inputs, incoming = Given(x, torch.randn_like(x), None, Kept(None, 1.0)), Incoming(torch.randn_like(x), None)
         found = fill((kernels.forward_rows, kernels.backward_rows), inputs, norm, incoming, False)
         expected = fill((forward_rows, backward_rows), inputs, norm, incoming, False)
     for ours, theirs in zip(found, expected, strict=True):
@@ -154,7 +149,7 @@ def test_gradients_are_read_where_they_lie(kernel_device: str, pre: bool) -> Non
     with torch.no_grad():
         norm = norm_of(16, torch.float32, kernel_device)
         x = torch.randn(12, 16, device=kernel_device)
-        inputs = Given(x, torch.randn_like(x), None, None, 1.0)
+        inputs = Given(x, torch.randn_like(x), None, Kept(None, 1.0))
         longer = torch.randn(3, 7, 16, device=kernel_device)
         for read in (longer[:, 3:], longer[:, :4].transpose(0, 1), longer[0, 0].expand(3, 4, 16)):
             past = torch.randn(4, 3, 16, device=kernel_device).transpose(0, 1)
@@ -162,6 +157,21 @@ def test_gradients_are_read_where_they_lie(kernel_device: str, pre: bool) -> Non
             expected = fill((forward_rows, backward_rows), inputs, norm, Incoming(past, read.reshape(12, 16)), pre)
             for ours, theirs in zip(found, expected, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_backward_keeps_what_forward_kept_whatever_the_gate_says_by_then(
+    kernel_device: str, by_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with several GPUs, the current one may differ between the two."""
+    module = sys.modules[Given.__module__]
+    x, update = torch.zeros(40, 24, device=kernel_device), torch.ones(40, 24, device=kernel_device, requires_grad=True)
+    monkeypatch.setattr(module, "kernels_run", lambda like: by_kernels)
+    total, _ = residual_norm(x, update, norm_of(24, torch.float32, kernel_device), 0.5, pre=True)
+    monkeypatch.setattr(module, "kernels_run", lambda like: not by_kernels)
+    (gradient,) = torch.autograd.grad(total.sum(), update)
+    assert 0 < (total != 0).sum() < total.numel()
+    assert torch.equal(gradient, total)
 
 
 @pytest.mark.gpu
@@ -189,10 +199,12 @@ def test_kernels_equal_float64_to_half_precision_and_always_give_the_same_bits(
     for once, twice in zip(*results, strict=True):
         assert torch.equal(once, twice)
     torch.manual_seed(3)
-    mask = dropout_mask(raw, 0.1)
+    seed, share = kept_features(raw, 0.1, by_kernels=True)
+    assert seed is not None
+    mask = drawn_mask(seed, rows, width, share)
     exact = copy.deepcopy(norm).double()
     inputs = [t.detach().double().requires_grad_() for t in (x, raw, shift)]
-    past, read = step_by_step(inputs[0], inputs[1] + inputs[2], exact, mask, 0.9, pre)
+    past, read = step_by_step(inputs[0], inputs[1] + inputs[2], exact, mask, share, pre)
     objective = (past * upstream[0]).sum() + (read * upstream[1]).sum()
     wanted = (*inputs[:2], exact.weight, exact.bias, inputs[2])
     for ours, true in zip(results[0], (past, read, *torch.autograd.grad(objective, wanted)), strict=True):

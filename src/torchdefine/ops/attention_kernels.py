@@ -14,6 +14,8 @@ import triton.language as tl
 
 ROWS = tl.constexpr(64)
 """Log-sums and the like are padded to so many queries, which blocks of queries must divide."""
+GROUP = tl.constexpr(16)
+"""Columns that are stored together: rows of scores are as a rule a multiple of it long."""
 OUT_OF_SIGHT = tl.constexpr(1 << 30)
 """A key that no key comes near."""
 
@@ -113,25 +115,30 @@ def prepare_kernel(
     padded: tl.constexpr,
     block_queries: tl.constexpr,
 ):
-    """The product of each row with its gradient, and zeros where a row of scores has columns without a key."""
+    """The product of each row with its gradient, and zeros where a row of scores has columns without a key.
+
+    Zeros go to whole groups of columns, the same for all rows at once, since stores are wide only then: what is too
+    much has a key, and the gradients of keys come later.
+    """
     start = tl.program_id(0) * block_queries
     pair = tl.program_id(1)
     stream, head = (pair // heads).to(tl.int64), pair % heads
     query, feature = start + tl.arange(0, block_queries), tl.arange(0, padded)
-    there = (query < queries)[:, None] & (feature < width)[None, :]
+    inside = (query < queries)[:, None]
+    there = inside & (feature < width)[None, :]
     at = ((stream * queries + query) * (heads * width) + head * width)[:, None] + feature[None, :]
     row = tl.load(mixed + at, mask=there, other=0.0).to(tl.float32)
     gradient = tl.load(grad_mixed + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(overlaps + pair.to(tl.int64) * tl.cdiv(queries, ROWS) * ROWS + query, tl.sum(row * gradient, 1))
     rows = grad_scores + (head * streams + stream) * queries * columns + (query * columns)[:, None]
     nothing = tl.zeros((block_queries, 64), grad_scores.dtype.element_ty)
-    for before in range(0, queries - 1 - start, 64):
+    keyless = tl.cdiv(tl.maximum(queries - 1 - start, 0), GROUP) * GROUP
+    for before in range(0, keyless, 64):
         column = before + tl.arange(0, 64)
-        keyless = (column[None, :] < (queries - 1 - query)[:, None]) & (query < queries)[:, None]
-        tl.store(rows + column[None, :], nothing, mask=keyless)
-    for after in range(remembered + queries, columns, 64):
+        tl.store(rows + column[None, :], nothing, mask=inside & ((column < keyless) & (column < columns))[None, :])
+    for after in range((remembered + queries) // GROUP * GROUP, columns, 64):
         column = after + tl.arange(0, 64)
-        tl.store(rows + column[None, :], nothing, mask=(column < columns)[None, :] & (query < queries)[:, None])
+        tl.store(rows + column[None, :], nothing, mask=inside & (column < columns)[None, :])
+    tl.store(overlaps + pair.to(tl.int64) * tl.cdiv(queries, ROWS) * ROWS + query, tl.sum(row * gradient, 1))
 
 
 @triton.jit

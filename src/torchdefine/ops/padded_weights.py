@@ -8,11 +8,14 @@ Letters: H heads, D features of a head, P with padding, d features of a position
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from torchdefine.ops.kernel_gate import kernels_run
 
 
 def padded_inward(weight: Tensor, difference: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -79,14 +82,27 @@ def unpad(weight: Tensor, difference: Tensor, grad_inward: Tensor, grad_distance
 class _PaddedOutward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, heads: int, width: int, dtype: torch.dtype) -> Tensor:
-        ctx.heads, ctx.shape, ctx.dtype = heads, weight.shape, weight.dtype
-        padded = weight.new_zeros(len(weight), heads, width, dtype=dtype)
-        padded[:, :, : weight.shape[1] // heads] = weight.view(len(weight), heads, -1)
-        return padded.flatten(1)
+        ctx.heads, ctx.head_dim, ctx.dtype = heads, weight.shape[1] // heads, weight.dtype
+        return _changes_width(weight)(weight.contiguous(), heads, width, dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, columns = ctx.shape
-        of_heads = gradient.view(rows, ctx.heads, -1)[:, :, : columns // ctx.heads]
-        return of_heads.to(ctx.dtype, memory_format=torch.contiguous_format).reshape(ctx.shape), None, None, None
+        changed = _changes_width(gradient)(gradient.contiguous(), ctx.heads, ctx.head_dim, ctx.dtype)
+        return changed, None, None, None
+
+
+def _changes_width(like: Tensor) -> Callable[[Tensor, int, int, torch.dtype], Tensor]:
+    if not kernels_run(like):
+        return change_width
+    from torchdefine.ops import padding_kernels
+
+    return padding_kernels.change_width
+
+
+def change_width(weight: Tensor, heads: int, width: int, dtype: torch.dtype) -> Tensor:
+    """(d, H · D) → (d, H · P), or back: narrower heads get zeros behind them, wider ones lose what is too much."""
+    by_head = weight.unflatten(1, (heads, -1))[:, :, :width]
+    changed = weight.new_zeros(len(weight), heads, width, dtype=dtype)
+    changed[:, :, : by_head.shape[2]] = by_head
+    return changed.flatten(1)

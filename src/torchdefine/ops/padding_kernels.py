@@ -1,4 +1,7 @@
-"""The padding of `padded_inward` and its gradient as Triton kernels, one program for each head of each projection."""
+"""The padding of `padded_inward` and `padded_outward` and their gradients as Triton kernels.
+
+Inward, there is one program for each head of each projection.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from torch import Tensor
 
 COLUMNS = 128
 WARPS = 8
+ROWS = 8
 
 
 def pad(weight: Tensor, difference: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -36,6 +40,16 @@ def unpad(weight: Tensor, difference: Tensor, grad_inward: Tensor, grad_distance
         **_constants(heads, head_dim, len(grad_distances) // heads),
     )
     return grad_weight, grad_difference
+
+
+def change_width(weight: Tensor, heads: int, width: int, dtype: torch.dtype) -> Tensor:
+    """(d, H · D) → (d, H · P), or back."""
+    rows, columns = len(weight), heads * width
+    changed = weight.new_empty(rows, columns, dtype=dtype)
+    _change_width[(triton.cdiv(columns, COLUMNS), triton.cdiv(rows, ROWS))](
+        weight, changed, rows, columns, weight.shape[1] // heads, width, tile_rows=ROWS, tile_columns=COLUMNS
+    )
+    return changed
 
 
 def _constants(heads: int, head_dim: int, width: int) -> dict[str, int]:
@@ -117,3 +131,23 @@ def _unpad(
                 mask=there,
             )
         tl.store(grad_difference + head * head_dim + feature, total, mask=real)
+
+
+@triton.jit
+def _change_width(
+    weight,  # (d, H, before)
+    changed,  # (d, H, after)
+    rows,
+    columns,
+    before: tl.constexpr,
+    after: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    column = tl.program_id(0) * tile_columns + tl.arange(0, tile_columns)
+    row = tl.program_id(1) * tile_rows + tl.arange(0, tile_rows)
+    there = (row < rows)[:, None] & (column < columns)[None, :]
+    head, feature = column // after, column % after
+    at = (row * (columns // after * before))[:, None] + (head * before + feature)[None, :]
+    values = tl.load(weight + at, mask=there & (feature < before)[None, :], other=0.0)
+    tl.store(changed + row[:, None] * columns + column[None, :], values.to(changed.dtype.element_ty), mask=there)

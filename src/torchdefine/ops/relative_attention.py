@@ -120,7 +120,7 @@ class _ByKernels(torch.autograd.Function):
         own, remembered, weight, distances, *made, filled = ctx.saved_tensors
         sizes, features = ctx.sizes, ctx.sizes.features
         with torch.autocast(own.device.type, enabled=False):
-            grad_projected, grad_scores, grad_queries = attention_launch.backward(
+            grad_projected, grad_scores, grad_bias = attention_launch.backward(
                 grad_mixed.contiguous(), tuple(made), distances, filled, sizes, ctx.scale, ctx.same_length
             )
             of_own, of_memory = _parts(grad_projected, len(own), features)
@@ -128,8 +128,6 @@ class _ByKernels(torch.autograd.Function):
             grad_distances = torch.bmm(grad_scores.mT, queries)  # (H, W, P)
             grad_weight = of_own.T @ own  # (3 · H · P, d)
             grad_weight[features:].addmm_(of_memory.T, remembered)
-            grad_bias = grad_weight.new_zeros(3 * features)
-            grad_bias[:features] = grad_queries
             grad_own, grad_remembered = None, None
             if ctx.needs_input_grad[0]:
                 grad_own = (of_own @ weight).view(sizes.streams, sizes.queries, -1)

@@ -12,26 +12,27 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchdefine.ops.dropout_mask import dropout_mask
+from torchdefine.ops.dropout_mask import Kept, kept_features
 from torchdefine.ops.kernel_gate import kernels_run
 
 
 def relu_dropout(z: Tensor, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
     """dropout(relu(z + bias)), (…, n), in the dtype of ``z``; the bias (n,) and its gradient cost nothing here."""
-    result: Tensor = _ReluDropout.apply(z, bias, dropout_mask(z, dropout), 1 - dropout)
+    by_kernels = z.dtype != torch.float64 and kernels_run(z)
+    result: Tensor = _ReluDropout.apply(z, bias, *kept_features(z, dropout, by_kernels), by_kernels)
     return result
 
 
 class _ReluDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, bias: Tensor | None, mask: Tensor | None, keep: float) -> Tensor:
+    def forward(
+        ctx: Any, z: Tensor, bias: Tensor | None, kept_by: Tensor | None, share: float, by_kernels: bool
+    ) -> Tensor:
         z, width = z.contiguous(), z.shape[-1]
         out = torch.empty_like(z)
-        _passes(z)[0](
-            z.view(-1, width), bias, None if mask is None else mask.view(-1, width), keep, out.view(-1, width)
-        )
+        _passes(by_kernels)[0](z.view(-1, width), bias, Kept(kept_by, share), out.view(-1, width))
         ctx.save_for_backward(out)
-        ctx.keep, ctx.bias_dtype = keep, None if bias is None else bias.dtype
+        ctx.share, ctx.by_kernels, ctx.bias_dtype = share, by_kernels, None if bias is None else bias.dtype
         return out
 
     @staticmethod
@@ -41,30 +42,30 @@ class _ReluDropout(torch.autograd.Function):
         width = out.shape[-1]
         grad_z = torch.empty_like(out)
         summed = ctx.bias_dtype is not None
-        sums = _passes(out)[1](
-            gradient.reshape(-1, width).contiguous(), out.view(-1, width), ctx.keep, grad_z.view(-1, width), summed
+        sums = _passes(ctx.by_kernels)[1](
+            gradient.reshape(-1, width).contiguous(), out.view(-1, width), ctx.share, grad_z.view(-1, width), summed
         )
-        return grad_z, None if sums is None else sums.to(ctx.bias_dtype), None, None
+        return grad_z, None if sums is None else sums.to(ctx.bias_dtype), None, None, None
 
 
-def _passes(like: Tensor) -> tuple[Any, Any]:
-    if like.dtype == torch.float64 or not kernels_run(like):
+def _passes(by_kernels: bool) -> tuple[Any, Any]:
+    if not by_kernels:
         return forward_pass, backward_pass
     from torchdefine.ops import relu_dropout_kernels
 
     return relu_dropout_kernels.forward_pass, relu_dropout_kernels.backward_pass
 
 
-def forward_pass(z: Tensor, bias: Tensor | None, mask: Tensor | None, keep: float, out: Tensor) -> None:
+def forward_pass(z: Tensor, bias: Tensor | None, kept: Kept, out: Tensor) -> None:
     """Fill ``out`` (N, n)."""
     exact = z.to(torch.float64 if z.dtype == torch.float64 else torch.float32)
     passed = (exact if bias is None else exact + bias).relu()
-    out.copy_(passed / keep if mask is None else passed * mask / keep)
+    out.copy_(passed / kept.share if kept.by is None else passed * kept.by / kept.share)
 
 
-def backward_pass(gradient: Tensor, out: Tensor, keep: float, grad_z: Tensor, summed: bool) -> Tensor | None:
+def backward_pass(gradient: Tensor, out: Tensor, share: float, grad_z: Tensor, summed: bool) -> Tensor | None:
     """Fill ``grad_z`` (N, n); gives its sums over rows (n,) in full precision, if they are wanted."""
     exact = torch.float64 if out.dtype == torch.float64 else torch.float32
-    through = torch.where(out > 0, gradient.to(exact) / keep, 0.0)
+    through = torch.where(out > 0, gradient.to(exact) / share, 0.0)
     grad_z.copy_(through)
     return through.sum(0) if summed else None

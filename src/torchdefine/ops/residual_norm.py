@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from torchdefine.ops.dropout_mask import dropout_mask
+from torchdefine.ops.dropout_mask import Kept, kept_features
 from torchdefine.ops.kernel_gate import kernels_run
 
 WIDEST = 4096
@@ -54,8 +54,9 @@ def residual_norm(
         norm: a norm over the last dimension, with weight and bias.
         update_bias: (d,), that of the product which gave the update: it costs nothing here, nor does its gradient.
     """
-    mask = dropout_mask(update, dropout)
-    past, read = _ResidualNorm.apply(x, update, norm.weight, norm.bias, update_bias, mask, 1 - dropout, norm.eps, pre)
+    by_kernels = x.dtype != torch.float64 and kernels_run(x)
+    kept = kept_features(update, dropout, by_kernels)
+    past, read = _ResidualNorm.apply(x, update, norm.weight, norm.bias, update_bias, *kept, norm.eps, pre, by_kernels)
     return past, read
 
 
@@ -65,8 +66,7 @@ class Given(NamedTuple):
     x: Tensor  # (N, d)
     update: Tensor  # (N, d)
     update_bias: Tensor | None  # (d,)
-    mask: Tensor | None  # (N, d)
-    keep: float
+    kept: Kept
 
 
 class Statistics(NamedTuple):
@@ -93,23 +93,24 @@ class _ResidualNorm(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         update_bias: Tensor | None,
-        mask: Tensor | None,
-        keep: float,
+        kept_by: Tensor | None,
+        share: float,
         eps: float,
         pre: bool,
+        by_kernels: bool,
     ) -> tuple[Tensor, Tensor]:
         width, shape = x.shape[-1], x.shape
         x, update = x.reshape(-1, width).contiguous(), update.reshape(-1, width).contiguous()
-        mask = None if mask is None else mask.view(-1, width)
         exact = torch.float64 if x.dtype == torch.float64 else torch.float32
         statistics = Statistics(
             torch.empty_like(x, dtype=exact), x.new_empty(len(x), dtype=exact), x.new_empty(len(x), dtype=exact)
         )
         normed, read = None if pre else torch.empty_like(statistics.total), torch.empty_like(update)
-        given = Given(x, update, update_bias, mask, keep)
-        _rows(statistics.total)[0](given, weight, bias, eps, statistics, normed, read)
-        ctx.save_for_backward(*statistics, weight, mask)
-        ctx.keep, ctx.pre, ctx.dtypes, ctx.has_update_bias = keep, pre, (x.dtype, update.dtype), update_bias is not None
+        given = Given(x, update, update_bias, Kept(kept_by, share))
+        _rows(by_kernels)[0](given, weight, bias, eps, statistics, normed, read)
+        ctx.save_for_backward(*statistics, weight, kept_by)
+        ctx.share, ctx.pre, ctx.has_update_bias = share, pre, update_bias is not None
+        ctx.dtypes, ctx.by_kernels = (x.dtype, update.dtype), by_kernels  # only they can read a seed, only torch a mask
         ctx.set_materialize_grads(False)
         return (statistics.total if normed is None else normed).view(shape), read.view(shape)
 
@@ -118,13 +119,13 @@ class _ResidualNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_past: Tensor | None, grad_read: Tensor | None) -> tuple[Tensor | None, ...]:
         some = grad_past if grad_read is None else grad_read
         if some is None:
-            return (None,) * 9
-        *saved, weight, mask = ctx.saved_tensors
+            return (None,) * 10
+        *saved, weight, kept_by = ctx.saved_tensors
         statistics, shape = Statistics(*saved), some.shape
         incoming = Incoming(grad_past, grad_read)
         grad_x, grad_update = (torch.empty_like(statistics.total, dtype=dtype) for dtype in ctx.dtypes)
-        sums = _rows(statistics.total)[1](
-            incoming, statistics, weight, mask, ctx.keep, ctx.pre, grad_x, grad_update
+        sums = _rows(ctx.by_kernels)[1](
+            incoming, statistics, weight, Kept(kept_by, ctx.share), ctx.pre, grad_x, grad_update
         )  # (3, d)
         of_weight, of_bias, of_update = sums.to(weight.dtype).unbind()
         return (
@@ -133,12 +134,12 @@ class _ResidualNorm(torch.autograd.Function):
             of_weight,
             of_bias,
             of_update if ctx.has_update_bias else None,
-            *(None,) * 4,
+            *(None,) * 5,
         )
 
 
-def _rows(like: Tensor) -> tuple[Any, Any]:
-    if like.dtype == torch.float64 or not kernels_run(like):
+def _rows(by_kernels: bool) -> tuple[Any, Any]:
+    if not by_kernels:
         return forward_rows, backward_rows
     from torchdefine.ops import residual_norm_kernels
 
@@ -158,7 +159,8 @@ def forward_rows(
     total, mean, scale = statistics
     update = given.update.to(total.dtype)
     update = update if given.update_bias is None else update + given.update_bias
-    dropped = update / given.keep if given.mask is None else update * given.mask / given.keep
+    mask, share = given.kept
+    dropped = update / share if mask is None else update * mask / share
     total.copy_(given.x.to(total.dtype) + dropped)
     mean.copy_(total.mean(1))
     centred = total - mean[:, None]
@@ -173,8 +175,7 @@ def backward_rows(
     incoming: Incoming,
     statistics: Statistics,
     weight: Tensor,
-    mask: Tensor | None,
-    keep: float,
+    kept: Kept,
     pre: bool,
     grad_x: Tensor,
     grad_update: Tensor,
@@ -192,7 +193,7 @@ def backward_rows(
     if pre and incoming.past is not None:
         grad_total += incoming.past.reshape(total.shape)
     grad_x.copy_(grad_total)
-    dropped = grad_total / keep
-    dropped = dropped if mask is None else dropped * mask
+    dropped = grad_total / kept.share
+    dropped = dropped if kept.by is None else dropped * kept.by
     grad_update.copy_(dropped)
     return torch.stack(((to_norm * hat).sum(0), to_norm.sum(0), dropped.sum(0)))

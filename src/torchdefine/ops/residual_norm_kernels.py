@@ -7,12 +7,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchdefine.ops.dropout_kernels import dropped_steps, is_kept
+from torchdefine.ops.dropout_mask import Kept
 from torchdefine.ops.residual_norm import Given, Incoming, Statistics
+from torchdefine.ops.sum_kernels import sum_rows
 
 TILE = 2048
-"""Numbers that a program has in hand of each tensor."""
-MOST_PROGRAMS = 396
-"""Of backward, each of which sums its rows' part of the weights' gradients: three on each multiprocessor of an H200."""
+"""Numbers that a program of forward has in hand of each tensor."""
+BACKWARD_TILE = 512
+"""Of backward: four for each thread, so that single and half precision lie in the same threads."""
+STAGES = 3
+"""Tiles of backward that are worked on or on their way from memory; one at a time where they are wide, for want of
+shared memory."""
+MOST_PROGRAMS = 792
+"""Of backward, each of which sums its rows' part of the weights' gradients: six on each multiprocessor of an H200."""
 
 
 def forward_rows(
@@ -24,16 +32,16 @@ def forward_rows(
     normed: Tensor | None,
     read: Tensor,
 ) -> None:
-    x, update, update_bias, mask, keep = given
+    x, update, update_bias, kept = given
     rows, width = x.shape
     if not rows:
         return
-    launch = launch_for(width)
+    launch = forward_launch(width)
     _forward[(triton.cdiv(rows, launch["tile_rows"]),)](
         x,
         update,
         weight if update_bias is None else update_bias,
-        x if mask is None else mask,
+        x if kept.by is None else kept.by,
         weight,
         bias,
         *statistics,
@@ -41,10 +49,11 @@ def forward_rows(
         read,
         rows,
         width,
-        1 / keep,
+        1 / kept.share,
+        dropped_steps(kept.share),
         eps,
         biased=update_bias is not None,
-        masked=mask is not None,
+        masked=kept.by is not None,
         exact_too=normed is not None,
         **launch,
     )
@@ -54,15 +63,14 @@ def backward_rows(
     incoming: Incoming,
     statistics: Statistics,
     weight: Tensor,
-    mask: Tensor | None,
-    keep: float,
+    kept: Kept,
     pre: bool,
     grad_x: Tensor,
     grad_update: Tensor,
 ) -> Tensor:
     """Partial sums are added up in a fixed order, so that the same inputs always give the same bits."""
     rows, width = grad_x.shape
-    launch = launch_for(width)
+    launch = backward_launch(width)
     tiles = triton.cdiv(rows, launch["tile_rows"])
     programs = triton.cdiv(tiles, triton.cdiv(tiles, MOST_PROGRAMS)) if tiles else 0  # equal shares
     partial = torch.empty(3, programs, width, dtype=torch.float32, device=grad_x.device)
@@ -73,7 +81,7 @@ def backward_rows(
             read,
             *statistics,
             weight,
-            grad_x if mask is None else mask,
+            grad_x if kept.by is None else kept.by,
             grad_x,
             grad_update,
             partial,
@@ -81,14 +89,15 @@ def backward_rows(
             width,
             together,
             apart,
-            1 / keep,
+            1 / kept.share,
+            dropped_steps(kept.share),
             has_past=incoming.past is not None,
             has_read=incoming.read is not None,
-            masked=mask is not None,
+            masked=kept.by is not None,
             pre=pre,
             **launch,
         )
-    return partial.sum(1)
+    return sum_rows(partial, partial.new_empty(3, width))
 
 
 def _where_it_lies(gradient: Tensor) -> tuple[Tensor, int, int]:
@@ -99,7 +108,7 @@ def _where_it_lies(gradient: Tensor) -> tuple[Tensor, int, int]:
     return rows, len(rows), 0
 
 
-def launch_for(width: int) -> dict[str, int]:
+def forward_launch(width: int) -> dict[str, int]:
     """Whole rows in a program, so that a row's sums need nobody else."""
     tile_columns = triton.next_power_of_2(width)
     tile_rows = max(TILE // tile_columns, 1)
@@ -107,12 +116,20 @@ def launch_for(width: int) -> dict[str, int]:
     return {"tile_rows": min(tile_rows, 16), "tile_columns": tile_columns, "num_warps": warps}
 
 
+def backward_launch(width: int) -> dict[str, int]:
+    tile_columns = triton.next_power_of_2(width)
+    tile_rows = max(BACKWARD_TILE // tile_columns, 1)
+    warps = min(max(tile_rows * tile_columns // 128, 1), 16)
+    stages = STAGES if tile_columns <= 2048 else 1
+    return {"tile_rows": min(tile_rows, 16), "tile_columns": tile_columns, "stages": stages, "num_warps": warps}
+
+
 @triton.jit
 def _forward(
     x,  # (N, d)
     update,  # (N, d)
     update_bias,  # (d,)
-    mask,  # (N, d)
+    seed,  # (1,)
     weight,  # (d,)
     bias,  # (d,)
     total,  # (N, d)
@@ -122,7 +139,8 @@ def _forward(
     read,  # (N, d)
     rows,
     width,
-    inverse_keep,
+    inverse_share,
+    dropped,
     eps,
     biased: tl.constexpr,
     masked: tl.constexpr,
@@ -137,9 +155,9 @@ def _forward(
     added = tl.load(update + place, mask=there, other=0.0).to(tl.float32)
     if biased:
         added += tl.load(update_bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-    added *= inverse_keep
+    added *= inverse_share
     if masked:
-        added = tl.where(tl.load(mask + place, mask=there, other=0) != 0, added, 0.0)
+        added = tl.where(is_kept(tl.load(seed), row, column, dropped), added, 0.0)
     sums = tl.load(x + place, mask=there, other=0.0).to(tl.float32) + added
     tl.store(total + place, sums, mask=there)
     middle = tl.sum(sums, 1) / width
@@ -163,7 +181,7 @@ def _backward(
     mean,  # (N,)
     scale,  # (N,)
     weight,  # (d,)
-    mask,  # (N, d)
+    seed,  # (1,)
     grad_x,  # (N, d)
     grad_update,  # (N, d)
     partial,  # (3, programs, d)
@@ -171,21 +189,25 @@ def _backward(
     width,
     together,
     apart,
-    inverse_keep,
+    inverse_share,
+    dropped,
     has_past: tl.constexpr,
     has_read: tl.constexpr,
     masked: tl.constexpr,
     pre: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
+    stages: tl.constexpr,
 ):
     programs = tl.num_programs(0)
     column = tl.arange(0, tile_columns)
     w = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    if masked:
+        drawn_from = tl.load(seed)
     of_weight = tl.zeros((tile_rows, tile_columns), tl.float32)
     of_bias = tl.zeros((tile_rows, tile_columns), tl.float32)
     of_update = tl.zeros((tile_rows, tile_columns), tl.float32)
-    for start in range(tl.program_id(0) * tile_rows, rows, programs * tile_rows):
+    for start in tl.range(tl.program_id(0) * tile_rows, rows, programs * tile_rows, num_stages=stages):
         row = start + tl.arange(0, tile_rows)
         there = (row < rows)[:, None] & (column < width)[None, :]
         place = row[:, None].to(tl.int64) * width + column[None, :]
@@ -206,13 +228,13 @@ def _backward(
         if has_past and pre:
             gradient += tl.load(past + place, mask=there, other=0.0).to(tl.float32)
         tl.store(grad_x + place, gradient.to(grad_x.dtype.element_ty), mask=there)
-        dropped = gradient * inverse_keep
+        through = gradient * inverse_share
         if masked:
-            dropped = tl.where(tl.load(mask + place, mask=there, other=0) != 0, dropped, 0.0)
-        tl.store(grad_update + place, dropped.to(grad_update.dtype.element_ty), mask=there)
+            through = tl.where(is_kept(drawn_from, row, column, dropped), through, 0.0)
+        tl.store(grad_update + place, through.to(grad_update.dtype.element_ty), mask=there)
         of_weight += to_norm * hat
         of_bias += to_norm
-        of_update += tl.where(there, dropped, 0.0)
+        of_update += tl.where(there, through, 0.0)
     mine = partial + tl.program_id(0) * width + column
     tl.store(mine, tl.sum(of_weight, 0), mask=column < width)
     tl.store(mine + programs * width, tl.sum(of_bias, 0), mask=column < width)

@@ -8,9 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from torchdefine.ops.softmax_loss import Classes
+from torchdefine.ops.sum_kernels import sum_rows
 
 MOST_COLUMNS_AT_ONCE = 4096
-ROWS_A_STRIP = 1024
+ROWS_A_STRIP = 256
 
 
 def softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
@@ -47,7 +48,7 @@ def add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor) -> None:
         _column_sums[(triton.cdiv(columns, 64), strips)](
             matrix, weights, partial, rows, columns, matrix.stride(0), strip=ROWS_A_STRIP, tile_rows=32, tile_columns=64
         )
-    total += partial.sum(0)
+    sum_rows(partial[None], total[None], onto=True)
 
 
 def _warps(columns_at_once: int) -> int:

@@ -54,6 +54,16 @@ def add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor) -> None:
         plain_add_column_sums(total, matrix, weights)
 
 
+def add_onto(total: Tensor, values: Tensor) -> None:
+    """total += values, of another dtype and both contiguous."""
+    if total.dtype != torch.float64 and kernels_run(total):
+        from torchdefine.ops import sum_kernels
+
+        sum_kernels.add_onto(total, values)
+    else:
+        total += values
+
+
 def plain_softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
     """The same in torch; the gradient has full precision."""
     exact = torch.float64 if logits.dtype == torch.float64 else torch.float32

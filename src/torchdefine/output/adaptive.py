@@ -114,7 +114,7 @@ class BandedSoftmax(OutputLayer):
         band_of = torch.where(counted, band_of, len(self.cutoffs) + 1)  # tokens that do not count are sorted last
         sizes = torch.stack([(band_of == band).sum() for band in range(len(self.cutoffs) + 1)])
         rooms = self._rooms(sizes, hint)
-        ends, order = sizes.cumsum(0), torch.argsort(band_of.to(torch.uint8), stable=True)  # a GPU sorts byte by byte
+        ends, order = sizes.cumsum(0), torch.argsort(band_of.short(), stable=True)  # a GPU sorts byte by byte
         # A band without tokens takes part as well, so that its own parameters get a gradient on every worker.
         for index, (band, start, room) in enumerate(zip(tails, self.cutoffs, rooms, strict=True), start=1):
             places = torch.arange(room, device=ids.device)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from torchdefine.embedding.map import check_ids
 from torchdefine.errors import UserError
-from torchdefine.ops.softmax_loss import Classes, add_column_sums, softmax_loss
+from torchdefine.ops.softmax_loss import Classes, add_column_sums, add_onto, softmax_loss
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -139,7 +139,7 @@ class _TotalLoss(torch.autograd.Function):
     ) -> Tensor:
         task = _Task(columns, counted, label_smoothing, tokens_at_once, product_dtype)
         wanted = ctx.needs_input_grad[:3] if grad_enabled else (False, False, False)
-        incoming = torch.ones_like(columns) if any(wanted) else None
+        incoming = torch.ones_like(columns, dtype=product_dtype) if any(wanted) else None
         losses, gradients = _through_chunks(hidden, weight, bias, task, incoming, wanted)
         ctx.save_for_backward(*gradients)
         ctx.dtypes = [None if given is None else given.dtype for given in (hidden, weight, bias)]
@@ -263,4 +263,4 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     else:
-        total += left @ right
+        add_onto(total, left @ right)

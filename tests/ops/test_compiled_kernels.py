@@ -1,0 +1,99 @@
+"""What Triton's compiler makes of the kernels between products for an H200, which needs no GPU."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None or torch.cuda.is_available(),
+    reason="needs Triton, and tells nothing new where there is a GPU",
+)
+KINDS = {
+    **dict.fromkeys(("z", "out", "gradient", "grad_z", "update", "read", "grad_update", "values"), "*bf16"),
+    **dict.fromkeys(("rows", "columns", "width", "together", "apart", "dropped", "number"), "i32"),
+    **dict.fromkeys(("inverse_share", "eps"), "fp32"),
+    "seed": "*i64",
+}
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="is no interpreter, and so compiles by itself")
+def test_the_compiler_takes_them() -> None:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", "compiled_", __file__]
+    finished = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stdout
+    assert "passed" in finished.stdout
+
+
+def compiled(kernel: Any, launch: dict[str, int], **constants: Any) -> Any:
+    """For rows whose length is a multiple of 16; what has no kind above is float32."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants |= {name: value for name, value in launch.items() if name in kernel.arg_names}
+    kinds = {**KINDS, **dict.fromkeys(constants, "constexpr")}
+    signature = {name: kinds.get(name, "*fp32") for name in kernel.arg_names}
+    pointers = [name for name, kind in signature.items() if kind[0] == "*"]
+    round_numbers = [name for name in ("columns", "width", "apart", "number") if name in signature]
+    return triton.compile(
+        ASTSource(
+            fn=kernel,
+            signature=signature,
+            constexprs=constants,
+            attrs={(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in pointers + round_numbers},
+        ),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": launch["num_warps"]},
+    )
+
+
+def wide_products(code: str) -> int:
+    """Each round of Philox has two, but for the first ones, which meet zeros."""
+    return len(re.findall(r"mul\.hi\.u32", code))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+def test_compiled_relu_draws_once_for_eight_features_and_reads_ahead() -> None:
+    from torchdefine.ops import relu_dropout_kernels as kernels
+
+    forward = compiled(kernels._forward, kernels.TILE, biased=True, masked=True).asm["ptx"]
+    features = kernels.TILE["tile_rows"] * kernels.TILE["tile_columns"] // (32 * kernels.TILE["num_warps"])
+    assert 0 < wide_products(forward) <= 2 * 7 * features // 8
+    assert "st.global.v4.b32" in forward
+    backward = compiled(kernels._backward, kernels.STRIP, summed=True).asm["ptx"]
+    assert "cp.async.cg" in backward
+    assert "st.global.v4.b32" in backward
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.parametrize("width", [128, 384, 2048, 4096])
+def test_compiled_norms_draw_once_for_a_threads_features_and_read_ahead(width: int) -> None:
+    from torchdefine.ops import residual_norm_kernels as kernels
+
+    launch = kernels.forward_launch(width)
+    forward = compiled(kernels._forward, launch, biased=True, masked=True, exact_too=True)
+    features = launch["tile_rows"] * launch["tile_columns"] // (32 * launch["num_warps"])
+    assert 0 < wide_products(forward.asm["ptx"]) <= 2 * 7 * -(-features // 8)
+    launch = kernels.backward_launch(width)
+    backward = compiled(kernels._backward, launch, has_past=True, has_read=True, masked=True, pre=False)
+    features = launch["tile_rows"] * launch["tile_columns"] // (32 * launch["num_warps"])
+    assert 0 < wide_products(backward.asm["ptx"]) <= 2 * 7 * -(-features // 8)
+    assert ("cp.async.cg" in backward.asm["ptx"]) == (launch["stages"] > 1)
+    assert max(forward.metadata.shared, backward.metadata.shared) <= 99 * 1024  # of the smallest GPUs that we take
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+def test_compiled_sums_read_and_write_sixteen_bytes_at_once() -> None:
+    from torchdefine.ops import sum_kernels as kernels
+
+    rows = {"tile_rows": 512, "tile_columns": 16, "num_warps": 8}
+    assert "ld.global.v4.b32" in compiled(kernels._sum_rows, rows, onto=True).asm["ptx"]
+    values = {"at_once": kernels.VALUES_AT_ONCE, "num_warps": 8}
+    assert "st.global.v4.b32" in compiled(kernels._add_onto, values).asm["ptx"]
