@@ -18,9 +18,13 @@ pytestmark = pytest.mark.skipif(
 KINDS = {
     **dict.fromkeys(("z", "out", "gradient", "grad_z", "update", "read", "grad_update", "values"), "*bf16"),
     **dict.fromkeys(("rows", "columns", "width", "together", "apart", "dropped", "number"), "i32"),
+    **dict.fromkeys(("tokens", "groups", "chunk", "room", "next_groups", "next_chunk", "next_room"), "i32"),
+    **dict.fromkeys(("seen", "seen_share", "hidden_share", "hidden_start"), "i32"),
+    **dict.fromkeys(("leaving", "entering", "of_leaving", "of_entering"), "*bf16"),
     **dict.fromkeys(("inverse_share", "eps"), "fp32"),
     "seed": "*i64",
 }
+ROUND_NUMBERS = ("columns", "width", "apart", "number", "chunk", "room", "next_chunk", "next_room", "hidden_share")
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="is no interpreter, and so compiles by itself")
@@ -41,7 +45,7 @@ def compiled(kernel: Any, launch: dict[str, int], **constants: Any) -> Any:
     kinds = {**KINDS, **dict.fromkeys(constants, "constexpr")}
     signature = {name: kinds.get(name, "*fp32") for name in kernel.arg_names}
     pointers = [name for name, kind in signature.items() if kind[0] == "*"]
-    round_numbers = [name for name in ("columns", "width", "apart", "number") if name in signature]
+    round_numbers = [name for name in ROUND_NUMBERS if name in signature]
     return triton.compile(
         ASTSource(
             fn=kernel,
@@ -97,3 +101,19 @@ def test_compiled_sums_read_and_write_sixteen_bytes_at_once() -> None:
     assert "ld.global.v4.b32" in compiled(kernels._sum_rows, rows, onto=True).asm["ptx"]
     values = {"at_once": kernels.VALUES_AT_ONCE, "num_warps": 8}
     assert "st.global.v4.b32" in compiled(kernels._add_onto, values).asm["ptx"]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.parametrize("chunk", [320, 1120])
+def test_compiled_seams_of_round_chunks_read_and_write_sixteen_bytes_at_once(chunk: int) -> None:
+    from torchdefine.ops import group_stack_kernels as kernels
+    from torchdefine.ops.group_stack import Seam, StackForm
+
+    seam = Seam(2, chunk, chunk, 1, 2 * chunk + 256, 2 * chunk + 256, StackForm(256, True, "gelu", 1e-5))
+    kinds = {"biased": True, "normed": True, "sees": True, "mixed": True, "activation": "gelu"}
+    forward = compiled(kernels._forward, kernels._launch(seam, kernels.TILE, 8), **kinds)
+    assert "ld.global.v4.b32" in forward.asm["ptx"]
+    backward = compiled(kernels._backward, kernels._launch(seam, kernels.BACKWARD_TILE, 4), fresh=False, **kinds)
+    wide = "ld.global.v2.b32" if chunk == 320 else "ld.global.v4.b32"  # four or eight features of a thread
+    assert wide in backward.asm["ptx"]
+    assert max(forward.metadata.shared, backward.metadata.shared) <= 99 * 1024

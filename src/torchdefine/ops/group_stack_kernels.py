@@ -15,11 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from torchdefine.ops.group_stack import ALIGNED, Finish, Seam, Statistics
+from torchdefine.ops.sum_kernels import sum_rows
 
 TILE = 2048
-"""Numbers that a program has in hand of each tensor."""
-MOST_PROGRAMS = 528
-"""Of backward, each of which sums its tokens' part of the gradients: four on each multiprocessor of an H200."""
+"""Numbers that a program of forward has in hand of each tensor."""
+BACKWARD_TILE = 512
+"""Of backward, whose programs go from tile to tile and wait for each: small ones, so that many wait side by side."""
+MULTIPROCESSORS = 132
+"""Of an H200: programs of backward each sum a part of the gradients, so there are as many as run at once."""
 
 
 def forward_seam(
@@ -28,7 +31,7 @@ def forward_seam(
     tokens = leaving.shape[1]
     if not tokens:
         return
-    launch = _launch(seam)
+    launch = _launch(seam, TILE, 8)
     _forward[(triton.cdiv(tokens, launch["tile_tokens"]),)](
         leaving,
         *_stand_ins(finish, statistics.mean),
@@ -54,9 +57,9 @@ def backward_seam(
     grad_x: Tensor,
 ) -> Tensor:
     """Partial sums are added up in a fixed order, so that the same inputs always give the same bits."""
-    tokens, launch = leaving.shape[1], _launch(seam)
-    tiles = triton.cdiv(tokens, launch["tile_tokens"])
-    programs = triton.cdiv(tiles, triton.cdiv(tiles, MOST_PROGRAMS)) if tiles else 0  # equal shares
+    tokens, launch = leaving.shape[1], _launch(seam, BACKWARD_TILE, 4)
+    tiles, most = triton.cdiv(tokens, launch["tile_tokens"]), MULTIPROCESSORS * (48 // launch["num_warps"])
+    programs = triton.cdiv(tiles, triton.cdiv(tiles, most)) if tiles else 0  # equal shares
     partial = torch.empty(3, programs, seam.width, dtype=torch.float32, device=leaving.device)
     if tiles:
         _backward[(programs,)](
@@ -73,19 +76,20 @@ def backward_seam(
             **_kinds(finish, seam),
             **launch,
         )
-    return partial.sum(1)
+    return sum_rows(partial, partial.new_empty(3, seam.width))
 
 
 @lru_cache(maxsize=256)
-def _launch(seam: Seam) -> dict[str, int]:
+def _launch(seam: Seam, tile: int, numbers: int) -> dict[str, int]:
+    """A program has ``tile`` numbers in hand, or one token if that is more, and a thread so many of them."""
     columns = triton.next_power_of_2(seam.width)
-    tokens = min(max(TILE // columns, 1), 16)
+    tokens = min(max(tile // columns, 1), 16)
     return {
         "tile_tokens": tokens,
         "tile_columns": columns,
         "seen_columns": triton.next_power_of_2(max(seam.form.seen, 1)),
         "spare_columns": triton.next_power_of_2(ALIGNED * max(seam.groups, seam.next_groups)),
-        "num_warps": min(max(tokens * columns // 256, 1), 16),
+        "num_warps": min(max(tokens * columns // (32 * numbers), 1), 16),
     }
 
 
