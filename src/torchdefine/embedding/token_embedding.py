@@ -99,6 +99,11 @@ class TokenEmbedding(nn.Module):
             return not (self.training and self.unit.options.dropout)
         return isinstance(self.unit, nn.Linear | DenseMLP)
 
+    @property
+    def knows_tokens_only(self) -> bool:
+        """Whether the order of the ids cannot matter: what is drawn at random, if anything, is so for a whole type."""
+        return self.unit is None or self.shares_equal_tokens
+
     def _looked_up(self, ids: Tensor, table: Tensor) -> Tensor:
         """As short as it can be: on a GPU the look-up itself takes less than a few lines of Python."""
         if type(ids) is not Tensor or not ids.is_cuda or ids.dtype is not torch.int64:

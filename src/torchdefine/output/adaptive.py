@@ -83,6 +83,8 @@ class BandedSoftmax(OutputLayer):
         Label smoothing is exact and therefore dear: it needs every band for every token.
         """
         check_loss_options(reduction, label_smoothing)
+        if reduction != "none":
+            hidden, targets = self._as_they_lie(hidden, targets)
         rows, flat_targets = self._rows_and_targets(hidden, targets)
         counted = flat_targets != ignore_index
         ids = torch.where(counted, flat_targets, 0)
