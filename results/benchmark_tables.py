@@ -75,14 +75,14 @@ def table(group: dict[str, Any]) -> list[str]:
 
 
 def said(facts: dict[str, Any]) -> str:
-    """What else is known of a row, as far as its name does not say it."""
+    """What else is known of a row, as far as its name and the goals do not say it."""
     parts = []
     for name, value in facts.items():
         if name == "parameters":
             parts.append(f"{value / 1e6:.2f} M parameters")
         elif name == "shares":
             parts += [f"{100 * share:.0f} % {kind}" for kind, share in value.items()]
-        elif name not in ("line", "axis", "at"):
+        elif name not in ("line", "axis", "at", "undisturbed"):
             parts.append(f"{name} {value}")
     return ", ".join(parts)
 

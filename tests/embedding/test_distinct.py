@@ -59,6 +59,26 @@ def test_vectors_and_gradients_are_those_of_every_token_by_itself(name: str, roo
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("padding", [None, 3])
+@pytest.mark.parametrize("row_dropout", [0.0, 0.5])
+def test_adaptive_bands_without_a_unit_are_looked_up_once_a_type(padding: int | None, row_dropout: float) -> None:
+    bands = AdaptiveMap(50, 16, (10, 30), division=2, padding_idx=padding, scale=4.0).double()
+    embedding = TokenEmbedding(bands)
+    embedding.row_dropout = row_dropout
+    looked_up: list[int] = []
+    bands.register_forward_hook(lambda _module, inputs, _output: looked_up.append(inputs[0].numel()))
+    ids = torch.randint(50, (4, 40))
+    weights = torch.randn(4, 40, 16, dtype=torch.float64)
+    results = []
+    for look_up in (embedding, embedding._computed):
+        torch.manual_seed(7)
+        vectors = look_up(ids)
+        results.append((vectors, *torch.autograd.grad((vectors * weights).sum(), list(embedding.parameters()))))
+    assert looked_up == [len(ids.unique()), ids.numel()]
+    for shared, alone in zip(*results, strict=True):
+        torch.testing.assert_close(shared, alone, rtol=1e-10, atol=1e-12)
+
+
 def test_dropped_rows_are_the_same_for_all_of_a_type() -> None:
     embedding = DeFINE(50, 24, map_dim=16, expand_dim=64)
     embedding.row_dropout = 0.5

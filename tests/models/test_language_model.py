@@ -157,3 +157,36 @@ def test_widths_that_do_not_meet_are_refused() -> None:
         LanguageModel(TokenEmbedding(table), LSTM(8, 16), FullSoftmax(16, table))
     with pytest.raises(UserError, match="context model gives vectors 12 wide"):
         LanguageModel(TokenEmbedding(table), LSTM(16, 12), FullSoftmax(16, table))
+
+
+@pytest.mark.parametrize("make", [adaptive_model, standard_model])
+def test_nothing_of_a_step_is_copied_into_another_order(make) -> None:
+    """What goes into the LSTM lies position by position, and so does what the output layer takes of it."""
+    model = make().train()
+    strides = []
+    model.context.layers[0].register_forward_pre_hook(lambda _module, given: strides.append(given[0].is_contiguous()))
+    ids = torch.randint(0, 50, (5, 30))
+    hidden, _ = model.hidden(ids, model.initial_state(5))
+    rows, targets = model.output._rows_and_targets(*model.output._as_they_lie(hidden, ids))
+    assert strides == [True]
+    assert rows.data_ptr() == hidden.data_ptr()
+    assert torch.equal(rows.view(30, 5, -1).transpose(0, 1), hidden)
+    assert torch.equal(targets.view(30, 5).T, ids)
+
+
+@pytest.mark.parametrize("make", [adaptive_model, standard_model])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_the_order_in_memory_changes_neither_losses_nor_gradients(make, label_smoothing: float) -> None:
+    model = make().double()
+    lying = torch.randn(9, 4, 16, dtype=torch.float64).transpose(0, 1).requires_grad_()  # (B, T, n), as of an LSTM
+    copied = lying.detach().contiguous().requires_grad_()
+    targets = torch.randint(0, 50, (4, 9))
+    targets[1, 3:] = -100
+    for reduction in ("mean", "sum", "none"):
+        results = []
+        for hidden in (lying, copied):
+            loss = model.output.loss(hidden, targets, reduction=reduction, label_smoothing=label_smoothing)
+            weights = torch.linspace(1, 2, loss.numel(), dtype=torch.float64).view(loss.shape)
+            results.append((loss, *torch.autograd.grad((loss * weights).sum(), hidden)))
+        for mine, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdefine.ops.softmax_loss import Classes, plain_add_column_sums, plain_softmax_loss
 
@@ -104,3 +105,35 @@ def test_column_sums_are_those_of_a_product_in_float64(kernel_device: str, rows:
             total = torch.ones(columns, device=kernel_device)
             add_column_sums(total, matrix, weights.to(kernel_device))
             torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("worst", [-40.0, -75.0, -200.0, -torch.inf])
+def test_targets_of_hardly_any_probability_have_the_right_loss(worst: float, smoothing: float) -> None:
+    logits, _ = problem(6, 50, 50, False, smoothing, torch.float32)
+    columns = torch.arange(6)
+    logits[3, 3] = worst
+    smoothing = 0.0 if worst == -torch.inf else smoothing  # the mean of all logits would be infinite as well
+    held_against = Classes(columns, torch.ones(6, dtype=torch.bool), 50, None, smoothing)
+    expected_losses, expected = truth(logits, held_against)
+    losses, gradient = plain_softmax_loss(logits.clone(), held_against, with_gradient=True)
+    torch.testing.assert_close(losses.double(), expected_losses, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_cpu_looks_for_the_largest_only_where_a_target_is_improbable() -> None:
+    class Operations(TorchDispatchMode):
+        seen: list[str]
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    for lowest, searches in ((-10.0, 0), (-100.0, 2)):
+        logits = torch.randn(4, 30)
+        logits[2, 7] = lowest
+        held_against = Classes(torch.full((4,), 7), torch.ones(4, dtype=torch.bool), 30)
+        with Operations() as operations:
+            operations.seen = []
+            plain_softmax_loss(logits, held_against, with_gradient=True)
+        assert operations.seen.count("amax") == searches

@@ -69,6 +69,9 @@ class LSTM(nn.Module):
     precision cuDNN runs single layers whose widths are multiples of 128 on its persistent kernels, 2–4 times faster.
     """
 
+    reads_by_position = True
+    """All rows of the first position, then those of the second: vectors that lie so in memory are not copied."""
+
     def __init__(
         self,
         input_dim: int,

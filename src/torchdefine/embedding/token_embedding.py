@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.distinct import FEWEST_IDS, LARGEST_SHARE, distinct_ids
 from torchdefine.embedding.map import MapLayer, as_ids
 from torchdefine.embedding.table import cached_embedding, finished_table
@@ -65,7 +66,7 @@ class TokenEmbedding(nn.Module):
         if self.packed is not None:
             found: Tensor = self.packed(ids)
             return found.to(self._vector_dtype)
-        if self.unit is None or not self._worth_sharing(ids, distinct):
+        if not self._worth_sharing(ids, distinct):
             return self._computed(ids)
         types, places = distinct_ids(ids, distinct)
         return F.embedding(places, self._computed(types, each_once=True))
@@ -85,9 +86,11 @@ class TokenEmbedding(nn.Module):
         """Whether equal tokens may be computed once, and there is something to gain and nobody to wait."""
         if distinct is None and (ids.device.type != "cpu" or torch.compiler.is_compiling()):
             return False
-        if not self.shares_equal_tokens or ids.numel() < FEWEST_IDS:
+        if ids.numel() < FEWEST_IDS:
             return False
-        return distinct is None or distinct <= LARGEST_SHARE * ids.numel()
+        if self.unit is None:  # several tables are looked up and projected; one is quicker than finding what is equal
+            return isinstance(self.map, AdaptiveMap) and ids.device.type == "cpu"
+        return self.shares_equal_tokens and (distinct is None or distinct <= LARGEST_SHARE * ids.numel())
 
     @property
     def shares_equal_tokens(self) -> bool:
@@ -95,6 +98,11 @@ class TokenEmbedding(nn.Module):
         if isinstance(self.unit, DefineUnit):
             return not (self.training and self.unit.options.dropout)
         return isinstance(self.unit, nn.Linear | DenseMLP)
+
+    @property
+    def knows_tokens_only(self) -> bool:
+        """Whether the order of the ids cannot matter: what is drawn at random, if anything, is so for a whole type."""
+        return self.unit is None or self.shares_equal_tokens
 
     def _looked_up(self, ids: Tensor, table: Tensor) -> Tensor:
         """As short as it can be: on a GPU the look-up itself takes less than a few lines of Python."""

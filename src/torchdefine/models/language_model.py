@@ -100,7 +100,11 @@ class LanguageModel(nn.Module):
 
         ``distinct``, where known, is a bound on how many different ids there are.
         """
-        vectors = self.embedding(ids, distinct)  # (B, T, m)
+        by_position = getattr(self.context, "reads_by_position", False) and self.embedding.knows_tokens_only
+        if by_position:  # vectors come to lie as the context model wants them, without a copy
+            vectors = self.embedding(ids.transpose(0, 1), distinct).transpose(0, 1)  # (B, T, m)
+        else:
+            vectors = self.embedding(ids, distinct)  # (B, T, m)
         return self.context(vectors, state)
 
     def forward(

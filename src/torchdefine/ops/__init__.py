@@ -10,6 +10,7 @@ from torchdefine.ops.relative_attention import Scoring, has_attention_kernel, re
 from torchdefine.ops.relu_dropout import relu_dropout
 from torchdefine.ops.residual_norm import has_fused_kernels, residual_norm
 from torchdefine.ops.softmax_loss import add_column_sums, softmax_loss
+from torchdefine.ops.taken_rows import taken_rows
 
 __all__ = [
     "Scoring",
@@ -30,4 +31,5 @@ __all__ = [
     "relu_dropout",
     "residual_norm",
     "softmax_loss",
+    "taken_rows",
 ]

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from torchdefine.ops.kernel_gate import kernels_run
 
+SMALLEST_HIT = 1e-30
+"""Far above where float32 begins to lose digits; what is nan fails the comparison as well."""
+
 
 class Classes(NamedTuple):
     """What rows of logits are held against."""
@@ -79,14 +82,27 @@ def plain_softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) ->
 
 
 def _losses(logits: Tensor, probabilities: Tensor, columns: Tensor, classes: Classes) -> Tensor:
-    """From the largest logit and its probability, which is never too small for a logarithm: (t,)."""
+    """(t,)"""
     exact, smoothing = probabilities.dtype, classes.label_smoothing
-    normalisers = logits.amax(1).to(exact) - probabilities.amax(1).log()  # (t,) log Σ exp
-    losses = normalisers - logits.gather(1, columns).squeeze(1)
+    targets = logits.gather(1, columns).to(exact)  # (t, 1)
+    normalisers = _normalisers(logits, probabilities, columns, targets)  # (t, 1)
+    losses = (normalisers - targets).squeeze(1)
     if smoothing:
         mean = logits[:, : classes.number].mean(1, dtype=exact)
-        losses = (1 - smoothing) * losses + smoothing * (normalisers - mean)
+        losses = (1 - smoothing) * losses + smoothing * (normalisers.squeeze(1) - mean)
     return losses
+
+
+def _normalisers(logits: Tensor, probabilities: Tensor, columns: Tensor, targets: Tensor) -> Tensor:
+    """log Σ exp of every row, (t, 1), from one logit and its probability, if that is not too small for a logarithm.
+
+    The target's hardly ever is, and a CPU can look; the largest one never is, but finding it is two passes more.
+    """
+    if probabilities.device.type == "cpu" and not torch.compiler.is_compiling():
+        hits = probabilities.gather(1, columns)  # (t, 1)
+        if bool((hits > SMALLEST_HIT).all()):
+            return targets - hits.log()
+    return logits.amax(1, keepdim=True).to(probabilities.dtype) - probabilities.amax(1, keepdim=True).log()
 
 
 def _logit_gradient(probabilities: Tensor, columns: Tensor, classes: Classes) -> Tensor:

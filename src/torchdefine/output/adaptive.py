@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.map import check_ids
 from torchdefine.errors import UserError
+from torchdefine.ops import taken_rows
 from torchdefine.output.layer import OutputLayer, hidden_projection
 from torchdefine.output.linear_cross_entropy import (
     Reduction,
@@ -83,6 +84,8 @@ class BandedSoftmax(OutputLayer):
         Label smoothing is exact and therefore dear: it needs every band for every token.
         """
         check_loss_options(reduction, label_smoothing)
+        if reduction != "none":
+            hidden, targets = self._as_they_lie(hidden, targets)
         rows, flat_targets = self._rows_and_targets(hidden, targets)
         counted = flat_targets != ignore_index
         ids = torch.where(counted, flat_targets, 0)
@@ -108,21 +111,30 @@ class BandedSoftmax(OutputLayer):
         first = self.cutoffs[0]
         columns = torch.where(ranks < first, ranks, first - 1 + band_of)
         columns = torch.where(counted, columns, NOT_COUNTED)
+        places, tail_columns = self._tail_places(ranks, band_of, counted, hint)
+        rows, *tail_rows = taken_rows(rows, places)  # (T, …) and (room, …)
         head, *tails = self._bands()
         loss = self._band_loss(rows, 0, head, columns, reduction)
+        # A band without tokens takes part as well, so that its own parameters get a gradient on every worker.
+        for index, band in enumerate(tails):
+            tail = self._band_loss(tail_rows[index], index + 1, band, tail_columns[index], reduction)
+            loss = loss.index_add(0, places[index], tail) if per_token else loss + tail
+        return loss
 
+    def _tail_places(
+        self, ranks: Tensor, band_of: Tensor, counted: Tensor, hint: Sequence[int] | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """For each tail the tokens that it is computed for, and their columns in it; both (room,)."""
         band_of = torch.where(counted, band_of, len(self.cutoffs) + 1)  # tokens that do not count are sorted last
         sizes = torch.stack([(band_of == band).sum() for band in range(len(self.cutoffs) + 1)])
-        rooms = self._rooms(sizes, hint)
         ends, order = sizes.cumsum(0), torch.argsort(band_of.short(), stable=True)  # a GPU sorts byte by byte
-        # A band without tokens takes part as well, so that its own parameters get a gradient on every worker.
-        for index, (band, start, room) in enumerate(zip(tails, self.cutoffs, rooms, strict=True), start=1):
-            places = torch.arange(room, device=ids.device)
-            taken = order[(ends[index - 1] + places).clamp(max=len(ids) - 1)]  # (room,), of which the band's size count
-            columns = torch.where(places < sizes[index], ranks[taken] - start, NOT_COUNTED)
-            tail = self._band_loss(rows.index_select(0, taken), index, band, columns, reduction)
-            loss = loss.index_add(0, taken, tail) if per_token else loss + tail
-        return loss
+        places, columns = [], []
+        for index, (start, room) in enumerate(zip(self.cutoffs, self._rooms(sizes, hint), strict=True), start=1):
+            seats = torch.arange(room, device=ranks.device)
+            taken = order[(ends[index - 1] + seats).clamp(max=len(ranks) - 1)]  # of which the band's size count
+            places.append(taken)
+            columns.append(torch.where(seats < sizes[index], ranks[taken] - start, NOT_COUNTED))
+        return places, columns
 
     def _band_loss(self, rows: Tensor, index: int, band: Band, columns: Tensor, reduction: Reduction) -> Tensor:
         facing = self._facing(rows, index)  # (T, n_i)

@@ -91,6 +91,15 @@ class OutputLayer(nn.Module, ABC):
             )
         return rows, targets.reshape(-1)
 
+    def _as_they_lie(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors that lie position by position, as those of an LSTM do, are taken so, and their targets with them.
+
+        It spares a copy, and a sum does not mind the order.
+        """
+        if hidden.ndim == 3 and not hidden.is_contiguous() and hidden.transpose(0, 1).is_contiguous():
+            return hidden.transpose(0, 1), targets.transpose(0, 1)
+        return hidden, targets
+
     def _chunks(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Rows in portions whose log-probabilities fit into bounded memory."""
         return rows.split(fitting_tokens(self.num_embeddings))

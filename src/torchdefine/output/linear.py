@@ -75,6 +75,8 @@ class FullSoftmax(OutputLayer):
         label_smoothing: float = 0.0,
         hint: Sequence[int] | None = None,
     ) -> Tensor:
+        if reduction != "none":
+            hidden, targets = self._as_they_lie(hidden, targets)
         rows, flat_targets = self._rows_and_targets(hidden, targets)
         loss = linear_cross_entropy(
             self._projected(rows),

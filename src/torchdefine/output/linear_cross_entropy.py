@@ -208,7 +208,7 @@ def _through_chunks(
     (classes, width), (columns, features) = weight.shape, _aligned_shape(weight)  # (V, d) and (P, f)
     losses = torch.empty_like(task.columns, dtype=exact)  # (T,)
     grad_hidden = torch.empty_like(hidden) if wanted[0] else None  # (T, d)
-    grad_weight = weight.new_zeros(columns, features, dtype=exact) if wanted[1] else None  # (P, f)
+    grad_weight = weight.new_empty(columns, features, dtype=exact) if wanted[1] else None  # (P, f)
     grad_bias = bias.new_zeros(columns, dtype=exact) if bias is not None and wanted[2] else None  # (P,)
     with torch.autocast(hidden.device.type, enabled=False):  # the dtype of the products is already chosen
         matrix = _filled_up(weight, columns, features, task.product_dtype)  # (P, f)
@@ -221,15 +221,18 @@ def _through_chunks(
             losses[chunk], gradient = softmax_loss(logits, held_against, with_gradient=incoming is not None)
             if incoming is None or gradient is None:
                 continue
-            # (t, 1), put where it meets the features, not the columns
-            factor = torch.where(held_against.counted, incoming[chunk], 0).unsqueeze(1)
+            weights = torch.where(held_against.counted, incoming[chunk], 0)  # (t,)
             if grad_bias is not None:
-                add_column_sums(grad_bias, gradient, factor.squeeze(1))
+                add_column_sums(grad_bias, gradient, weights)
+            factor = _factor(weights)  # put where it meets the features, not the columns
             gradient = gradient.to(task.product_dtype)  # (t, P), still without incoming
             if grad_hidden is not None:
-                grad_hidden[chunk] = ((gradient @ matrix) * factor)[:, :width]
+                _fill_product(grad_hidden[chunk], gradient, matrix, factor)
             if grad_weight is not None:
-                _add_product(grad_weight, gradient.T, (rows * factor).to(rows.dtype))
+                weighted = rows if factor is None else (rows * factor).to(rows.dtype)
+                _add_product(grad_weight, gradient.T, weighted, first=start == 0)
+    if grad_weight is not None and not len(hidden):
+        grad_weight.zero_()
     return losses, (
         grad_hidden,
         None if grad_weight is None else grad_weight[:classes, :width],
@@ -259,8 +262,28 @@ def _filled_up(values: Tensor, rows: int | None, features: int, dtype: torch.dty
     return filled
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
+def _factor(weights: Tensor) -> Tensor | None:
+    """Weights of rows as something to multiply with, (t, 1); None where a CPU sees that all are one."""
+    if weights.device.type == "cpu" and not torch.compiler.is_compiling() and bool((weights == 1).all()):
+        return None
+    return weights.unsqueeze(1)
+
+
+def _fill_product(total: Tensor, left: Tensor, right: Tensor, factor: Tensor | None) -> None:
+    """Put the rows of a product, each times its factor, where they belong; columns beyond are left out."""
+    if factor is None and total.dtype == left.dtype and total.shape[1] == right.shape[1]:
+        torch.mm(left, right, out=total)
     else:
-        add_onto(total, left @ right)
+        product = left @ right
+        total.copy_((product if factor is None else product * factor)[:, : total.shape[1]])
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
+    """Add to the products before; the first fills memory that holds nothing yet."""
+    if left.dtype != total.dtype:
+        product = left @ right
+        total.copy_(product) if first else add_onto(total, product)
+    elif first:
+        torch.mm(left, right, out=total)
+    else:
+        total.addmm_(left, right)
