@@ -250,10 +250,25 @@ def test_half_precision_stays_close() -> None:
         rough = run(model, segments)
         spoilt = ([torch.full_like(m, 50.0) for m in model.initial_state(2)[0]], torch.zeros(1, dtype=torch.long))
         again, state = model(segments[0], spoilt)
-    assert state[0][1].dtype == torch.float32
+    assert state[0][1].dtype == torch.bfloat16
     torch.testing.assert_close(rough.float(), exact, rtol=0.1, atol=0.1)
     torch.testing.assert_close(again, rough[:, :8], rtol=0.05, atol=0.05)
     assert torch.tensor(BLOCKED, dtype=torch.float16).isfinite()
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_a_memory_in_half_precision_loses_nothing(pre_norm: bool) -> None:
+    """Products round what they read of it anyway; a norm before them does not, and its memory stays exact."""
+    model = TransformerXL(16, 2, LayerSizes(2, 5, 32), Reach(8), pre_norm=pre_norm)
+    exact = model.initial_state(2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = model.initial_state(2)
+        assert half[0][0].dtype == (torch.float32 if pre_norm else torch.bfloat16)
+        for _ in range(3):
+            segment = torch.randn(2, 5, 16)
+            ours, half = model(segment, half)
+            theirs, exact = model(segment, exact)
+            assert torch.equal(ours, theirs)
 
 
 def test_layers_compile_without_breaks() -> None:

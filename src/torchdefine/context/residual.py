@@ -34,17 +34,17 @@ class Update(NamedTuple):
         return self.values if self.bias is None else self.values + self.bias
 
 
-def closing(x: Tensor, linear: nn.Linear) -> Update:
-    """The linear layer at the end of a part."""
+def closing(x: Tensor, linear: nn.Linear, weight: Tensor | None = None) -> Update:
+    """The linear layer at the end of a part; ``weight`` is its own in the dtype of the products, if there is one."""
     if has_fused_kernels(x):
-        return Update(F.linear(x, linear.weight), linear.bias)
+        return Update(F.linear(x, linear.weight if weight is None else weight), linear.bias)
     return Update(linear(x))
 
 
-def expanded(x: Tensor, linear: nn.Linear, dropout: float) -> Tensor:
+def expanded(x: Tensor, linear: nn.Linear, dropout: float, weight: Tensor | None = None) -> Tensor:
     """The linear layer at the beginning of a feed-forward part, with ReLU and dropout."""
     if has_fused_kernels(x):
-        return relu_dropout(F.linear(x, linear.weight), dropout, linear.bias)
+        return relu_dropout(F.linear(x, linear.weight if weight is None else weight), dropout, linear.bias)
     return F.dropout(F.relu(linear(x)), dropout)
 
 

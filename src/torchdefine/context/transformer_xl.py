@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ from torchdefine.context.relative_attention import (
 )
 from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
-from torchdefine.ops import Scoring, has_attention_kernel
+from torchdefine.ops import Scoring, converted, has_attention_kernel, has_fused_kernels
 
 INIT_STD = 0.02
 
@@ -110,7 +111,7 @@ class TransformerXL(nn.Module):
             )
         self.input_dim = self.output_dim = input_dim
         self.reach, self.evaluation = reach, evaluation or reach
-        self.dropout = dropout or TransformerDropout()
+        self.dropout, self.pre_norm = dropout or TransformerDropout(), pre_norm
         self.content_bias = nn.Parameter(torch.empty(sizes.heads, sizes.head_dim))
         self.distance_bias = nn.Parameter(torch.empty(sizes.heads, sizes.head_dim))
         self.layers_are_compiled = False
@@ -151,8 +152,10 @@ class TransformerXL(nn.Module):
             self.evaluation = before
 
     def initial_state(self, batch_size: int) -> TransformerXLState:
+        """Empty memories; under autocast in its dtype, since products alone read them and would round them to it."""
         shape = (batch_size, self.current_reach.memory, self.input_dim)
-        memories = [self.content_bias.new_zeros(shape) for _ in self.layers]
+        dtype = self.content_bias.dtype if self.pre_norm else product_dtype(self.content_bias)
+        memories = [self.content_bias.new_zeros(shape, dtype=dtype) for _ in self.layers]
         return memories, torch.zeros(1, dtype=torch.long, device=self.content_bias.device)
 
     def forward(self, x: Tensor, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
@@ -161,11 +164,20 @@ class TransformerXL(nn.Module):
         around = self.surroundings(x, memories[0].shape[1], filled)
         hidden = F.dropout(x, self.dropout.input, self.training)  # (B, T, d)
         stream, after = Stream(hidden, hidden), []
-        for layer, memory in zip(self.layers, memories, strict=True):
-            after.append(_remember(memory, stream.past))
-            stream = layer(stream, memory, around)  # (B, T, d)
+        dense = self._dense_weights(x)
+        for layer, memory, weights in zip(self.layers, memories, dense, strict=True):
+            after.append(_remember(memory, stream.past if self.pre_norm else stream.read))
+            stream = layer(stream, memory, around, weights)  # (B, T, d)
         now_filled = (filled + x.shape[1]).clamp(max=memories[0].shape[1])
         return F.dropout(stream.past, self.dropout.output, self.training), (after, now_filled)
+
+    def _dense_weights(self, x: Tensor) -> list[DenseWeights | None]:
+        """Of every layer, in the dtype of the products: autocast would convert them one by one."""
+        if not has_fused_kernels(x) or self.layers_are_compiled:
+            return [None] * len(self.layers)
+        linears: list[Any] = [linear for layer in self.layers for linear in (layer.expand, layer.reduce)]
+        halves = converted([linear.weight for linear in linears], product_dtype(x))
+        return [DenseWeights(*pair) for pair in zip(halves[::2], halves[1::2], strict=True)]
 
     def compile_layers(self) -> None:
         """Let torch.compile have the layers: one at a time, so that all of them share what is compiled once."""
@@ -217,6 +229,13 @@ class TransformerXL(nn.Module):
         return F.dropout(vectors, self.dropout.input, self.training).to(product_dtype(x))
 
 
+class DenseWeights(NamedTuple):
+    """Of the two dense layers of a layer, for the products of this segment."""
+
+    expand: Tensor
+    reduce: Tensor
+
+
 class TransformerXLLayer(nn.Module):
     """Relative attention over memory and segment, then two dense layers at every position."""
 
@@ -234,18 +253,26 @@ class TransformerXLLayer(nn.Module):
         """The share of features that is zeroed now."""
         return self.hidden_dropout if self.training else 0.0
 
-    def forward(self, x: Stream, memory: Tensor, around: Surroundings | KernelSurroundings) -> Stream:
+    def forward(
+        self,
+        x: Stream,
+        memory: Tensor,
+        around: Surroundings | KernelSurroundings,
+        weights: DenseWeights | None = None,
+    ) -> Stream:
+        """``weights`` are those of the dense layers where somebody has converted them for all layers at once."""
         if self.pre_norm:
             norm = self.attention_norm
             update = Update(self.attention(norm(x.read), norm(memory.to(x.read.dtype)), around))
             x = add_then_norm(x.past, update, self.feed_forward_norm, self.dropout)
-            total = x.past + F.dropout(self.reduce(self._expanded(x.read)), self.dropout)
+            total = x.past + F.dropout(self._fed_forward(x.read, weights).whole(), self.dropout)
             return Stream(total, total)
         x = add_and_norm(x.past, Update(self.attention(x.read, memory, around)), self.attention_norm, self.dropout)
-        return add_and_norm(x.past, closing(self._expanded(x.read), self.reduce), self.feed_forward_norm, self.dropout)
+        return add_and_norm(x.past, self._fed_forward(x.read, weights), self.feed_forward_norm, self.dropout)
 
-    def _expanded(self, x: Tensor) -> Tensor:
-        return expanded(x, self.expand, self.dropout)
+    def _fed_forward(self, x: Tensor, weights: DenseWeights | None) -> Update:
+        first, second = weights or (None, None)
+        return closing(expanded(x, self.expand, self.dropout, first), self.reduce, second)
 
 
 def _remember(memory: Tensor, hidden: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Operations on tensors that torch does not have in this form."""
 
+from torchdefine.ops.converted import converted
 from torchdefine.ops.cudnn_lstm import cudnn_lstm
 from torchdefine.ops.group_stack import StackForm, StackLayer, group_stack
 from torchdefine.ops.kernel_gate import plain_torch
@@ -17,6 +18,7 @@ __all__ = [
     "StackForm",
     "StackLayer",
     "add_column_sums",
+    "converted",
     "cudnn_lstm",
     "group_stack",
     "has_attention_kernel",

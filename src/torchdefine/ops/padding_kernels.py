@@ -29,7 +29,7 @@ def unpad(weight: Tensor, difference: Tensor, grad_inward: Tensor, grad_distance
     """The gradients of ``weight`` and ``difference`` from those of the padded weights."""
     heads, head_dim = difference.shape
     grad_weight, grad_difference = torch.empty_like(weight), torch.empty_like(difference)
-    _unpad[(4 * heads,)](
+    _unpad[(4 * heads, triton.cdiv(weight.shape[1], COLUMNS))](
         weight,
         difference,
         grad_inward,
@@ -108,12 +108,11 @@ def _unpad(
     real = feature < head_dim
     own = part * head_dim * dim + feature[:, None] * dim
     if part < 3 * heads:
-        for start in range(0, dim, columns):
-            column = start + tl.arange(0, columns)
-            there = real[:, None] & (column < dim)[None, :]
-            at = part * width * dim + feature[:, None] * dim + column[None, :]
-            tl.store(grad_weight + own + column[None, :], tl.load(grad_inward + at, mask=there), mask=there)
-    else:
+        column = tl.program_id(1) * columns + tl.arange(0, columns)
+        there = real[:, None] & (column < dim)[None, :]
+        at = part * width * dim + feature[:, None] * dim + column[None, :]
+        tl.store(grad_weight + own + column[None, :], tl.load(grad_inward + at, mask=there), mask=there)
+    elif tl.program_id(1) == 0:  # one program has all columns, since it sums over them
         head = part - 3 * heads
         factor = tl.load(difference + head * head_dim + feature, mask=real, other=0.0).to(tl.float32)
         total = tl.zeros((block,), tl.float32)

@@ -49,7 +49,8 @@ class TrainingStep:
         self.clip = math.inf if clip is None else clip
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.rows = list(rows)
-        self.carried = [self.model.initial_state(size) for size in rows]
+        with self.precision.autocast():  # a memory may be kept in the dtype that products read it in
+            self.carried = [self.model.initial_state(size) for size in rows]
         self.summed_loss = torch.zeros((), device=self.device)
         """Of the steps since somebody set it to zero."""
         self.gradient_norm = torch.zeros((), device=self.device)
@@ -194,10 +195,13 @@ def _end_failed_recording(device: torch.device, pool: tuple[int, int]) -> None:
 
 
 def room_for(count: int) -> int:
-    """A round number that is at least ``count`` and at most half as much again, so that few kinds of steps differ."""
+    """A round number that is at least ``count`` and at most half as much again, so that few kinds of steps differ.
+
+    Large counts vary less from step to step, and what is too much costs more: an eighth as much again, at most.
+    """
     if count <= 16:
         return 16
-    grain = 1 << (count.bit_length() - 2)
+    grain = 1 << (count.bit_length() - (2 if count <= 1024 else 4))
     return -(-count // grain) * grain
 
 
