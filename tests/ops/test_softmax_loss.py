@@ -64,22 +64,11 @@ def test_plain_torch_equals_cross_entropy_over_the_classes_alone(
     ("rows", "classes", "padded", "biased"),
     [(3, 1, 16, False), (5, 37, 48, True), (7, 4096, 4096, False), (4, 9000, 9008, True), (0, 5, 16, True)],
 )
-@pytest.mark.parametrize("in_hand", [16, 32_768])
 def test_the_kernel_gives_the_numbers_of_plain_torch(
-    kernel_device: str,
-    monkeypatch: pytest.MonkeyPatch,
-    rows: int,
-    classes: int,
-    padded: int,
-    biased: bool,
-    smoothing: float,
-    dtype: torch.dtype,
-    in_hand: int,
+    kernel_device: str, rows: int, classes: int, padded: int, biased: bool, smoothing: float, dtype: torch.dtype
 ) -> None:
-    """Rows that are read once, and rows that are read piece by piece, twice."""
     from torchdefine.ops import softmax_kernels
 
-    monkeypatch.setattr(softmax_kernels, "MOST_COLUMNS_IN_HAND", in_hand)
     logits, held_against = problem(rows, classes, padded, biased, smoothing, dtype, kernel_device)
     expected_losses, expected = plain_softmax_loss(logits.clone(), held_against, with_gradient=True)
     evaluated, _ = softmax_kernels.softmax_loss(logits.clone(), held_against, with_gradient=False)
@@ -93,13 +82,9 @@ def test_the_kernel_gives_the_numbers_of_plain_torch(
     assert not gradient[:, classes:].any()
 
 
-@pytest.mark.parametrize("in_hand", [16, 32_768])
-def test_forbidden_classes_leave_a_whole_block_without_probability(
-    kernel_device: str, monkeypatch: pytest.MonkeyPatch, in_hand: int
-) -> None:
+def test_forbidden_classes_leave_a_whole_block_without_probability(kernel_device: str) -> None:
     from torchdefine.ops import softmax_kernels
 
-    monkeypatch.setattr(softmax_kernels, "MOST_COLUMNS_IN_HAND", in_hand)
     logits, held_against = problem(3, 5000, 5008, True, 0.0, torch.float32, kernel_device)
     held_against.bias[:4500] = -torch.inf
     held_against.columns.fill_(4800)

@@ -11,8 +11,6 @@ from torchdefine.ops.softmax_loss import Classes
 from torchdefine.ops.sum_kernels import sum_rows
 
 MOST_COLUMNS_AT_ONCE = 4096
-MOST_COLUMNS_IN_HAND = 32_768
-"""Rows that are not longer are read once and kept until their gradient is made."""
 ROWS_A_STRIP = 256
 
 
@@ -21,8 +19,7 @@ def softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple
     rows, padded = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        whole = padded <= MOST_COLUMNS_IN_HAND
-        columns_at_once = triton.next_power_of_2(padded) if whole else MOST_COLUMNS_AT_ONCE
+        columns_at_once = min(MOST_COLUMNS_AT_ONCE, triton.next_power_of_2(padded))
         _softmax_loss[(rows,)](
             logits,
             losses if classes.bias is None else classes.bias,
@@ -36,7 +33,6 @@ def softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple
             has_bias=classes.bias is not None,
             smoothed=classes.label_smoothing > 0,
             with_gradient=with_gradient,
-            whole=whole,
             columns_at_once=columns_at_once,
             num_warps=_warps(columns_at_once),
         )
@@ -56,7 +52,7 @@ def add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor) -> None:
 
 
 def _warps(columns_at_once: int) -> int:
-    return min(max(columns_at_once // 512, 1), 8 if columns_at_once <= MOST_COLUMNS_AT_ONCE else 32)
+    return min(max(columns_at_once // 512, 1), 8)
 
 
 @triton.jit
@@ -73,7 +69,6 @@ def _softmax_loss(
     has_bias: tl.constexpr,
     smoothed: tl.constexpr,
     with_gradient: tl.constexpr,
-    whole: tl.constexpr,
     columns_at_once: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -86,24 +81,22 @@ def _softmax_loss(
     if has_bias:
         hit += tl.load(bias + target).to(tl.float32)
 
-    if whole:
-        x = _logits(mine, bias, column, padded, has_bias)
-        inside = tl.where(column < classes, x, -float("inf"))
-        of_all = tl.sum(tl.where(column < classes, x, 0.0), 0) if smoothed else 0.0
-        largest = tl.max(inside, 0)
-        summed = tl.sum(tl.exp(inside - tl.where(largest == -float("inf"), 0.0, largest)), 0)
-    else:
-        largest, summed, of_all = -float("inf"), 0.0, 0.0
-        for start in range(0, seen, columns_at_once):
-            here = start + column
-            x = _logits(mine, bias, here, padded, has_bias)
-            inside = tl.where(here < classes, x, -float("inf"))
-            if smoothed:
-                of_all += tl.sum(tl.where(here < classes, x, 0.0), 0)
-            before = largest
-            largest = tl.maximum(largest, tl.max(inside, 0))
-            base = tl.where(largest == -float("inf"), 0.0, largest)  # as long as every class is forbidden
-            summed = summed * tl.exp(before - base) + tl.sum(tl.exp(inside - base), 0)
+    largest = -float("inf")
+    summed = 0.0
+    of_all = 0.0
+    for start in range(0, seen, columns_at_once):
+        here = start + column
+        inside = here < classes
+        x = tl.load(mine + here, mask=here < padded, other=0.0).to(tl.float32)  # a mask of whole lines: wide loads
+        if has_bias:
+            x += tl.load(bias + here, mask=here < padded, other=0.0).to(tl.float32)
+        x = tl.where(inside, x, -float("inf"))
+        if smoothed:
+            of_all += tl.sum(tl.where(inside, x, 0.0), 0)
+        before = largest
+        largest = tl.maximum(largest, tl.max(x, 0))
+        base = tl.where(largest == -float("inf"), 0.0, largest)  # as long as every class is forbidden
+        summed = summed * tl.exp(before - base) + tl.sum(tl.exp(x - base), 0)
     normaliser = largest + tl.log(summed)
     loss = normaliser - hit
     if smoothed:
@@ -112,32 +105,17 @@ def _softmax_loss(
 
     if with_gradient:
         tl.debug_barrier()  # the target's logit was read by all
-        spread = smoothing / classes if smoothed else 0.0
-        if whole:
-            gradient = _gradient(x, normaliser, column, target, seen, smoothing, spread)
-            tl.store(mine + column, gradient.to(logits.dtype.element_ty), mask=column < padded)
-        else:
-            for start in range(0, padded, columns_at_once):
-                here = start + column
-                x = _logits(mine, bias, here, padded, has_bias)
-                gradient = _gradient(x, normaliser, here, target, seen, smoothing, spread)
-                tl.store(mine + here, gradient.to(logits.dtype.element_ty), mask=here < padded)
-
-
-@triton.jit
-def _logits(mine, bias, column, padded, has_bias: tl.constexpr):
-    x = tl.load(mine + column, mask=column < padded, other=0.0).to(tl.float32)  # a mask of whole lines: wide loads
-    if has_bias:
-        x += tl.load(bias + column, mask=column < padded, other=0.0).to(tl.float32)
-    return x
-
-
-@triton.jit
-def _gradient(x, normaliser, column, target, seen, smoothing, spread):
-    """Of a row's loss; zero for columns that are no class, and for rows that do not count."""
-    gradient = tl.exp(x - normaliser) - spread
-    gradient += tl.where(column == target, smoothing - 1, 0.0)
-    return tl.where(column < seen, gradient, 0.0)
+        for start in range(0, padded, columns_at_once):
+            here = start + column
+            x = tl.load(mine + here, mask=here < padded, other=0.0).to(tl.float32)
+            if has_bias:
+                x += tl.load(bias + here, mask=here < padded, other=0.0).to(tl.float32)
+            gradient = tl.exp(x - normaliser)
+            if smoothed:
+                gradient -= smoothing / classes
+            gradient += tl.where(here == target, smoothing - 1, 0.0)
+            gradient = tl.where(here < seen, gradient, 0.0)
+            tl.store(mine + here, gradient.to(logits.dtype.element_ty), mask=here < padded)
 
 
 @triton.jit
