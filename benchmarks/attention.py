@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from benchmarks.measuring import Contestant, Group, Prepared, Setting
 from benchmarks.plain_transformer_xl import TextbookAttention
+from benchmarks.recorded import recorded
 from benchmarks.records import Benchmark
-from benchmarks.steps import FAMILIES
+from benchmarks.steps import FAMILIES, NO_GPU
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.context import TransformerXL
 from torchdefine.context.relative_attention import sinusoids
@@ -55,10 +57,18 @@ def groups(setting: Setting) -> Iterator[Group]:
     torch.manual_seed(0)
     own, remembered, both = ways(setting)
 
-    def prepare(way: Callable[[], Tensor]) -> Prepared:
-        return Prepared(lambda: way().sum().backward())
+    def prepare(way: Callable[[], Tensor], as_graph: bool) -> Prepared:
+        def work() -> None:
+            way().sum().backward()
 
-    contestants = [Contestant(name, lambda way=way: prepare(way)) for name, way in both.items()]  # type: ignore[misc]
+        return Prepared(recorded(work) if as_graph else work)
+
+    contestants = [
+        Contestant(name + ", recorded" * as_graph, partial(prepare, way, as_graph), NO_GPU if lacks else "")
+        for as_graph in (False, True)
+        for name, way in both.items()
+        for lacks in (as_graph and not setting.on_gpu,)
+    ]
     streams, length, dim = own.shape
     keys = f"keys {streams}×{remembered.shape[1] + length}×{dim}"
     yield Group("attention layer, forward and backward", contestants, note=keys)

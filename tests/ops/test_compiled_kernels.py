@@ -67,11 +67,11 @@ def wide_products(code: str) -> int:
 def test_compiled_relu_draws_once_for_eight_features_and_reads_ahead() -> None:
     from torchdefine.ops import relu_dropout_kernels as kernels
 
-    forward = compiled(kernels._forward, kernels.TILE, biased=True, masked=True).asm["ptx"]
+    forward = compiled(kernels._relu_forward, kernels.TILE, biased=True, masked=True).asm["ptx"]
     features = kernels.TILE["tile_rows"] * kernels.TILE["tile_columns"] // (32 * kernels.TILE["num_warps"])
     assert 0 < wide_products(forward) <= 2 * 7 * features // 8
     assert "st.global.v4.b32" in forward
-    backward = compiled(kernels._backward, kernels.STRIP, summed=True).asm["ptx"]
+    backward = compiled(kernels._relu_backward, kernels.STRIP, summed=True).asm["ptx"]
     assert "cp.async.cg" in backward
     assert "st.global.v4.b32" in backward
 
@@ -82,11 +82,11 @@ def test_compiled_norms_draw_once_for_a_threads_features_and_read_ahead(width: i
     from torchdefine.ops import residual_norm_kernels as kernels
 
     launch = kernels.forward_launch(width)
-    forward = compiled(kernels._forward, launch, biased=True, masked=True, exact_too=True)
+    forward = compiled(kernels._norm_forward, launch, biased=True, masked=True, exact_too=True)
     features = launch["tile_rows"] * launch["tile_columns"] // (32 * launch["num_warps"])
     assert 0 < wide_products(forward.asm["ptx"]) <= 2 * 7 * -(-features // 8)
     launch = kernels.backward_launch(width)
-    backward = compiled(kernels._backward, launch, has_past=True, has_read=True, masked=True, pre=False)
+    backward = compiled(kernels._norm_backward, launch, has_past=True, has_read=True, masked=True, pre=False)
     features = launch["tile_rows"] * launch["tile_columns"] // (32 * launch["num_warps"])
     assert 0 < wide_products(backward.asm["ptx"]) <= 2 * 7 * -(-features // 8)
     assert ("cp.async.cg" in backward.asm["ptx"]) == (launch["stages"] > 1)
@@ -111,9 +111,9 @@ def test_compiled_seams_of_round_chunks_read_and_write_sixteen_bytes_at_once(chu
 
     seam = Seam(2, chunk, chunk, 1, 2 * chunk + 256, 2 * chunk + 256, StackForm(256, True, "gelu", 1e-5))
     kinds = {"biased": True, "normed": True, "sees": True, "mixed": True, "activation": "gelu"}
-    forward = compiled(kernels._forward, kernels._launch(seam, kernels.TILE, 8), **kinds)
+    forward = compiled(kernels._seam_forward, kernels._launch(seam, kernels.TILE, 8), **kinds)
     assert "ld.global.v4.b32" in forward.asm["ptx"]
-    backward = compiled(kernels._backward, kernels._launch(seam, kernels.BACKWARD_TILE, 4), fresh=False, **kinds)
+    backward = compiled(kernels._seam_backward, kernels._launch(seam, kernels.BACKWARD_TILE, 4), fresh=False, **kinds)
     wide = "ld.global.v2.b32" if chunk == 320 else "ld.global.v4.b32"  # four or eight features of a thread
     assert wide in backward.asm["ptx"]
     assert max(forward.metadata.shared, backward.metadata.shared) <= 99 * 1024

@@ -198,10 +198,10 @@ def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool)
     sizes = launching.Sizes(1, 1, 1, 10, width, 16)
     rows = launching.Launch(launching.PREPARE["block_queries"], 64, launching.PREPARE["num_warps"], num_stages=3)
     for kernel, launch in (
-        (kernels.forward_kernel, launching._of_width(launching.FORWARD, sizes)),
-        (kernels.prepare_kernel, rows),
-        (kernels.key_gradients_kernel, launching._of_width(launching.KEY_GRADIENTS, sizes)),
-        (kernels.query_gradients_kernel, launching._of_width(launching.QUERY_GRADIENTS, sizes)),
+        (kernels.attention_forward, launching._of_width(launching.FORWARD, sizes)),
+        (kernels.attention_prepare, rows),
+        (kernels.attention_key_gradients, launching._of_width(launching.KEY_GRADIENTS, sizes)),
+        (kernels.attention_query_gradients, launching._of_width(launching.QUERY_GRADIENTS, sizes)),
     ):
         fixed = {"heads": 10, "width": width, "padded": padded, "same_length": True, **launch.blocks()}
         fixed.update({"streams": 1, "queries": 1} if one else {})
@@ -220,7 +220,7 @@ def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool)
         )
         assert compiled.metadata.shared <= 99 * 1024  # what the smallest of the GPUs that we take has
         code = compiled.asm["ptx"]
-        if kernel is kernels.prepare_kernel:
+        if kernel is kernels.attention_prepare:
             assert "st.global.b16" not in code  # zeros go sixteen bytes at once
             assert "st.global.v4.b32" in code
             continue

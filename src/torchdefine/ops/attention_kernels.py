@@ -43,7 +43,7 @@ def _sight(query, queries, remembered, first, same_length: tl.constexpr):
 
 
 @triton.jit
-def forward_kernel(
+def attention_forward(
     projected,  # (B, T, 3, H, P), then (B, M, 2, H, P)
     scores,  # (H, B, T, W)
     filled,  # (1,)
@@ -101,7 +101,7 @@ def forward_kernel(
 
 
 @triton.jit
-def prepare_kernel(
+def attention_prepare(
     mixed,  # (B, T, H, P)
     grad_mixed,  # (B, T, H, P)
     overlaps,  # (B, H, T')
@@ -142,7 +142,7 @@ def prepare_kernel(
 
 
 @triton.jit
-def key_gradients_kernel(
+def attention_key_gradients(
     projected,  # (B, T, 3, H, P), then (B, M, 2, H, P)
     scores,  # (H, B, T, W)
     filled,  # (1,)
@@ -210,7 +210,7 @@ def key_gradients_kernel(
 
 
 @triton.jit
-def query_gradients_kernel(
+def attention_query_gradients(
     projected,  # (B, T, 3, H, P), then (B, M, 2, H, P)
     distances,  # (W, H, P)
     grad_scores,  # (H, B, T, W)

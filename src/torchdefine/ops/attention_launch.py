@@ -79,7 +79,7 @@ def forward(
     rows = triton.cdiv(sizes.queries, kernels.ROWS.value) * kernels.ROWS.value
     log_sums = projected.new_empty(sizes.streams, sizes.heads, rows, dtype=torch.float32)
     launch = _of_width(FORWARD, sizes)
-    kernels.forward_kernel[(triton.cdiv(sizes.queries, launch.queries), sizes.streams * sizes.heads)](
+    kernels.attention_forward[(triton.cdiv(sizes.queries, launch.queries), sizes.streams * sizes.heads)](
         projected,
         scores,
         filled,
@@ -111,11 +111,11 @@ def backward(
     grad_projected, grad_scores = torch.empty_like(projected), torch.empty_like(scores)
     overlaps = torch.empty_like(log_sums)
     pairs, constants = sizes.streams * sizes.heads, _constants(sizes)
-    kernels.prepare_kernel[(overlaps.shape[2] // PREPARE["block_queries"], pairs)](
+    kernels.attention_prepare[(overlaps.shape[2] // PREPARE["block_queries"], pairs)](
         mixed, grad_mixed, overlaps, grad_scores, *_runtime(sizes), **constants, **PREPARE
     )
     launch = _of_width(KEY_GRADIENTS, sizes)
-    kernels.key_gradients_kernel[(triton.cdiv(sizes.keys, launch.keys), pairs)](
+    kernels.attention_key_gradients[(triton.cdiv(sizes.keys, launch.keys), pairs)](
         projected,
         scores,
         filled,
@@ -134,7 +134,7 @@ def backward(
     launch = _of_width(QUERY_GRADIENTS, sizes)
     blocks = triton.cdiv(sizes.queries, launch.queries)
     sums = log_sums.new_empty(sizes.streams * blocks, sizes.features)
-    kernels.query_gradients_kernel[(blocks, pairs)](
+    kernels.attention_query_gradients[(blocks, pairs)](
         projected, distances, grad_scores, grad_projected, sums, *_runtime(sizes), **constants, **launch.blocks()
     )
     grad_bias = projected.new_zeros(1, 3 * sizes.features)

@@ -32,7 +32,7 @@ def forward_seam(
     if not tokens:
         return
     launch = _launch(seam, TILE, 8)
-    _forward[(triton.cdiv(tokens, launch["tile_tokens"]),)](
+    _seam_forward[(triton.cdiv(tokens, launch["tile_tokens"]),)](
         leaving,
         *_stand_ins(finish, statistics.mean),
         x,
@@ -62,7 +62,7 @@ def backward_seam(
     programs = triton.cdiv(tiles, triton.cdiv(tiles, most)) if tiles else 0  # equal shares
     partial = torch.empty(3, programs, seam.width, dtype=torch.float32, device=leaving.device)
     if tiles:
-        _backward[(programs,)](
+        _seam_backward[(programs,)](
             of_entering,
             leaving,
             *_stand_ins(finish, statistics.mean),
@@ -181,7 +181,7 @@ def _spare_places(tokens, groups, chunk, room, spare_columns: tl.constexpr):
 
 
 @triton.jit
-def _forward(
+def _seam_forward(
     leaving,  # (g, T, room)
     bias,  # (width,)
     weight,  # (width,)
@@ -246,7 +246,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def _seam_backward(
     of_entering,  # (g', T, next_room)
     leaving,  # (g, T, room)
     bias,  # (width,)

@@ -17,7 +17,7 @@ from torchdefine.ops.persistent_lstm import UNITS_PER_PROGRAM
 def forward_loop(from_inputs: Tensor, recurrent: Tensor, outputs: Tensor, cells: Tensor, gates: Tensor) -> None:
     length, rows, _, width = from_inputs.shape
     programs = width // UNITS_PER_PROGRAM
-    _forward[(programs,)](
+    _lstm_forward[(programs,)](
         from_inputs,
         recurrent,
         outputs,
@@ -36,7 +36,7 @@ def forward_loop(from_inputs: Tensor, recurrent: Tensor, outputs: Tensor, cells:
 def backward_loop(incoming: Tensor, transposed: Tensor, cells: Tensor, gates: Tensor, grad_gates: Tensor) -> None:
     length, rows, width = incoming.shape
     programs = width // UNITS_PER_PROGRAM
-    _backward[(programs,)](
+    _lstm_backward[(programs,)](
         incoming,
         transposed,
         cells,
@@ -114,7 +114,7 @@ def _read(counter):
 
 
 @triton.jit
-def _forward(
+def _lstm_forward(
     from_inputs,  # (T, B, 4, P)
     recurrent,  # (4, P, P): gate, unit, column
     outputs,  # (T + 1, B, P)
@@ -167,7 +167,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def _lstm_backward(
     incoming,  # (T, B, P)
     transposed,  # (4, P, P): gate, unit, the row of the recurrent weights
     cells,  # (T + 1, B, P)

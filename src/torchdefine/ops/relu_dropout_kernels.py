@@ -23,7 +23,7 @@ while one is worked on.
 def forward_pass(z: Tensor, bias: Tensor | None, kept: Kept, out: Tensor) -> None:
     rows, columns = z.shape
     if z.numel():
-        _forward[(triton.cdiv(columns, TILE["tile_columns"]), triton.cdiv(rows, TILE["tile_rows"]))](
+        _relu_forward[(triton.cdiv(columns, TILE["tile_columns"]), triton.cdiv(rows, TILE["tile_rows"]))](
             z,
             z if bias is None else bias,
             z if kept.by is None else kept.by,
@@ -44,14 +44,14 @@ def backward_pass(gradient: Tensor, out: Tensor, share: float, grad_z: Tensor, s
     strips = triton.cdiv(rows, STRIP["strip"])
     partial = torch.empty(strips if summed else 0, columns, dtype=torch.float32, device=out.device)
     if out.numel():
-        _backward[(triton.cdiv(columns, STRIP["tile_columns"]), strips)](
+        _relu_backward[(triton.cdiv(columns, STRIP["tile_columns"]), strips)](
             gradient, out, grad_z, partial, rows, columns, 1 / share, summed=summed, **STRIP
         )
     return sum_rows(partial[None], partial.new_empty(1, columns))[0] if summed else None
 
 
 @triton.jit
-def _forward(
+def _relu_forward(
     z,  # (N, n)
     bias,  # (n,)
     seed,  # (1,)
@@ -79,7 +79,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def _relu_backward(
     gradient,  # (N, n)
     out,  # (N, n)
     grad_z,  # (N, n)

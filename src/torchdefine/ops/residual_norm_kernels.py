@@ -37,7 +37,7 @@ def forward_rows(
     if not rows:
         return
     launch = forward_launch(width)
-    _forward[(triton.cdiv(rows, launch["tile_rows"]),)](
+    _norm_forward[(triton.cdiv(rows, launch["tile_rows"]),)](
         x,
         update,
         weight if update_bias is None else update_bias,
@@ -76,7 +76,7 @@ def backward_rows(
     partial = torch.empty(3, programs, width, dtype=torch.float32, device=grad_x.device)
     read, together, apart = _where_it_lies(grad_x if incoming.read is None else incoming.read)
     if tiles:
-        _backward[(programs,)](
+        _norm_backward[(programs,)](
             grad_x if incoming.past is None else incoming.past.contiguous(),
             read,
             *statistics,
@@ -125,7 +125,7 @@ def backward_launch(width: int) -> dict[str, int]:
 
 
 @triton.jit
-def _forward(
+def _norm_forward(
     x,  # (N, d)
     update,  # (N, d)
     update_bias,  # (d,)
@@ -174,7 +174,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def _norm_backward(
     past,  # (N, d)
     read,  # (N / together, together, d), with ``apart`` from one to the next
     total,  # (N, d)
