@@ -97,11 +97,17 @@ def section(folder: Path) -> str:
 def translation_section(folder: Path) -> str:
     results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     results.sort(key=lambda result: -result["test_bleu"])
-    header = (*HEADER[:-1], "BLEU", "chrF", "sentences/s")
+    others = sorted({name for result in results for name in result.get("also", {})})
+    elsewhere = [f"{name}, {score}" for name in others for score in ("BLEU", "chrF")]
+    header = (*HEADER[:-2], "tokens/s", "BLEU", "chrF", *elsewhere, "sentences/s")
     lines = [f"## {folder.name}", "", "| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     for result in results:
         scores = [f"{result[key]:.2f}" for key in ("test_bleu", "test_chrf")]
-        cells = [*row(result, f"`{result['recipe']}`")[:-2], *scores, f"{result['decoded_sentences_per_second']:.1f}"]
+        for name in others:
+            found = result.get("also", {}).get(name)
+            scores += ["not run"] * 2 if found is None else [f"{found[key]:.2f}" for key in ("bleu", "chrf")]
+        speeds = f"{result['tokens_per_second']:,.0f}", f"{result['decoded_sentences_per_second']:.1f}"
+        cells = [*row(result, f"`{result['recipe']}`")[:-2], speeds[0], *scores, speeds[1]]
         lines.append("| " + " | ".join(cells) + " |")
     lines.append("")
     for result in results:

@@ -1,0 +1,37 @@
+"""The script behind the translation tables: it trains, scores on further test sets, and does nothing twice."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.results.test_stages import script
+
+pytest.importorskip("sacrebleu")
+run_translation, make_tables = script("run_translation"), script("make_tables")
+TINY = {
+    "bitext": {"bpe_size": 280, "batch_tokens": 400},
+    "embedding": {"map_dim": 16},
+    "transformer": {"encoder_layers": 1, "decoder_layers": 1, "heads": 2, "hidden_dim": 32},
+    "train": {"steps": 4, "eval_every": 2, "checkpoint_every": 4, "precision": "fp32"},
+}
+
+
+def test_translators_are_scored_on_other_bitexts_too(
+    bitext_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "europarl"
+    arguments = ["run_translation.py", "tatoeba/laptop", "--data", str(bitext_folder), "--also", str(bitext_folder)]
+    arguments += ["--out", str(out), "--runs", str(tmp_path / "runs"), "--changes", json.dumps(TINY)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    run_translation.main()
+    record = json.loads((out / "laptop.json").read_text())
+    (name,) = record["also"]
+    assert record["also"][name]["bleu"] == pytest.approx(record["test_bleu"])
+    assert record["also"][name]["perplexity"] == pytest.approx(record["test_perplexity"])
+    table = make_tables.translation_section(out)
+    assert f"| {name}, BLEU | {name}, chrF |" in table
+    assert f"| {record['tokens_per_second']:,.0f} |" in table
+    run_translation.main()
+    assert "is not run again" in capsys.readouterr().out
