@@ -24,7 +24,7 @@ from benchmarks.texts import WIKIPEDIA_CUTOFFS, WIKIPEDIA_SIZE, real_text
 from torchdefine.embedding import AdaptiveMap, StandardMap
 from torchdefine.output import AdaptiveSoftmax, FullSoftmax, OutputLayer
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import room_for
+from torchdefine.training.recording import room_for
 
 WIDTH = 128
 SHAPE = (60, 150)  # 9,000 tokens

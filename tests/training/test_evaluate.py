@@ -83,3 +83,24 @@ def test_unknown_share_is_that_of_the_text(corpus: Path, tmp_path: Path, recipe_
     result = evaluate(model, other.splits["test"], encoded.tokenization.eos_id)
     assert result.tokens == 6
     assert result.unknown_share == pytest.approx(2 / 6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["lstm", "transformer-xl"])
+def test_replayed_segments_cost_what_others_cost(
+    corpus: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    encoded = encode_corpus(corpus)
+    changes = {"context": {"kind": kind, "heads": 2, "head_dim": 8, "inner_dim": 32, "memory": 12, "layers": 2}}
+    recipe = load_recipe(str(recipe_file), changes if kind == "transformer-xl" else {})
+    model = build_language_model(recipe, VocabularyFacts(len(encoded.tokenization))).cuda()
+    replays: list[int] = []
+    original = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda self: (replays.append(1), original(self))[1])
+    found = []
+    for fewest in (10**9, 2):
+        monkeypatch.setattr("torchdefine.training.evaluate.FEWEST_RECORDED", fewest)
+        for streams in (1, 3):
+            found.append(evaluate(model, encoded.splits["test"], 0, batch_size=streams, length=8).loss)
+        assert bool(replays) == (fewest == 2)
+    assert found[2:] == pytest.approx(found[:2], rel=1e-5)

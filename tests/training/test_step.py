@@ -6,7 +6,8 @@ import torch
 from safetensors.torch import load_file
 
 from torchdefine import train
-from torchdefine.training.step import TrainingStep, room_for
+from torchdefine.training.recording import room_for
+from torchdefine.training.step import TrainingStep
 
 
 def test_room_is_enough_round_and_not_much_more() -> None:

@@ -15,9 +15,12 @@ from torchdefine.data import TokenFile, evaluation_streams
 from torchdefine.errors import UserError
 from torchdefine.models import LanguageModel
 from torchdefine.models.language_model import State
+from torchdefine.training.recording import Hint, Inputs, Recorder, copy_state
 
 PUBLIC_STREAMS = 10
 """So many streams, each from an empty memory, in the evaluation of the public Transformer-XL code."""
+FEWEST_RECORDED = 20
+"""Segments; for fewer a recording is not worth its while."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def evaluate(
     """
     streams = min(batch_size, len(text))
     options = {"batch_size": batch_size, "length": length, "progress": progress}
-    nats = float(total_nats(model, text, start_token, predict or _plain(model), **options))  # type: ignore[arg-type]
+    nats = float(total_nats(model, text, start_token, predict, **options))  # type: ignore[arg-type]
     header = text.header
     return Evaluation(
         tokens=len(text),
@@ -78,13 +81,13 @@ def total_nats(
     model: LanguageModel,
     text: TokenFile,
     start_token: int,
-    predict: Predict,
+    predict: Predict | None = None,
     *,
     batch_size: int = 1,
     length: int = 140,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """The sum of what ``predict`` says of every segment of a text, in float64."""
+    """The sum of what ``predict``, or the model itself, says of every segment of a text, in float64."""
     for name, value in (("batch_size", batch_size), ("length", length)):
         if value < 1:
             raise UserError(f"The {name} of an evaluation is {value}, but must be at least 1.")
@@ -94,17 +97,46 @@ def total_nats(
     model.eval()
     try:
         state = model.initial_state(streams.batch_size)
-        total = torch.zeros((), dtype=torch.float64, device=device)
+        worth_recording = device.type == "cuda" and streams.length > FEWEST_RECORDED * length
+        kind = _RecordedSum if worth_recording and predict is None else _Sum
+        summed = kind(predict or _plain(model), state, device)
         for start in range(0, streams.length, length):
             inputs, targets = streams.segment(start, length)  # (B, T)
-            hint = model.host_hint(streams.host_targets(start, length))
-            nats, state = predict(inputs, targets, state, hint)
-            total = total + nats.double()
+            summed(inputs, targets, model.host_hint(streams.host_targets(start, length)))
             if progress:
                 progress(min(start + length, streams.length), streams.length)
-        return total
+        return summed.total
     finally:
         model.train(training)
+
+
+class _Sum:
+    """What segments cost, one after another, each from the state that the one before left."""
+
+    def __init__(self, predict: Predict, state: State, device: torch.device) -> None:
+        self.predict, self.state = predict, state
+        self.total = torch.zeros((), dtype=torch.float64, device=device)
+
+    def __call__(self, inputs: Tensor, targets: Tensor, hint: Hint) -> None:
+        nats, self.state = self.predict(inputs, targets, self.state, hint)
+        self.total = self.total + nats.double()
+
+
+class _RecordedSum(_Sum):
+    """The same for one number a segment, replayed from CUDA graphs: a short segment is over before it is started."""
+
+    def __init__(self, predict: Predict, state: State, device: torch.device) -> None:
+        super().__init__(predict, state, device)
+        self._recorder = Recorder(self._in_place, device)
+
+    def __call__(self, inputs: Tensor, targets: Tensor, hint: Hint) -> None:
+        self._recorder([(inputs, targets)], [hint])
+
+    def _in_place(self, inputs: Inputs, hints: Sequence[Hint]) -> None:
+        ((ids, targets),) = inputs
+        nats, after = self.predict(ids, targets, self.state, hints[0])
+        self.total += nats.double()
+        copy_state(self.state, after)
 
 
 def _plain(model: LanguageModel) -> Predict:

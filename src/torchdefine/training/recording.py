@@ -1,0 +1,128 @@
+"""Work that comes to a GPU again and again, recorded as CUDA graphs.
+
+A step of a language model is some hundred small kernels, and starting them takes longer than running them. So each kind
+of step, with the same shapes, is recorded when it comes a second time and replayed from then on: a single start, the
+same kernels, the same numbers, the same random ones too.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdefine.training.checkpoint import flat_tensors
+
+MOST_GRAPHS = 256  # beyond that many kinds of steps, the rest run kernel by kernel
+
+log = logging.getLogger(__name__)
+
+Inputs = Sequence[tuple[Tensor, ...]]
+Hint = tuple[int, ...] | None
+"""What the host knows of the targets, and the device must not be asked for; larger numbers do as well."""
+Compute = Callable[[Inputs, Sequence[Hint]], None]
+"""Work on some inputs, each with its hint, whose every result goes into tensors that were there before."""
+
+
+@dataclass(frozen=True)
+class _Recording:
+    graph: torch.cuda.CUDAGraph
+    inputs: list[tuple[Tensor, ...]]
+
+    def replay(self, inputs: Inputs) -> None:
+        for held, given in zip(self.inputs, inputs, strict=True):
+            for mine, new in zip(held, given, strict=True):
+                mine.copy_(new)
+        self.graph.replay()
+
+
+class Recorder:
+    """Runs a kind of work once as it is, so that everything is warm, and as a graph from the second time on.
+
+    ``afterwards`` is called when something was recorded: what was allocated on the way belongs to the graph.
+    """
+
+    def __init__(self, compute: Compute, device: torch.device, afterwards: Callable[[], None] | None = None) -> None:
+        self.compute, self.device, self.afterwards = compute, device, afterwards
+        self._pool = torch.cuda.graph_pool_handle()  # graphs run one at a time, so they share their memory
+        self._recordings: dict[tuple[Any, ...], _Recording | None] = {}
+        self._works = True
+
+    def __call__(self, inputs: Inputs, hints: Sequence[Hint]) -> None:
+        roomy = [None if hint is None else tuple(map(room_for, hint)) for hint in hints]
+        kind = (*(tuple(t.shape for t in given) for given in inputs), *roomy)
+        if kind not in self._recordings or not self._works:
+            if self._works and len(self._recordings) < MOST_GRAPHS:
+                self._recordings[kind] = None
+            self.compute(inputs, roomy)
+            return
+        recording = self._recordings[kind]
+        if recording is None:
+            recording = self._recordings[kind] = self._record(inputs, roomy)
+        if recording is None:
+            self.compute(inputs, roomy)
+        else:
+            recording.replay(inputs)
+
+    @property
+    def recorded_kinds(self) -> int:
+        return sum(recording is not None for recording in self._recordings.values())
+
+    def _record(self, inputs: Inputs, hints: Sequence[Hint]) -> _Recording | None:
+        held = [tuple(tensor.clone() for tensor in given) for given in inputs]
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.stream(torch.cuda.current_stream())  # a failed recording would leave its own in place
+        try:
+            with stream, _without_garbage_collection(), torch.cuda.graph(graph, pool=self._pool):
+                self.compute(held, hints)
+        except RuntimeError as error:
+            self._works = False
+            _end_failed_recording(self.device, self._pool)
+            reason = str(error).splitlines()[0]
+            log.warning("Steps are not recorded as CUDA graphs, which makes them slower: %s", reason)
+            return None
+        finally:
+            if self.afterwards:
+                self.afterwards()
+        return _Recording(graph, held)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Nothing may be freed on the device in a recording, and the graphs of an earlier run die when Python collects."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _end_failed_recording(device: torch.device, pool: tuple[int, int]) -> None:
+    """Let memory and random numbers come from where they came before; torch leaves both as if still recording."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch._C._cuda_endAllocateToPool(index, pool)
+    generator = torch.cuda.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state())
+
+
+def room_for(count: int) -> int:
+    """A round number that is at least ``count`` and at most half as much again, so that few kinds of steps differ.
+
+    Large counts vary less from step to step, and what is too much costs more: an eighth as much again, at most.
+    """
+    if count <= 16:
+        return 16
+    grain = 1 << (count.bit_length() - (2 if count <= 1024 else 4))
+    return -(-count // grain) * grain
+
+
+def copy_state(held: Any, new: Any) -> None:
+    """Put a state where another one lies, which recorded work reads and writes."""
+    for mine, given in zip(flat_tensors(held), flat_tensors(new), strict=True):
+        mine.copy_(given.detach())
