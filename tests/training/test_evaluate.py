@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchdefine import train
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.data import encode_corpus
 from torchdefine.models import LanguageModel, Losses
@@ -83,3 +84,13 @@ def test_unknown_share_is_that_of_the_text(corpus: Path, tmp_path: Path, recipe_
     result = evaluate(model, other.splits["test"], encoded.tokenization.eos_id)
     assert result.tokens == 6
     assert result.unknown_share == pytest.approx(2 / 6)
+
+
+def test_a_result_has_what_a_new_evaluation_of_its_best_weights_finds(recipe_file: Path, tmp_path: Path) -> None:
+    run = train(recipe_file, out=tmp_path / "run", train={"steps": 30, "eval_every": 10})
+    for split in ("valid", "test"):
+        found, said = run.evaluate(split).to_dict(), run.result["evaluation"][split]
+        assert said.pop("loss") == pytest.approx(found.pop("loss"), rel=1e-6)
+        assert said.pop("perplexity") == pytest.approx(found.pop("perplexity"), rel=1e-6)
+        assert said.pop("bits_per_byte") == pytest.approx(found.pop("bits_per_byte"), rel=1e-6)
+        assert said == found
