@@ -1,4 +1,5 @@
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchdefine import train
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.data import encode_corpus
 from torchdefine.models import LanguageModel, Losses
@@ -99,8 +101,18 @@ def test_replayed_segments_cost_what_others_cost(
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda self: (replays.append(1), original(self))[1])
     found = []
     for fewest in (10**9, 2):
-        monkeypatch.setattr("torchdefine.training.evaluate.FEWEST_RECORDED", fewest)
+        monkeypatch.setattr(sys.modules["torchdefine.training.evaluate"], "FEWEST_RECORDED", fewest)
         for streams in (1, 3):
             found.append(evaluate(model, encoded.splits["test"], 0, batch_size=streams, length=8).loss)
         assert bool(replays) == (fewest == 2)
     assert found[2:] == pytest.approx(found[:2], rel=1e-5)
+
+
+def test_a_result_has_what_a_new_evaluation_of_its_best_weights_finds(recipe_file: Path, tmp_path: Path) -> None:
+    run = train(recipe_file, out=tmp_path / "run", train={"steps": 30, "eval_every": 10})
+    for split in ("valid", "test"):
+        found, said = run.evaluate(split).to_dict(), run.result["evaluation"][split]
+        assert said.pop("loss") == pytest.approx(found.pop("loss"), rel=1e-6)
+        assert said.pop("perplexity") == pytest.approx(found.pop("perplexity"), rel=1e-6)
+        assert said.pop("bits_per_byte") == pytest.approx(found.pop("bits_per_byte"), rel=1e-6)
+        assert said == found
