@@ -140,6 +140,46 @@ def draw_lines(panel: Any, group: dict[str, Any], measure: str) -> None:
             )
 
 
+def write_front_page(record: dict[str, Any]) -> None:
+    """The part of the project's README that speaks of speed, between its two marks."""
+    path = HERE.parent / "README.md"
+    before, rest = path.read_text(encoding="utf-8").split("<!-- speed -->\n")
+    _, after = rest.split("<!-- /speed -->\n")
+    header = (
+        "training step of",
+        "parameters",
+        "batch",
+        "plain torch",
+        "ours",
+        "× as fast",
+        "with DeFINE, against without",
+    )
+    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
+    lines += ["| " + " | ".join(step_cells(group)) + " |" for group in record["groups"].values()]
+    said = (
+        f"Whole steps on one {hardware(record)} in bfloat16, all in one run: forward, backward, clipping, optimiser; "
+        "[results/benchmarks](results/benchmarks/README.md#steps) has the spreads, and what the plain loops are is in "
+        "[docs/benchmarks.md](docs/benchmarks.md).\n\n"
+    )
+    table = "\n".join(lines)
+    path.write_text(f"{before}<!-- speed -->\n{said}{table}\n<!-- /speed -->\n{after}", encoding="utf-8")
+
+
+def step_cells(group: dict[str, Any]) -> list[str]:
+    rows, recipe = group["rows"], group["reference"].removeprefix("plain loop, ")
+    plain, ours = rows[group["reference"]], rows[f"{recipe}, recorded"]
+    without, with_define = (row["ms"] for name, row in rows.items() if name.endswith(", recorded"))
+    return [
+        f"`{recipe}`",
+        f"{ours['facts']['parameters'] / 1e6:.1f} M",
+        group["note"].split()[1],
+        f"{plain['ms']:.1f} ms",
+        f"{ours['ms']:.1f} ms",
+        f"{plain['ms'] / ours['ms']:.1f}",
+        f"{with_define / without - 1:+.1%}",
+    ]
+
+
 def main() -> None:
     page = [INTRODUCTION]
     for path in sorted(ROWS.glob("*.jsonl")):
@@ -150,6 +190,10 @@ def main() -> None:
         for record in records.values():
             page += section(record)
     (ROWS / "README.md").write_text("\n".join(page).rstrip() + "\n", encoding="utf-8")
+    steps = ROWS / "steps.jsonl"
+    on_gpu = [record for record in read(steps) if record["hardware"].get("gpu")] if steps.exists() else []
+    if on_gpu:
+        write_front_page(on_gpu[-1])
 
 
 if __name__ == "__main__":

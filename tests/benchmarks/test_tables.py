@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -138,3 +139,20 @@ def test_the_rows_of_this_checkout_can_be_read() -> None:
     for path in (ROOT / "results" / "benchmarks").glob("*.jsonl"):
         for line in path.read_text().splitlines():
             assert json.loads(line)["format"] == "torchdefine benchmark", path
+
+
+def test_the_front_page_says_what_the_newest_steps_on_a_gpu_were(tmp_path: Path) -> None:
+    def row(ms: float) -> dict[str, Any]:
+        return {"ms": ms, "q1_ms": ms, "q3_ms": ms, "peak_mib": 1.0, "facts": {"parameters": 2_000_000}}
+
+    rows = {"plain loop, a/b": row(20.0), "a/b, recorded": row(8.0), "a/b-define, recorded": row(8.2)}
+    group = {"note": "ids 6×15 and 6×15, 100 types", "reference": "plain loop, a/b", "rows": rows}
+    record = {"hardware": {"gpu": "A GPU", "cpu_threads": 1}, "small": False, "groups": {"family": group}}
+    tables = page_maker()
+    tables.HERE = tmp_path / "results"
+    (tmp_path / "README.md").write_text("before\n<!-- speed -->\nold\n<!-- /speed -->\nafter\n")
+    tables.write_front_page(record)
+    page = (tmp_path / "README.md").read_text()
+    assert page.startswith("before\n<!-- speed -->\nWhole steps on one A GPU")
+    assert "| `a/b` | 2.0 M | 6×15 | 20.0 ms | 8.0 ms | 2.5 | +2.5% |" in page
+    assert page.endswith("<!-- /speed -->\nafter\n")

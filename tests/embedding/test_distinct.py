@@ -123,6 +123,24 @@ def test_a_model_knows_before_how_many_there_can_be(adaptive: bool) -> None:
     assert model.host_hint(padded.numpy())[0] >= len(ids.unique()) - 7
 
 
+def test_somebody_elses_map_is_asked_for_ids_and_nothing_else() -> None:
+    class Own(torch.nn.Module):
+        num_embeddings, map_dim, output_dim, padding_idx = 50, 16, 16, None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(50, 16)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return 2 * self.table(ids)
+
+    embedding = TokenEmbedding(Own(), nn.Linear(16, 8), 8)
+    ids = torch.randint(50, (4, 40))
+    expected = embedding.unit(2 * embedding.map.table.weight[ids])
+    torch.testing.assert_close(embedding(ids), expected)
+    assert embedding(ids, 60).shape == (4, 40, 8)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["standard", "projective", "adaptive"])
 def test_on_a_gpu_gradients_are_those_of_tokens_one_by_one(kind: str) -> None:

@@ -21,9 +21,7 @@ class MapLayer(Protocol):
     output_dim: int
     padding_idx: int | None
 
-    def __call__(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        """``each_once``: of equal ids only one gets a gradient, which a GPU then adds without sorting them first."""
-        ...
+    def __call__(self, ids: Tensor) -> Tensor: ...
 
     def reset_parameters(self, std: float = 1.0) -> None: ...
 
@@ -72,7 +70,11 @@ def check_table(num_embeddings: int, map_dim: int, padding_idx: int | None) -> i
 
 
 def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
-    """(…) → (…, n). With ``each_once`` the caller keeps gradients from the padding row."""
+    """(…) → (…, n).
+
+    ``each_once``: of equal ids only one gets a gradient, and the padding row none; a GPU then adds gradients without
+    sorting ids first.
+    """
     if each_once and ids.is_cuda:
         return table.weight.index_select(0, ids.reshape(-1)).view(*ids.shape, table.embedding_dim)
     rows: Tensor = table(ids.int() if ids.is_cuda else ids)  # backward sorts them, byte by byte

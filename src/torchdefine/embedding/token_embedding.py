@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.distinct import FEWEST_IDS, LARGEST_SHARE, distinct_ids
-from torchdefine.embedding.map import MapLayer, as_ids
+from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import cached_embedding, finished_table
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
@@ -72,7 +72,10 @@ class TokenEmbedding(nn.Module):
         return F.embedding(places, self._computed(types, each_once=True))
 
     def _computed(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        vectors = self.map(ids, each_once) if each_once else self.map(ids)  # (…, n)
+        if isinstance(self.map, StandardMap | ProjectiveMap | AdaptiveMap):
+            vectors = self.map(ids, each_once)  # (…, n)
+        else:  # of somebody else's map less is known
+            vectors = self.map(ids)
         if self.training and self.row_dropout:
             vectors = vectors * self._kept_rows(vectors)[ids].unsqueeze(-1)
         if self.unit is None:
