@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchdefine.context import residual
@@ -42,3 +42,24 @@ def test_dropout_is_of_the_whole_update(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(residual, "has_fused_kernels", lambda x, fused=fused: fused)
         past, _ = add_then_norm(torch.zeros(40, 50, dtype=torch.float64), update, norm, 0.5)
         assert set(past.unique().tolist()) == {0.0, 4.0}
+
+
+def test_an_adapter_around_a_linear_layer_is_not_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Adapted(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base, self.more = base, nn.Linear(base.in_features, base.out_features)
+            self.weight, self.bias = base.weight, base.bias
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) + self.more(x)
+
+    monkeypatch.setattr(residual, "has_fused_kernels", lambda x: True)
+    plain, x = nn.Linear(4, 4), torch.randn(3, 4)
+    adapted = Adapted(plain)
+    torch.testing.assert_close(residual.closing(x, adapted).whole(), adapted(x))  # type: ignore[arg-type]
+    torch.testing.assert_close(residual.expanded(x, adapted, 0.0), adapted(x).relu())  # type: ignore[arg-type]
+    hooked = nn.Linear(4, 4)
+    hooked.register_forward_hook(lambda _module, _given, output: 2 * output)
+    torch.testing.assert_close(residual.closing(x, hooked).whole(), hooked(x))
+    torch.testing.assert_close(residual.closing(x, plain).whole(), plain(x))

@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from torch import Tensor
 
 from torchdefine import AdaptiveMap, DeFINE, StandardMap
 from torchdefine.context import LSTM
@@ -190,3 +191,31 @@ def test_the_order_in_memory_changes_neither_losses_nor_gradients(make, label_sm
             results.append((loss, *torch.autograd.grad((loss * weights).sum(), hidden)))
         for mine, theirs in zip(*results, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_embeddings_of_others_get_ids_as_they_are() -> None:
+    """Ours may take positions first, since it knows nothing but tokens; who reads places must not."""
+
+    class WithPlaces(TokenEmbedding):
+        def forward(self, ids: Tensor, distinct: int | None = None) -> Tensor:
+            return super().forward(ids, distinct) + torch.arange(ids.shape[1])[None, :, None]
+
+    table = StandardMap(50, 16)
+    ids, seen = torch.randint(0, 50, (3, 5)), []
+    for embedding in (WithPlaces(table), TokenEmbedding(table)):
+        model = LanguageModel(embedding, LSTM(16, 16), FullSoftmax(16, table)).eval()
+        vectors = []
+        model.context.register_forward_pre_hook(lambda _module, given, kept=vectors: kept.append(given[0]))
+        embedding.register_forward_hook(lambda _module, given, _output: seen.append(given[0].shape))
+        model.hidden(ids, model.initial_state(3))
+        torch.testing.assert_close(vectors[0], embedding(ids))
+    assert set(seen) == {(3, 5)}
+
+
+@pytest.mark.parametrize("shape", [(24,), (6, 4)])
+def test_targets_of_another_shape_are_refused_in_the_callers_shapes(shape: tuple[int, ...]) -> None:
+    lying = torch.randn(6, 4, 16).transpose(0, 1)  # (4, 6, 16), as of an LSTM
+    expected = rf"shape \({', '.join(map(str, shape))},?\), but hidden needs \(4, 6\)"
+    for output in (standard_model().output, adaptive_model().output):
+        with pytest.raises(UserError, match=expected):
+            output.loss(lying, torch.zeros(shape, dtype=torch.long))

@@ -275,3 +275,12 @@ def test_the_gpu_agrees_and_nobody_waits_for_it(
     for ours, true in zip(gradients, torch.autograd.grad(true_loss, truth), strict=True):
         assert (ours.cpu().double() - true).norm() <= tolerance * true.norm()
     assert abs(loss.sum().item() - true_loss.item()) <= tolerance * true_loss.item()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_bias_may_be_a_column_of_something_else(device: str) -> None:
+    matrix = torch.randn(64, 9, device=device)
+    hidden, targets = torch.randn(5, 8, device=device), torch.randint(64, (5,), device=device)
+    losses = linear_cross_entropy(hidden, matrix[:, :-1], targets, matrix[:, -1], reduction="none")
+    expected = F.cross_entropy(hidden @ matrix[:, :-1].T + matrix[:, -1], targets, reduction="none")
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-4)

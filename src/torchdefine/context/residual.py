@@ -34,16 +34,21 @@ class Update(NamedTuple):
         return self.values if self.bias is None else self.values + self.bias
 
 
+def is_plain(linear: nn.Module) -> bool:
+    """Whether a linear layer is its weight and bias and nothing else: no adapter around it, no hook."""
+    return type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
+
+
 def closing(x: Tensor, linear: nn.Linear, weight: Tensor | None = None) -> Update:
     """The linear layer at the end of a part; ``weight`` is its own in the dtype of the products, if there is one."""
-    if has_fused_kernels(x):
+    if has_fused_kernels(x) and is_plain(linear):
         return Update(F.linear(x, linear.weight if weight is None else weight), linear.bias)
     return Update(linear(x))
 
 
 def expanded(x: Tensor, linear: nn.Linear, dropout: float, weight: Tensor | None = None) -> Tensor:
     """The linear layer at the beginning of a feed-forward part, with ReLU and dropout."""
-    if has_fused_kernels(x):
+    if has_fused_kernels(x) and is_plain(linear):
         return relu_dropout(F.linear(x, linear.weight if weight is None else weight), dropout, linear.bias)
     return F.dropout(F.relu(linear(x)), dropout)
 

@@ -22,7 +22,7 @@ from torchdefine.context.relative_attention import (
     spare_features,
     with_one,
 )
-from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
+from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded, is_plain
 from torchdefine.errors import UserError
 from torchdefine.ops import Scoring, converted, has_attention_kernel, has_fused_kernels
 
@@ -173,9 +173,9 @@ class TransformerXL(nn.Module):
 
     def _dense_weights(self, x: Tensor) -> list[DenseWeights | None]:
         """Of every layer, in the dtype of the products: autocast would convert them one by one."""
-        if not has_fused_kernels(x) or self.layers_are_compiled:
-            return [None] * len(self.layers)
         linears: list[Any] = [linear for layer in self.layers for linear in (layer.expand, layer.reduce)]
+        if not has_fused_kernels(x) or self.layers_are_compiled or not all(map(is_plain, linears)):
+            return [None] * len(self.layers)
         halves = converted([linear.weight for linear in linears], product_dtype(x))
         return [DenseWeights(*pair) for pair in zip(halves[::2], halves[1::2], strict=True)]
 

@@ -104,8 +104,14 @@ class TokenEmbedding(nn.Module):
 
     @property
     def knows_tokens_only(self) -> bool:
-        """Whether the order of the ids cannot matter: what is drawn at random, if anything, is so for a whole type."""
-        return self.unit is None or self.shares_equal_tokens
+        """Whether the order of the ids cannot matter: what is drawn at random, if anything, is so for a whole type.
+
+        Somebody else's code may read places: another forward, a hook, a map of their own.
+        """
+        if type(self).forward is not TokenEmbedding.forward or self._forward_hooks or self._forward_pre_hooks:
+            return False
+        ours = isinstance(self.map, StandardMap | ProjectiveMap | AdaptiveMap)
+        return ours and (self.unit is None or self.shares_equal_tokens)
 
     def _looked_up(self, ids: Tensor, table: Tensor) -> Tensor:
         """As short as it can be: on a GPU the look-up itself takes less than a few lines of Python."""

@@ -183,6 +183,9 @@ class DefineUnit(nn.Module):
     def _in_one(self, x: Tensor) -> bool:
         """Whether all layers run as one operation: on a newer GPU under autocast, unless an option needs them apart."""
         options = self.options
+        linears = [*(layer.linear for layer in self.expansions), self.last]
+        if any(type(linear) is not GroupLinear or linear._forward_hooks for linear in linears):
+            return False  # somebody has put something of their own there
         usual = options.norm != "group" and not options.shuffle and options.rules.skip != "residual"
         return (
             usual

@@ -96,7 +96,8 @@ class OutputLayer(nn.Module, ABC):
 
         It spares a copy, and a sum does not mind the order.
         """
-        if hidden.ndim == 3 and not hidden.is_contiguous() and hidden.transpose(0, 1).is_contiguous():
+        fits = targets.shape == hidden.shape[:-1]  # else it will be refused, in the caller's own shapes
+        if fits and hidden.ndim == 3 and not hidden.is_contiguous() and hidden.transpose(0, 1).is_contiguous():
             return hidden.transpose(0, 1), targets.transpose(0, 1)
         return hidden, targets
 

@@ -212,7 +212,7 @@ def _through_chunks(
     grad_bias = bias.new_zeros(columns, dtype=exact) if bias is not None and wanted[2] else None  # (P,)
     with torch.autocast(hidden.device.type, enabled=False):  # the dtype of the products is already chosen
         matrix = _filled_up(weight, columns, features, task.product_dtype)  # (P, f)
-        added = bias if bias is None or columns == classes else F.pad(bias, (0, columns - classes))  # (P,)
+        added = None if bias is None else F.pad(bias, (0, columns - classes)).contiguous()  # (P,)
         for start in range(0, hidden.shape[0], task.tokens_at_once):
             chunk = slice(start, start + task.tokens_at_once)
             rows = _filled_up(hidden[chunk], None, features, task.product_dtype)  # (t, f)

@@ -62,19 +62,12 @@ def evaluate(
     """
     options = {"batch_size": batch_size, "length": length, "progress": progress}
     nats = float(total_nats(model, text, start_token, predict, **options))  # type: ignore[arg-type]
-    return as_evaluation(model, text, nats / len(text), batch_size=batch_size, length=length, note=note)
-
-
-def as_evaluation(
-    model: LanguageModel, text: TokenFile, loss: float, *, batch_size: int, length: int, note: str = ""
-) -> Evaluation:
-    """What ``evaluate`` says where it found ``loss`` nats for a token of ``text``."""
     streams, header = min(batch_size, len(text)), text.header
     return Evaluation(
         tokens=len(text),
-        loss=loss,
-        perplexity=perplexity(loss),
-        bits_per_byte=loss * len(text) / math.log(2) / header.bytes if header.bytes else None,
+        loss=nats / len(text),
+        perplexity=perplexity(nats / len(text)),
+        bits_per_byte=nats / math.log(2) / header.bytes if header.bytes else None,
         unknown_share=header.unknown / len(text),
         protocol=f"{streams} stream{'s' if streams > 1 else ''} from an empty state, "
         f"{getattr(model, 'carried', 'state')} carried over segments of {length} tokens, every token predicted once, "

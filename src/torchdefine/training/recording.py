@@ -55,6 +55,10 @@ class Recorder:
         self._works = True
 
     def __call__(self, inputs: Inputs, hints: Sequence[Hint]) -> None:
+        with torch.cuda.device(self.device):  # a graph records what happens on the current device
+            self._run(inputs, hints)
+
+    def _run(self, inputs: Inputs, hints: Sequence[Hint]) -> None:
         roomy = [None if hint is None else tuple(map(room_for, hint)) for hint in hints]
         kind = (*(tuple(t.shape for t in given) for given in inputs), *roomy)
         if kind not in self._recordings or not self._works:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from torchdefine.data import Corpus
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe
 from torchdefine.settings import to_plain
-from torchdefine.training.evaluate import PUBLIC_STREAMS, Evaluation, as_evaluation, evaluate, unigram_perplexity
+from torchdefine.training.evaluate import PUBLIC_STREAMS, Evaluation, evaluate, unigram_perplexity
 from torchdefine.training.loop import Position
 from torchdefine.training.run_folder import RunFolder
 
@@ -31,7 +30,7 @@ def describe_result(
     position: Position,
 ) -> dict[str, Any]:
     """What a finished run has to show, from the weights that were best on the validation text."""
-    evaluations = _evaluations(recipe, model, corpus, recipe.eval.batch_size, _known_losses(recipe, model, position))
+    evaluations = _evaluations(recipe, model, corpus, recipe.eval.batch_size)
     public = _evaluations(recipe, model, corpus, PUBLIC_STREAMS) if recipe.eval.public else {}
     counts = training_counts(corpus)
     unigram = {split: unigram_perplexity(counts, np.asarray(corpus.splits[split].tokens)) for split in evaluations}
@@ -79,27 +78,10 @@ def describe_training(
     }
 
 
-def _known_losses(recipe: Recipe, model: LanguageModel, position: Position) -> dict[str, float]:
-    """The best validation's loss, where it was found by the very protocol of a result.
-
-    It was not on a GPU, where products are allowed to be coarser while a run trains.
-    """
-    same_streams = recipe.eval.valid_batch_size in (None, recipe.eval.batch_size)
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    return {"valid": position.best_loss} if same_streams and on_cpu and math.isfinite(position.best_loss) else {}
-
-
-def _evaluations(
-    recipe: Recipe, model: LanguageModel, corpus: Corpus, streams: int, known: Mapping[str, float] | None = None
-) -> dict[str, Evaluation]:
+def _evaluations(recipe: Recipe, model: LanguageModel, corpus: Corpus, streams: int) -> dict[str, Evaluation]:
     start, length = corpus.tokenization.eos_id, recipe.eval.length
-    found: dict[str, Evaluation] = {}
-    for split in ("valid", "test"):
-        if split not in corpus.splits:
-            continue
-        text = corpus.splits[split]
-        if known and split in known:
-            found[split] = as_evaluation(model, text, known[split], batch_size=streams, length=length)
-        else:
-            found[split] = evaluate(model, text, start, batch_size=streams, length=length)
-    return found
+    return {
+        split: evaluate(model, corpus.splits[split], start, batch_size=streams, length=length)
+        for split in ("valid", "test")
+        if split in corpus.splits
+    }
