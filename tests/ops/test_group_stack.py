@@ -141,6 +141,15 @@ def test_a_whole_unit_by_kernels(kernel_device: str, monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("part", ["", ".linear", ".norm"])
+def test_a_unit_with_a_hook_goes_layer_by_layer(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    monkeypatch.setattr(sys.modules["torchdefine.embedding.unit"], "has_fused_kernels", lambda x: True)
+    unit, x = unit_of(16, 48, 16, 3, norm="layer"), torch.randn(2, 16)
+    assert unit._in_one(x)
+    unit.get_submodule(f"expansions.1{part}").register_forward_hook(lambda *given: None)
+    assert not unit._in_one(x)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(

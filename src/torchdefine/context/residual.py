@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.ops import has_fused_kernels, relu_dropout, residual_norm
+from torchdefine.ops import has_fused_kernels, is_plain, relu_dropout, residual_norm
 
 
 class Stream(NamedTuple):
@@ -34,28 +34,23 @@ class Update(NamedTuple):
         return self.values if self.bias is None else self.values + self.bias
 
 
-def is_plain(linear: nn.Module) -> bool:
-    """Whether a linear layer is its weight and bias and nothing else: no adapter around it, no hook."""
-    return type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
-
-
 def closing(x: Tensor, linear: nn.Linear, weight: Tensor | None = None) -> Update:
     """The linear layer at the end of a part; ``weight`` is its own in the dtype of the products, if there is one."""
-    if has_fused_kernels(x) and is_plain(linear):
+    if has_fused_kernels(x) and is_plain(linear, nn.Linear):
         return Update(F.linear(x, linear.weight if weight is None else weight), linear.bias)
     return Update(linear(x))
 
 
 def expanded(x: Tensor, linear: nn.Linear, dropout: float, weight: Tensor | None = None) -> Tensor:
     """The linear layer at the beginning of a feed-forward part, with ReLU and dropout."""
-    if has_fused_kernels(x) and is_plain(linear):
+    if has_fused_kernels(x) and is_plain(linear, nn.Linear):
         return relu_dropout(F.linear(x, linear.weight if weight is None else weight), dropout, linear.bias)
     return F.dropout(F.relu(linear(x)), dropout)
 
 
 def add_and_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float) -> Stream:
     """The norm of the sum, which goes on both ways."""
-    if has_fused_kernels(past):
+    if has_fused_kernels(past) and is_plain(norm, nn.LayerNorm):
         return Stream(*residual_norm(past, update.values, norm, dropout, update_bias=update.bias))
     normed = norm(past + F.dropout(update.whole(), dropout))
     return Stream(normed, normed)
@@ -63,7 +58,7 @@ def add_and_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: floa
 
 def add_then_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float) -> Stream:
     """The sum, which goes past the next part, and its norm, which goes into it."""
-    if has_fused_kernels(past):
+    if has_fused_kernels(past) and is_plain(norm, nn.LayerNorm):
         return Stream(*residual_norm(past, update.values, norm, dropout, pre=True, update_bias=update.bias))
     total = past + F.dropout(update.whole(), dropout)
     return Stream(total, norm(total))

@@ -22,9 +22,9 @@ from torchdefine.context.relative_attention import (
     spare_features,
     with_one,
 )
-from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded, is_plain
+from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
-from torchdefine.ops import Scoring, converted, has_attention_kernel, has_fused_kernels
+from torchdefine.ops import Scoring, converted, has_attention_kernel, has_fused_kernels, is_plain
 
 INIT_STD = 0.02
 
@@ -174,7 +174,8 @@ class TransformerXL(nn.Module):
     def _dense_weights(self, x: Tensor) -> list[DenseWeights | None]:
         """Of every layer, in the dtype of the products: autocast would convert them one by one."""
         linears: list[Any] = [linear for layer in self.layers for linear in (layer.expand, layer.reduce)]
-        if not has_fused_kernels(x) or self.layers_are_compiled or not all(map(is_plain, linears)):
+        plain = all(is_plain(linear, nn.Linear) for linear in linears)
+        if not has_fused_kernels(x) or self.layers_are_compiled or not plain:
             return [None] * len(self.layers)
         halves = converted([linear.weight for linear in linears], product_dtype(x))
         return [DenseWeights(*pair) for pair in zip(halves[::2], halves[1::2], strict=True)]

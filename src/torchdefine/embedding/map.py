@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.errors import UserError
+from torchdefine.ops import is_plain
 
 
 class MapLayer(Protocol):
@@ -75,7 +76,7 @@ def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
     ``each_once``: of equal ids only one gets a gradient, and the padding row none; a GPU then adds gradients without
     sorting ids first.
     """
-    if each_once and ids.is_cuda and type(table) is nn.Embedding:
+    if each_once and ids.is_cuda and is_plain(table, nn.Embedding):
         return table.weight.index_select(0, ids.reshape(-1)).view(*ids.shape, table.embedding_dim)
     rows: Tensor = table(ids.int() if ids.is_cuda else ids)  # backward sorts them, byte by byte
     return rows

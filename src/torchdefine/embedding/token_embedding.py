@@ -16,6 +16,8 @@ from torchdefine.embedding.table import cached_embedding, finished_table
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
 
+OUR_MAPS = (StandardMap, ProjectiveMap, AdaptiveMap)
+
 
 class TokenEmbedding(nn.Module):
     """A map layer, then a unit from its vectors to the finished ones; (…) → (…, embedding_dim).
@@ -72,10 +74,8 @@ class TokenEmbedding(nn.Module):
         return F.embedding(places, self._computed(types, each_once=True))
 
     def _computed(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        if isinstance(self.map, StandardMap | ProjectiveMap | AdaptiveMap):
-            vectors = self.map(ids, each_once)  # (…, n)
-        else:  # of somebody else's map less is known
-            vectors = self.map(ids)
+        ours = isinstance(self.map, OUR_MAPS)  # of somebody else's map less is known
+        vectors: Tensor = self.map(ids, each_once) if ours else self.map(ids)  # type: ignore[call-arg]  # (…, n)
         if self.training and self.row_dropout:
             vectors = vectors * self._kept_rows(vectors)[ids].unsqueeze(-1)
         if self.unit is None:
@@ -110,7 +110,7 @@ class TokenEmbedding(nn.Module):
         """
         if type(self).forward is not TokenEmbedding.forward or self._forward_hooks or self._forward_pre_hooks:
             return False
-        ours = isinstance(self.map, StandardMap | ProjectiveMap | AdaptiveMap)
+        ours = isinstance(self.map, OUR_MAPS)
         return ours and (self.unit is None or self.shares_equal_tokens)
 
     def _looked_up(self, ids: Tensor, table: Tensor) -> Tensor:

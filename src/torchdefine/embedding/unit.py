@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.plan import Plan, PlanRules
 from torchdefine.errors import UserError
-from torchdefine.ops import StackForm, StackLayer, group_stack, has_fused_kernels
+from torchdefine.ops import StackForm, StackLayer, group_stack, has_fused_kernels, is_plain
 from torchdefine.ops.group_stack import ACTIVATIONS
 from torchdefine.ops.residual_norm import WIDEST
 from torchdefine.spelling import did_you_mean
@@ -183,16 +183,24 @@ class DefineUnit(nn.Module):
     def _in_one(self, x: Tensor) -> bool:
         """Whether all layers run as one operation: on a newer GPU under autocast, unless an option needs them apart."""
         options = self.options
-        linears = [*(layer.linear for layer in self.expansions), self.last]
-        if any(type(linear) is not GroupLinear or linear._forward_hooks for linear in linears):
-            return False  # somebody has put something of their own there
         usual = options.norm != "group" and not options.shuffle and options.rules.skip != "residual"
         return (
-            usual
+            has_fused_kernels(x)
+            and usual
             and not (self.training and options.dropout)
             and max(layer.output_width for layer in self.plan.layers) <= WIDEST
             and x.shape[-1] == self.plan.map_dim
-            and has_fused_kernels(x)
+            and self._layers_are_plain()
+        )
+
+    def _layers_are_plain(self) -> bool:
+        """Whether nobody has put something of their own in, on or around a layer."""
+        layers: list[Any] = list(self.expansions)
+        return is_plain(self.last, GroupLinear) and all(
+            is_plain(layer, ExpansionLayer)
+            and is_plain(layer.linear, GroupLinear)
+            and (layer.norm is None or is_plain(layer.norm, nn.LayerNorm))
+            for layer in layers
         )
 
     def _stack(self) -> list[StackLayer]:

@@ -3,7 +3,7 @@
 from torchdefine.ops.converted import converted
 from torchdefine.ops.cudnn_lstm import cudnn_lstm
 from torchdefine.ops.group_stack import StackForm, StackLayer, group_stack
-from torchdefine.ops.kernel_gate import plain_torch
+from torchdefine.ops.kernel_gate import is_plain, plain_torch
 from torchdefine.ops.locked_dropout import locked_dropout
 from torchdefine.ops.padded_weights import padded_inward, padded_outward
 from torchdefine.ops.persistent_lstm import has_kernel, persistent_lstm
@@ -24,6 +24,7 @@ __all__ = [
     "has_attention_kernel",
     "has_fused_kernels",
     "has_kernel",
+    "is_plain",
     "locked_dropout",
     "padded_inward",
     "padded_outward",

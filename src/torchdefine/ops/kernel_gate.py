@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,15 @@ def plain_torch() -> Iterator[None]:
 def kernels_allowed() -> bool:
     """Whether kernels may run at all. Under torch.compile they may not: it makes its own."""
     return _allowed and not torch.compiler.is_compiling()
+
+
+def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Whether a module does what its kind does and nothing else: no adapter around it, no hook, no other forward.
+
+    Only then may its weights be read past it.
+    """
+    hooked = module is not None and (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    return type(module) is kind and not hooked
 
 
 def kernels_run(like: Tensor) -> bool:
