@@ -42,7 +42,8 @@ def ways(setting: Setting) -> tuple[Tensor, Tensor, dict[str, Callable[[], Tenso
     textbook = TextbookAttention(layer.attention).to(setting.device, dtype)
     distances = torch.arange(memory + length - 1, -1, -1, device=setting.device)
     vectors = sinusoids(distances, model.input_dim, torch.float32).to(dtype)
-    biases = model.content_bias.to(dtype), model.distance_bias.to(dtype)
+    # Of their own, so that no gradient of theirs goes to a tensor that was made before a recording began.
+    biases = [bias.detach().to(dtype).requires_grad_() for bias in (model.content_bias, model.distance_bias)]
 
     def usual() -> Tensor:
         return textbook(torch.cat((remembered, own), dim=1), length, vectors, *biases)

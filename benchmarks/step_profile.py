@@ -16,7 +16,7 @@ from benchmarks.steps import FAMILIES, NO_GPU, our_step
 
 PROFILED_STEPS = 4
 KINDS = {
-    "attention": ("attention_",),
+    "attention": ("attention_", "flash", "fmha", "sdpa"),
     "LSTM": ("_lstm_", "rnn", "lstm"),
     "the unit's seams": ("_seam_",),
     "norms, dropout and ReLU": ("_norm_", "_relu_", "distribution_elementwise"),

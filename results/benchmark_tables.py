@@ -1,9 +1,10 @@
-"""Writes results/benchmarks/README.md and the figures of growth from the rows beside it: `make results`."""
+"""Writes results/benchmarks/README.md and its figures from the rows beside it: `make results`."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,10 @@ def section(record: dict[str, Any]) -> list[str]:
         f"{record['date']}, torch {versions['torch']}, Python {versions['python']}, commit {commit}.",
         "",
     ]
-    if record["benchmark"] == "growth":
-        lines += [f"![Growth](../{draw_growth(record).relative_to(HERE)})", ""]
+    pictures = {"growth": ("Growth", draw_growth), "step-profile": ("Steps by kind of kernel", draw_profile)}
+    if record["benchmark"] in pictures:
+        says, draw = pictures[record["benchmark"]]
+        lines += [f"![{says}](../{draw(record).relative_to(HERE)})", ""]
     for name, group in record["groups"].items():
         lines += [f"**{name}**" + (f" ({group['note']})" if group["note"] else ""), "", *table(group), ""]
         lines += [f"- Goal: {judged(goal)}" for goal in group["goals"]]
@@ -100,16 +103,49 @@ def not_run(reasons: dict[str, str]) -> str:
     return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
 
 
-def draw_growth(record: dict[str, Any]) -> Path:
-    """Time and peak memory of training, and time of looking up, against each axis: log–log."""
+def plotter() -> Any:
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "torchdefine"  # the same file for the same numbers
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def save(figure: Any, record: dict[str, Any]) -> Path:
+    slug = re.sub(r"[^a-z0-9]+", "-", hardware(record).lower()).strip("-")
+    path = FIGURES / f"{record['benchmark']}-{slug}.svg"
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    plotter().close(figure)
+    return path
+
+
+def draw_profile(record: dict[str, Any]) -> Path:
+    """A bar for each recipe, as long as its step takes, divided by kind of kernel."""
+    rows = {name: row for group in record["groups"].values() for name, row in group["rows"].items()}
+    largest: Counter[str] = Counter()
+    for row in rows.values():
+        largest.update({kind: share * row["ms"] for kind, share in row["facts"]["shares"].items()})
+    figure, axes = plotter().subplots(figsize=(9, 1.4 + 0.36 * len(rows)), layout="constrained")
+    reached = dict.fromkeys(rows, 0.0)
+    for place, kind in enumerate(kind for kind, _ in largest.most_common()):
+        parts = [row["facts"]["shares"].get(kind, 0.0) * row["ms"] for row in rows.values()]
+        axes.barh(
+            list(rows), parts, left=list(reached.values()), label=kind, color=f"C{place}" if place < 10 else "black"
+        )
+        reached = {name: left + part for (name, left), part in zip(reached.items(), parts, strict=True)}
+    axes.invert_yaxis()
+    axes.set(xlabel="ms of a training step")
+    figure.legend(fontsize=8, ncols=4, loc="outside lower center")
+    return save(figure, record)
+
+
+def draw_growth(record: dict[str, Any]) -> Path:
+    """Time and peak memory of training, and time of looking up, against each axis: log–log."""
     pictures = (("forward", "ms"), ("forward and backward", "ms"), ("forward and backward", "peak_mib"))
-    figure, grid = pyplot.subplots(len(UNITS), len(pictures), figsize=(11, 9), layout="constrained", sharex="row")
+    figure, grid = plotter().subplots(len(UNITS), len(pictures), figsize=(11, 9), layout="constrained", sharex="row")
     for axis, panels in zip(UNITS, grid, strict=True):
         for (passes, measure), panel in zip(pictures, panels, strict=True):
             draw_lines(panel, record["groups"].get(f"{axis}, {passes}", {"rows": {}}), measure)
@@ -117,12 +153,7 @@ def draw_growth(record: dict[str, Any]) -> Path:
             panel.set(xscale="log", yscale="log")
             panel.grid(alpha=0.3, which="both")
     grid[0][0].legend(fontsize=8)
-    slug = re.sub(r"[^a-z0-9]+", "-", hardware(record).lower()).strip("-")
-    path = FIGURES / f"growth-{slug}.svg"
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-    return path
+    return save(figure, record)
 
 
 def draw_lines(panel: Any, group: dict[str, Any], measure: str) -> None:

@@ -15,13 +15,15 @@ def draw_curves(name: str, runs: Mapping[str, dict[str, Any]]) -> str:
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "torchdefine"  # the same file for the same numbers
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     for label, run in runs.items():
         points = [(point["tokens"] / 1e6, point["perplexity"]) for point in run["curve"]]
         axes.plot(*zip(*points, strict=True), marker=".", markersize=3, linewidth=1, label=label)
     axes.set(xlabel="million tokens", ylabel="validation perplexity", yscale="log")
+    for axis_format in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        axis_format(ticker.FormatStrFormatter("%g"))
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
     path = HERE / "figures" / f"{name}.svg"

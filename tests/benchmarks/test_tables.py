@@ -50,6 +50,17 @@ def test_growth_has_a_row_for_every_point(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert len(list((tmp_path / "figures").glob("growth-*.svg"))) == 1
 
 
+def test_a_profile_is_drawn(tmp_path: Path) -> None:
+    newest = (ROOT / "results" / "benchmarks" / "step-profile.jsonl").read_text().splitlines()[-1]
+    record = json.loads(newest)
+    page = written_page(record, tmp_path)
+    assert "![Steps by kind of kernel](../figures/step-profile-" in page
+    (picture,) = (tmp_path / "figures").glob("step-profile-*.svg")
+    drawn = picture.read_text()
+    assert all(name in drawn for group in record["groups"].values() for name in group["rows"])
+    assert "matrix products" in drawn
+
+
 def test_growth_leaves_out_what_does_not_fit() -> None:
     huge = growth.Point(vocabulary=10**12)
     assert growth.lacks_memory("nn.Embedding", huge, SETTING).startswith("it needs about")

@@ -191,7 +191,11 @@ def test_gives_the_same_on_a_gpu(table: CompactTable) -> None:
 def test_is_built_where_the_table_is(build) -> None:
     table = build(matrix().cuda())
     assert {tensor.device.type for tensor in table.state_dict().values()} == {"cuda"}
-    torch.testing.assert_close(table(IDS.cuda()).cpu(), build(matrix())(IDS), rtol=0.5, atol=3.0)
+    # What is searched for with rounding in the way may be found elsewhere there, but must be as good.
+    everything = torch.arange(V)
+    lost_there = (table(everything.cuda()).cpu() - matrix()).square().mean()
+    lost_here = (build(matrix())(everything) - matrix()).square().mean()
+    torch.testing.assert_close(lost_there, lost_here, rtol=0.3, atol=1e-3)
 
 
 def test_padding_is_zero_and_learns_nothing() -> None:
