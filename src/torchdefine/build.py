@@ -163,7 +163,9 @@ def _with_unit(map_layer: MapLayer, settings: EmbeddingSettings) -> TokenEmbeddi
 
 
 def _build_lstm(settings: ContextSettings, input_dim: int, wished_output_dim: int) -> LSTM:
-    dropout = LSTMDropout(settings.input_dropout, settings.hidden_dropout, settings.recurrent_dropout)
+    dropout = LSTMDropout(
+        settings.input_dropout, settings.hidden_dropout, settings.recurrent_dropout, settings.state_dropout
+    )
     output_dim = settings.output_dim or wished_output_dim or settings.hidden_dim
     return LSTM(input_dim, settings.hidden_dim, output_dim, settings.layers, dropout)
 

@@ -91,6 +91,7 @@ class ContextSettings:
     hidden_dropout: float = setting(0.0, "Dropout between the layers.")
     output_dropout: float = setting(0.0, "Dropout on what leaves the last layer.")
     recurrent_dropout: float = setting(0.0, "Dropout on the recurrent weights of every layer of an LSTM.")
+    state_dropout: float = setting(0.0, "Share of streams that an LSTM begins anew in a training step.")
     activation_penalty: float = setting(0.0, "Weight of the mean square of the vectors that the output layer sees.")
     temporal_penalty: float = setting(0.0, "Weight of the mean square of their change from position to position.")
     attention_dropout: float = setting(0.0, "Dropout on the attention weights of a transformer.")

@@ -88,6 +88,26 @@ def test_recurrent_dropout_leaves_weights_and_evaluation_alone() -> None:
     torch.testing.assert_close(dropped(x, dropped.initial_state(2))[0], plain(x, plain.initial_state(2))[0])
 
 
+def test_some_rows_begin_anew_in_all_layers_alike() -> None:
+    torch.manual_seed(0)
+    rows = 400
+    lstm = LSTM(5, 6, layers=2, dropout=LSTMDropout(state=0.25))
+    plain = LSTM(5, 6, layers=2)
+    plain.load_state_dict(lstm.state_dict())
+    x = torch.randn(rows, 4, 5)
+    carried = [(torch.randn(1, rows, 6), torch.randn(1, rows, 6)) for _ in range(2)]
+    y, state = lstm(x, carried)
+    (goes_on, after), (anew, after_anew) = plain(x, carried), plain(x, plain.initial_state(rows))
+    begins = (y - anew).abs().amax((1, 2)) < 1e-6
+    assert 0.15 < begins.float().mean() < 0.35
+    torch.testing.assert_close(y[~begins], goes_on[~begins])
+    for ours, others, empty in zip(state, after, after_anew, strict=True):
+        torch.testing.assert_close(ours[1][0, ~begins], others[1][0, ~begins])
+        torch.testing.assert_close(ours[1][0, begins], empty[1][0, begins])
+    lstm.eval()
+    torch.testing.assert_close(lstm(x, carried)[0], goes_on)
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(UserError, match="layers is 0"):
         LSTM(4, 4, layers=0)

@@ -301,6 +301,11 @@ def test_another_vocabulary_or_a_cut_checkpoint_is_refused(unbroken: Path, tmp_p
     with pytest.raises(UserError, match="damaged or cut short"):
         load_run(copy)
     assert load_run(copy, checkpoint="last").model is not None
+    whole = bytearray((unbroken / "best" / "checkpoint.safetensors").read_bytes())
+    whole[-1001] ^= 1  # in the middle of a tensor
+    best.write_bytes(whole)
+    with pytest.raises(UserError, match="is not what was written"):
+        load_run(copy)
     with pytest.raises(UserError, match="holds no run"):
         load_run(tmp_path)
 

@@ -26,6 +26,8 @@ class LSTMDropout:
     """Between the layers."""
     recurrent: float = 0.0
     """Of the weights from one position's hidden state to the next, in every layer; also one mask a segment."""
+    state: float = 0.0
+    """Of whole rows: so many begin a segment with an empty state, as a text does. What stays is not scaled."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -100,6 +102,8 @@ class LSTM(nn.Module):
         """The outputs, and the state after the last position, cut off from the graph."""
         hidden = x.transpose(0, 1)  # (T, B, input_dim): what cuDNN wants
         hidden = self._drop(hidden, self.dropout.input)
+        if self.training and self.dropout.state:
+            state = self._begin_some_anew(state)
         after: LSTMState = []
         for index, layer in enumerate(self.layers):
             before = (state[index][0].to(hidden.dtype), state[index][1].to(hidden.dtype))
@@ -108,6 +112,12 @@ class LSTM(nn.Module):
             if index < len(self.layers) - 1:
                 hidden = self._drop(hidden, self.dropout.hidden)
         return hidden.transpose(0, 1), after  # (B, T, output_dim)
+
+    def _begin_some_anew(self, state: LSTMState) -> LSTMState:
+        """A model that only ever carried its state on may lose its way from an empty one, where evaluation begins."""
+        first = state[0][0]
+        begins = torch.rand(first.shape[1], 1, device=first.device) < self.dropout.state  # (B, 1)
+        return [(h.masked_fill(begins, 0), c.masked_fill(begins, 0)) for h, c in state]
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
         return locked_dropout(x, p, time_dim=0) if self.training else x

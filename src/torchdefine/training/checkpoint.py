@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,14 @@ class Checkpoint:
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    metadata = {"format_version": str(FORMAT_VERSION), "facts": json.dumps(facts)}
-    write_safetensors(path, tensors, metadata)
+    here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    checksums = {name: _checksum(tensor) for name, tensor in here.items()}
+    metadata = {
+        "format_version": str(FORMAT_VERSION),
+        "facts": json.dumps(facts),
+        "checksums": json.dumps(checksums),
+    }
+    write_safetensors(path, here, metadata)
 
 
 def read_checkpoint(path: Path, *, only: str | None = None) -> Checkpoint:
@@ -46,14 +53,24 @@ def read_checkpoint(path: Path, *, only: str | None = None) -> Checkpoint:
                     f"{path} has format version {version}; this torchdefine reads version {FORMAT_VERSION}."
                 )
             names = [name for name in file.keys() if only is None or name.startswith(f"{only}.")]  # noqa: SIM118
-            return Checkpoint({name: file.get_tensor(name) for name in names}, json.loads(metadata["facts"]))
+            checkpoint = Checkpoint({name: file.get_tensor(name) for name in names}, json.loads(metadata["facts"]))
+            checksums = json.loads(metadata.get("checksums", "{}"))  # early checkpoints have none
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: the run has written no checkpoint yet.") from None
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{path} is damaged or cut short ({reason}): use the run's other checkpoint, or train again."
-        ) from None
+        raise _damaged(path, " ".join(str(error).split())) from None
+    for name, tensor in checkpoint.tensors.items():
+        if name in checksums and checksums[name] != _checksum(tensor):
+            raise _damaged(path, f"the tensor {name} is not what was written")
+    return checkpoint
+
+
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data)
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(f"{path} is damaged or cut short ({reason}): use the run's other checkpoint, or train again.")
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, path: Path) -> None:
