@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 
@@ -35,15 +36,29 @@ STAGES = sorted(path.stem for path in (RESULTS / "stages").glob("[a-z]*.yaml"))
 def test_rows_of_a_stage_differ_only_in_what_they_say(stage: str) -> None:
     rows = run_stage.rows_of(stage)
     assert len({row.file for row in rows}) == len(rows)
-    shared = set()
+    shared, models = set(), []
     for row in rows:
         recipe = load_recipe(row.recipe, row.changes)
+        models.append(([recipe.embedding, recipe.context, recipe.output, recipe.optim], row.seed))
         with torch.device("meta"):
             model = build_language_model(recipe, VocabularyFacts(253_443))
         assert model.parameters_by_part()["total"] > 1e6
         assert recipe.train.seed == row.seed
         shared.add((recipe.schedule, recipe.train.steps, recipe.train.batch_size, recipe.train.precision, recipe.eval))
     assert len(shared) == 1
+    assert all(one != other for one, other in combinations(models, 2))
+
+
+def test_a_row_without_a_skip_has_none() -> None:
+    plans = {}
+    for row in run_stage.rows_of("ablation-clean"):
+        with torch.device("meta"):
+            model = build_language_model(load_recipe(row.recipe, row.changes), VocabularyFacts(253_443))
+        plans[row.name] = model.embedding.plan
+    without = {"linear, no skip", "GLT", "GLT and shuffle", "HGT"}
+    assert {name for name, plan in plans.items() if not any(layer.skipped_width for layer in plan)} == without
+    widths = {tuple(layer.output_width for layer in plan) for plan in plans.values()}
+    assert len(widths) == 1
 
 
 def test_seeds_come_in_turns_and_the_unit_and_the_mlp_are_of_a_size() -> None:
