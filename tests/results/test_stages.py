@@ -13,6 +13,7 @@ import torch
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.errors import UserError
 from torchdefine.recipe import load_recipe
+from torchdefine.settings import to_plain
 
 RESULTS = Path(__file__).parent.parent.parent / "results"
 
@@ -70,6 +71,55 @@ def test_seeds_come_in_turns_and_the_unit_and_the_mlp_are_of_a_size() -> None:
             model = build_language_model(load_recipe(row.recipe, row.changes), VocabularyFacts(253_443))
         sizes[row.name] = model.parameters_by_part()["define"]
     assert sizes["R2 and an MLP of the unit's size"] == pytest.approx(sizes["R3"], rel=0.01)
+
+
+def finished_row(stage: str, name: str, **facts: object) -> dict[str, object]:
+    """What the JSON of a row says, as far as the table asks."""
+    row = next(row for row in run_stage.rows_of(stage) if row.name == name)
+    return {
+        "recipe": row.recipe,
+        "settings": to_plain(load_recipe(row.recipe, row.changes)),
+        "parameters": {"define": 1, "context": 1, "input_output": 1, "total": 3},
+        "valid_perplexity": 50.0,
+        "test_perplexity": 60.0,
+        "steps": 100,
+        "tokens": 9000,
+        "seconds": 3.0,
+        "tokens_per_second": 4500.0,
+        **facts,
+    }
+
+
+def cell(column: str, run: dict[str, object]) -> str:
+    return dict(zip(stage_tables.HEADER[1:], stage_tables.cells_of([run], None), strict=True))[column]
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "published"),
+    [
+        ("decisive", "R2", "44.87"),
+        ("decisive", "R3", "41.17"),  # without norms; whether the paper's unit has any is not said
+        ("decisive", "R2 scaled", "–"),
+        ("decisive", "R2 and a projection", "–"),
+        ("depth", "R2 scaled, n = 512", "–"),
+        ("depth", "N = 7, n = 256", "–"),
+        ("ablation", "HGT", "40.92"),
+        ("ablation-clean", "HGT", "–"),
+    ],
+)
+def test_the_papers_number_stands_beside_the_papers_model_alone(stage: str, name: str, published: str) -> None:
+    assert cell("paper's test", finished_row(stage, name)) == published
+
+
+def test_a_step_takes_no_longer_where_validation_does() -> None:
+    assert cell("ms/step", finished_row("decisive", "R2")) == "20.0"  # 2 of the 3 seconds were training
+
+
+def test_another_text_need_not_have_a_test_part() -> None:
+    valid_alone = {"corpus": "x", "valid": {"perplexity": 70.0}}
+    assert cell("other text", finished_row("decisive", "R2", also=valid_alone)) == "–"
+    both = {**valid_alone, "test": {"perplexity": 80.0}}
+    assert cell("other text", finished_row("decisive", "R2", also=both)) == "80.00"
 
 
 TINY = {
