@@ -157,6 +157,27 @@ def test_a_stage_runs_in_parts_and_its_table_says_what_is_missing(
     assert not list((tmp_path / "runs").rglob("config.yaml"))
 
 
+def test_a_second_text_that_is_not_there_is_refused_before_any_training(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["run_stage.py", "tuning", "--data", str(corpus), "--also", str(tmp_path / "nowhere")]
+    arguments += ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs"), "--changes", json.dumps(TINY)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(UserError, match="neither a folder nor a corpus"):
+        run_stage.main()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_key_of_a_row_that_nothing_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = tmp_path / "stages"
+    stages.mkdir()
+    (stages / "_schedule.yaml").write_text("optim: {lr: 20}\n")
+    (stages / "typo.yaml").write_text("steps: 5\nrows: [{name: A, recipe: table1a/r2, embeding: {scaled: true}}]\n")
+    monkeypatch.setattr(run_stage, "HERE", tmp_path)
+    with pytest.raises(UserError, match="embeding, which nothing reads"):
+        run_stage.rows_of("typo")
+
+
 def test_an_unknown_stage_is_refused() -> None:
     with pytest.raises(UserError, match="use one of"):
         run_stage.rows_of("decisions")
