@@ -75,6 +75,11 @@ def test_overrides_and_text_numbers() -> None:
     assert load_recipe("table1a/r3", {"train": {"steps": 7}}).train.epochs is None
 
 
+@pytest.mark.parametrize("given", [2**53 + 1, str(2**53 + 1), 2**61 + 3])
+def test_a_large_whole_number_keeps_its_last_digits(given: int | str) -> None:
+    assert load_recipe("table1a/r3", {"train": {"seed": given}}).train.seed == int(given)
+
+
 def test_none_is_a_value_where_the_setting_has_one_of_that_name(tmp_path: Path) -> None:
     assert load_recipe("table1a/r3").embedding.skip is None
     for given in ("null", None):
@@ -108,6 +113,7 @@ def test_none_is_a_value_where_the_setting_has_one_of_that_name(tmp_path: Path) 
         ({"bitext": {"source": "de"}}, "are both 'de': name two languages"),
         ({"transformer": {"share": "everything"}}, "must be one of nothing, unit, embedding"),
         ({"schedule": {"kind": "noam"}}, r"noam needs a schedule\.warmup"),
+        ({"output": {"label_smoothing": 2}}, r"output\.label_smoothing is 2\.0, but must be from 0 to 1"),
         ({"train": {"keep": -1}}, r"train\.keep is -1"),
         ({"embedding": {"scaled": "perhaps"}}, "must be true or false"),
     ],

@@ -189,6 +189,8 @@ class Run:
     ) -> str:
         """Continue a text; words outside the vocabulary are read as <unk>, and <unk> is never drawn."""
         self.check_generates()
+        if seed is not None and not -(2**63) <= seed < 2**63:
+            raise UserError(f"The seed is {seed}, but must fit into 64 bits: use a smaller one.")
         words = self.tokenization
         ids = [words.eos_id, *(words.encode(prompt)[:-1] if prompt else [])]
         if options is None:

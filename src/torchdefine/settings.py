@@ -100,6 +100,8 @@ def _convert_plain(kind: type, value: Any, place: str) -> Any:
             return str(value)
     elif isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
+            if kind is int and _is_whole(value):
+                return int(value)  # a float would round the digits beyond its sixteenth
             number = float(value)
             if kind is float and math.isfinite(number):
                 return number
@@ -109,6 +111,10 @@ def _convert_plain(kind: type, value: Any, place: str) -> Any:
             pass
     wanted = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}[kind]
     raise UserError(f"{place} is {value!r}, but must be {wanted}.")
+
+
+def _is_whole(value: str | int | float) -> bool:
+    return isinstance(value, int) or (isinstance(value, str) and value.strip().isdecimal())
 
 
 def to_plain(settings: Any) -> dict[str, Any]:
