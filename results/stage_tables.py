@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from curves import draw_curves
 
-from torchdefine.recipe import load_recipe
+from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.settings import to_plain
 
 HERE = Path(__file__).parent
@@ -85,10 +85,10 @@ def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None)
 
 def published_test(run: dict[str, Any]) -> float | None:
     """The paper's test perplexity, where a row's model is the paper's; norms, which it does not mention, may differ."""
-    own = to_plain(load_recipe(run["recipe"]))
+    papers, defaults = to_plain(load_recipe(run["recipe"])), to_plain(Recipe())  # a run may be older than a setting
     for section in ("embedding", "context", "output"):
-        ours, papers = run["settings"][section], own[section]
-        if any(ours.get(name) != papers.get(name) for name in {*ours, *papers} - {"norm"}):
+        one, other = ({**defaults[section], **each[section], "norm": ""} for each in (run["settings"], papers))
+        if one != other:
             return None
     return (run["settings"].get("published") or {}).get("test_perplexity")
 

@@ -140,6 +140,9 @@ def test_misuse_is_refused_in_one_sentence(
         (("generate", folder), b"", "is a translator, which continues no text"),
         (("average", folder, "--last", "7"), b"", "has kept 3 checkpoints: average 2 to 3 of them"),
         (("eval", folder, "--length", "7"), b"", "are for language models"),
+        (("eval", folder, "--batch-size", "0"), b"", "are for language models"),
+        (("eval", folder, "--memory", "7"), b"", "are for language models"),
+        (("eval", folder, "--clamp", "7"), b"", "are for language models"),
         (("eval", folder, "--split", "tset"), b"", "has no tset text: it has train, valid, test"),
     ):
         assert command(*arguments, stdin=stdin, monkeypatch=monkeypatch) == 2, arguments

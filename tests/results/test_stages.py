@@ -6,6 +6,7 @@ import sys
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def test_seeds_come_in_turns_and_the_unit_and_the_mlp_are_of_a_size() -> None:
     assert sizes["R2 and an MLP of the unit's size"] == pytest.approx(sizes["R3"], rel=0.01)
 
 
-def finished_row(stage: str, name: str, **facts: object) -> dict[str, object]:
+def finished_row(stage: str, name: str, **facts: object) -> dict[str, Any]:
     """What the JSON of a row says, as far as the table asks."""
     row = next(row for row in run_stage.rows_of(stage) if row.name == name)
     return {
@@ -90,7 +91,7 @@ def finished_row(stage: str, name: str, **facts: object) -> dict[str, object]:
     }
 
 
-def cell(column: str, run: dict[str, object]) -> str:
+def cell(column: str, run: dict[str, Any]) -> str:
     return dict(zip(stage_tables.HEADER[1:], stage_tables.cells_of([run], None), strict=True))[column]
 
 
@@ -109,6 +110,12 @@ def cell(column: str, run: dict[str, object]) -> str:
 )
 def test_the_papers_number_stands_beside_the_papers_model_alone(stage: str, name: str, published: str) -> None:
     assert cell("paper's test", finished_row(stage, name)) == published
+
+
+def test_a_run_from_before_a_setting_was_there_is_still_the_papers() -> None:
+    run = finished_row("decisive", "R2")
+    del run["settings"]["context"]["attention_dropout"]
+    assert cell("paper's test", run) == "44.87"
 
 
 def test_a_step_takes_no_longer_where_validation_does() -> None:
