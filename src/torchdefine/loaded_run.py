@@ -174,10 +174,7 @@ class Run:
 
     def _text(self, split: str, data: str | Path | None) -> TokenFile:
         source = resolve_corpus(str(data or self.recipe.data.corpus))
-        corpus = encode_corpus(source, vocabulary=self.tokenization)
-        if split not in corpus.splits:
-            raise UserError(f"{source} has no {split} text: it has {', '.join(corpus.splits)}.")
-        return corpus.splits[split]
+        return encode_corpus(source, vocabulary=self.tokenization, split=split).splits[split]
 
     def generate(
         self,
