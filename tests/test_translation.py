@@ -204,7 +204,7 @@ def test_a_single_table_trains_without_validation(
     rows = [f"{source}\t{target}\n" for source, target in zip(*sides, strict=True)]
     (tmp_path / "pairs.tsv").write_text("".join(rows), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"train\.keep keeps the weights of validations"):
+    with pytest.raises(UserError, match=r"train\.keep goes by validations"):
         train(translation_recipe, data="pairs.tsv", out="run", train={"steps": 2})
     assert not Path("run").exists()
     run = train(translation_recipe, data="pairs.tsv", out="run", train={"steps": 2, "keep": 0}, device="cpu")

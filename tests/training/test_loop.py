@@ -265,6 +265,26 @@ def test_a_refused_run_leaves_nothing_behind(recipe_file: Path, tmp_path: Path) 
     assert (out / "vocab.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("setting", "changes"),
+    [
+        ("schedule.kind plateau", {"schedule": {"kind": "plateau"}}),
+        ("optim.averaging stalled", {"optim": {"averaging": "stalled"}}),
+        ("train.stop_when_stalled", {"train": {"stop_when_stalled": True}}),
+        ("train.keep", {"train": {"keep": 2}}),
+    ],
+)
+def test_what_goes_by_validation_needs_a_validation_text(
+    recipe_file: Path, corpus: Path, tmp_path: Path, setting: str, changes: dict
+) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    shutil.copy(corpus / "train.txt", text)
+    with pytest.raises(UserError, match=f"{setting} goes by validations, but there is no validation text"):
+        train(recipe_file, data=text, out=tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
 def test_two_processes_do_not_train_in_one_folder(recipe_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with RunFolder(out).locked(), pytest.raises(UserError, match="Another process is training in"):
