@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from torchdefine import Run, train
+from torchdefine.data import find_splits, resolve_corpus
 from torchdefine.errors import UserError
 from torchdefine.files import write_json
 from torchdefine.settings import merge
@@ -58,6 +59,9 @@ def rows_of(stage: str) -> list[Row]:
     steps = described["steps"]
     found = []
     for row in described["rows"]:
+        unknown = sorted(row.keys() - {"name", "recipe", "seeds", *SECTIONS})
+        if unknown:
+            raise UserError(f"The row {row['name']!r} of {path} has {', '.join(unknown)}, which nothing reads.")
         own = {section: row[section] for section in SECTIONS if section in row}
         for place, seed in enumerate(row.get("seeds", [1])):
             run = {"steps": steps, "epochs": None, "seed": seed, "checkpoint_every": steps}
@@ -87,13 +91,11 @@ def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     return record
 
 
-def other_text(run: Run, text: str) -> dict[str, Any]:
+def other_text(run: Run, text: Path) -> dict[str, Any]:
     """How a model does on a text of another corpus, by split."""
-    from torchdefine.data import find_splits
-
-    splits = find_splits(Path(text), require_train=False)
+    splits = find_splits(text, require_train=False)
     found = {split: run.evaluate(split, data=text).to_dict() for split in ("valid", "test") if split in splits}
-    return {"corpus": Path(text).resolve().name, **found}
+    return {"corpus": text.resolve().name, **found}
 
 
 def main() -> None:
@@ -109,6 +111,9 @@ def main() -> None:
         "--changes", type=yaml.safe_load, default={}, help="settings for all rows, as YAML, for a trial"
     )
     options = parser.parse_args()
+    if options.also:  # what is wrong with it must not be found out when a row has been trained
+        options.also = resolve_corpus(options.also)
+        find_splits(options.also, require_train=False)
     began, slowest = time.monotonic(), 0.0
     for row in missing_rows(rows_of(options.stage), options.out):
         started = time.monotonic()

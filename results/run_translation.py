@@ -3,7 +3,8 @@
     python results/run_translation.py europarl/transformer europarl/transformer-define --data europarl/ \
         [--also newstest2014/ …] [--out results/europarl]
 
-A recipe that has its JSON already is not run again. `make results` turns the files into a table.
+A recipe that has its JSON already is not run again, and one that was broken off goes on. `make results` turns the files
+into a table.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from typing import Any
 import yaml
 
 from torchdefine import train
+from torchdefine.data import resolve_bitext
+from torchdefine.data.bitext_files import find_bitext
+from torchdefine.errors import UserError
 from torchdefine.files import write_json
+from torchdefine.recipe import load_recipe
+from torchdefine.training import RunFolder
 from torchdefine.training.progress import LineReporter
 
 HERE = Path(__file__).parent
@@ -25,12 +31,22 @@ def run_recipe(recipe: str, options: argparse.Namespace) -> dict[str, Any]:
     """What the JSON of a recipe says: its result, and its scores on the other test sets by their names."""
     folder = options.runs / recipe.replace("/", "-")
     reporter = LineReporter(seconds_between=20)
-    run = train(recipe, data=options.data, out=folder, reporter=reporter, **options.changes)
+    begun = RunFolder(folder).exists()
+    run = train(recipe, data=options.data, out=folder, resume=begun, reporter=reporter, **options.changes)
     record: dict[str, Any] = {**run.result, "also": {}}
     for bitext in options.also:
         scores = run.evaluate_translations("test", data=bitext)
         record["also"][Path(bitext).resolve().name] = scores.to_dict()
     return record
+
+
+def check_others(recipe: str, options: argparse.Namespace) -> None:
+    """What is wrong with another test set must not be found out when a model has been trained."""
+    languages = load_recipe(recipe, options.changes).bitext
+    for bitext in options.also:
+        files = find_bitext(resolve_bitext(bitext), languages.source, languages.target, require_train=False)
+        if "test" not in files:
+            raise UserError(f"{bitext} has no test text: it has {', '.join(files)}.")
 
 
 def main() -> None:
@@ -42,6 +58,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/translation"))
     parser.add_argument("--changes", type=yaml.safe_load, default={}, help="settings for all, as YAML, for a trial")
     options = parser.parse_args()
+    for recipe in options.recipes:
+        check_others(recipe, options)
     for recipe in options.recipes:
         path = options.out / f"{recipe.split('/')[-1]}.json"
         if path.exists():

@@ -10,6 +10,9 @@ from typing import Any
 import yaml
 from curves import draw_curves
 
+from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.settings import to_plain
+
 HERE = Path(__file__).parent
 HEADER = (
     *("row", "unit", "context", "tables", "total M", "seeds", "valid", "test", "spread", "against reference"),
@@ -64,8 +67,8 @@ def read_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
 def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None) -> list[str]:
     parameters = runs[0]["parameters"]
     tests = [run["test_perplexity"] for run in runs]
-    published = (runs[0]["settings"].get("published") or {}).get("test_perplexity")
-    other = [run["also"]["test"]["perplexity"] for run in runs if "also" in run]
+    published = published_test(runs[0])
+    other = [run["also"]["test"]["perplexity"] for run in runs if "test" in run.get("also", {})]
     return [
         *(f"{parameters[part] / 1e6:.2f}" for part in ("define", "context", "input_output", "total")),
         str(len(runs)),
@@ -73,11 +76,21 @@ def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None)
         f"{mean(tests):.2f}",
         f"{max(tests) - min(tests):.2f}" if len(runs) > 1 else "–",
         "–" if reference is None else f"{mean(tests) / mean(r['test_perplexity'] for r in reference) - 1:+.1%}",
-        f"{mean(1e3 * run['seconds'] / run['steps'] for run in runs):.1f}",
+        f"{mean(1e3 * run['tokens'] / run['tokens_per_second'] / run['steps'] for run in runs):.1f}",
         f"{runs[0]['tokens'] / 1e6:.1f}",
         f"{mean(other):.2f}" if other else "–",
         "–" if published is None else f"{published}",
     ]
+
+
+def published_test(run: dict[str, Any]) -> float | None:
+    """The paper's test perplexity, where a row's model is the paper's; norms, which it does not mention, may differ."""
+    papers, defaults = to_plain(load_recipe(run["recipe"])), to_plain(Recipe())  # a run may be older than a setting
+    for section in ("embedding", "context", "output"):
+        one, other = ({**defaults[section], **each[section], "norm": ""} for each in (run["settings"], papers))
+        if one != other:
+            return None
+    return (run["settings"].get("published") or {}).get("test_perplexity")
 
 
 def origin(runs: list[dict[str, Any]]) -> str:

@@ -161,6 +161,7 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "train.seed is": ["train", recipe_file, "--train.seed", "1e30"],
         "optim.lr is 'inf'": ["train", recipe_file, "--optim.lr", "inf"],
         "temperature is nan": ["generate", finished, "--temperature", "nan"],
+        "The seed is": ["generate", finished, "--seed", str(2**70)],
         "context.output_dim is -1": ["train", recipe_file, "--context.output_dim", "-1"],
     }
     for words, arguments in cases.items():

@@ -8,6 +8,7 @@ from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.build_translation import build_translator
 from torchdefine.errors import UserError
 from torchdefine.recipe import Recipe, load_recipe, recipe_names
+from torchdefine.settings import explain
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -74,6 +75,26 @@ def test_overrides_and_text_numbers() -> None:
     assert load_recipe("table1a/r3", {"train": {"steps": 7}}).train.epochs is None
 
 
+@pytest.mark.parametrize("given", [2**53 + 1, str(2**53 + 1), 2**61 + 3])
+def test_a_large_whole_number_keeps_its_last_digits(given: int | str) -> None:
+    assert load_recipe("table1a/r3", {"train": {"seed": given}}).train.seed == int(given)
+
+
+def test_none_is_a_value_where_the_setting_has_one_of_that_name(tmp_path: Path) -> None:
+    assert load_recipe("table1a/r3").embedding.skip is None
+    for given in ("null", None):
+        assert load_recipe("table1a/r3", {"embedding": {"skip": given}}).embedding.skip is None
+    recipe = load_recipe("table1a/r3", {"embedding": {"skip": "none", "groups": "none"}})
+    assert (recipe.embedding.skip, recipe.embedding.groups) == ("none", None)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe.to_yaml())
+    assert load_recipe(str(path)) == recipe
+    shown = {name: (default, text) for name, default, text in explain(Recipe)}
+    assert shown["embedding.skip"][0] == "null"
+    assert shown["embedding.skip"][1].endswith("One of mix, concat, residual, none.")
+    assert shown["embedding.groups"][0] == "none"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -92,6 +113,7 @@ def test_overrides_and_text_numbers() -> None:
         ({"bitext": {"source": "de"}}, "are both 'de': name two languages"),
         ({"transformer": {"share": "everything"}}, "must be one of nothing, unit, embedding"),
         ({"schedule": {"kind": "noam"}}, r"noam needs a schedule\.warmup"),
+        ({"output": {"label_smoothing": 2}}, r"output\.label_smoothing is 2\.0, but must be from 0 to 1"),
         ({"train": {"keep": -1}}, r"train\.keep is -1"),
         ({"embedding": {"scaled": "perhaps"}}, "must be true or false"),
     ],

@@ -140,6 +140,9 @@ def test_misuse_is_refused_in_one_sentence(
         (("generate", folder), b"", "is a translator, which continues no text"),
         (("average", folder, "--last", "7"), b"", "has kept 3 checkpoints: average 2 to 3 of them"),
         (("eval", folder, "--length", "7"), b"", "are for language models"),
+        (("eval", folder, "--batch-size", "0"), b"", "are for language models"),
+        (("eval", folder, "--memory", "7"), b"", "are for language models"),
+        (("eval", folder, "--clamp", "7"), b"", "are for language models"),
         (("eval", folder, "--split", "tset"), b"", "has no tset text: it has train, valid, test"),
     ):
         assert command(*arguments, stdin=stdin, monkeypatch=monkeypatch) == 2, arguments
@@ -201,7 +204,7 @@ def test_a_single_table_trains_without_validation(
     rows = [f"{source}\t{target}\n" for source, target in zip(*sides, strict=True)]
     (tmp_path / "pairs.tsv").write_text("".join(rows), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"train\.keep keeps the weights of validations"):
+    with pytest.raises(UserError, match=r"train\.keep goes by validations"):
         train(translation_recipe, data="pairs.tsv", out="run", train={"steps": 2})
     assert not Path("run").exists()
     run = train(translation_recipe, data="pairs.tsv", out="run", train={"steps": 2, "keep": 0}, device="cpu")

@@ -174,10 +174,7 @@ class Run:
 
     def _text(self, split: str, data: str | Path | None) -> TokenFile:
         source = resolve_corpus(str(data or self.recipe.data.corpus))
-        corpus = encode_corpus(source, vocabulary=self.tokenization)
-        if split not in corpus.splits:
-            raise UserError(f"{source} has no {split} text: it has {', '.join(corpus.splits)}.")
-        return corpus.splits[split]
+        return encode_corpus(source, vocabulary=self.tokenization, split=split).splits[split]
 
     def generate(
         self,
@@ -189,6 +186,8 @@ class Run:
     ) -> str:
         """Continue a text; words outside the vocabulary are read as <unk>, and <unk> is never drawn."""
         self.check_generates()
+        if seed is not None and not -(2**63) <= seed < 2**63:
+            raise UserError(f"The seed is {seed}, but must fit into 64 bits: use a smaller one.")
         words = self.tokenization
         ids = [words.eos_id, *(words.encode(prompt)[:-1] if prompt else [])]
         if options is None:

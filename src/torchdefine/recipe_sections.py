@@ -120,6 +120,10 @@ class OutputSettings:
     options: dict[str, Any] = setting({}, "Settings of a registered output layer.")
 
     def __post_init__(self) -> None:
+        require(
+            0 <= self.label_smoothing <= 1,
+            f"output.label_smoothing is {self.label_smoothing}, but must be from 0 to 1.",
+        )
         given, bands = len(self.tied_projections), len(self.cutoffs) + 1
         require(
             given in (0, bands),

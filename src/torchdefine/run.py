@@ -58,7 +58,8 @@ def train(
         torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
         model = fresh_model(recipe, corpus).to(target)
         torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
-        if recipe.train.start_from is not None:
+        goes_on = resume and folder.last.exists()  # with weights of its own, whatever has become of the other run
+        if recipe.train.start_from is not None and not goes_on:
             _take_weights(model, folder, Path(recipe.train.start_from))
         if recipe.train.compile:
             model.compile_parts()

@@ -47,9 +47,11 @@ def convert(kind: Any, value: Any, place: str) -> Any:
     """Turn a value into what a field declares; it may be text, as on a command line or as YAML reads 3e-4."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
+        inner = _without_none(kind)
+        # "none" is a choice like others where a setting has one of that name; null is nothing everywhere.
+        nothing = ("null",) if "none" in get_args(inner) else ("none", "null")
+        if value is None or (isinstance(value, str) and value.lower() in nothing):
             return None
-        (inner,) = [k for k in get_args(kind) if k is not type(None)]
         return convert(inner, value, place)
     if origin is Literal:
         if value not in get_args(kind):
@@ -63,6 +65,14 @@ def convert(kind: Any, value: Any, place: str) -> Any:
     if origin is dict:
         return _convert_mapping(kind, value, place)
     return _convert_plain(kind, value, place)
+
+
+def _without_none(kind: Any) -> Any:
+    """The kind of a setting that may also be None, and any other kind as it is."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind
+    (inner,) = [k for k in get_args(kind) if k is not type(None)]
+    return inner
 
 
 def _convert_mapping(kind: Any, value: Any, place: str) -> dict[str, Any]:
@@ -90,6 +100,8 @@ def _convert_plain(kind: type, value: Any, place: str) -> Any:
             return str(value)
     elif isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
+            if kind is int and _is_whole(value):
+                return int(value)  # a float would round the digits beyond its sixteenth
             number = float(value)
             if kind is float and math.isfinite(number):
                 return number
@@ -99,6 +111,10 @@ def _convert_plain(kind: type, value: Any, place: str) -> Any:
             pass
     wanted = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}[kind]
     raise UserError(f"{place} is {value!r}, but must be {wanted}.")
+
+
+def _is_whole(value: str | int | float) -> bool:
+    return isinstance(value, int) or (isinstance(value, str) and value.strip().isdecimal())
 
 
 def to_plain(settings: Any) -> dict[str, Any]:
@@ -134,9 +150,11 @@ def explain(kind: type, prefix: str = "") -> list[tuple[str, str, str]]:
             rows += explain(typing.cast(type, hints[f.name]), f"{prefix}{f.name}.")
         elif "help" in f.metadata:
             default = f.default if f.default is not dataclasses.MISSING else {}
-            choices = get_args(hints[f.name]) if get_origin(hints[f.name]) is Literal else ()
+            inner = _without_none(hints[f.name])
+            choices = get_args(inner) if get_origin(inner) is Literal else ()
             help_text = f.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
-            rows.append((f"{prefix}{f.name}", _shown(default), help_text))
+            shown = "null" if default is None and "none" in choices else _shown(default)
+            rows.append((f"{prefix}{f.name}", shown, help_text))
     return rows
 
 

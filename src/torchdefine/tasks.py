@@ -88,10 +88,10 @@ def make_trainer(
         data, validate = pair_data(recipe, corpus, device, processes), pair_validation(recipe, corpus, model)
     else:
         data, validate = _text_data(recipe, corpus, device, processes), _text_validation(recipe, corpus, model)
-    if not recipe.train.keep:
-        return Trainer(model, data, recipe, folder, validate, processes, reporter)
     if validate is None:
-        raise UserError("train.keep keeps the weights of validations, but there is no validation text: add one.")
+        _check_needs_no_validation(recipe)
+    if validate is None or not recipe.train.keep:
+        return Trainer(model, data, recipe, folder, validate, processes, reporter)
 
     def validate_and_keep() -> Evaluation:
         if processes.is_first:
@@ -100,6 +100,19 @@ def make_trainer(
 
     trainer = Trainer(model, data, recipe, folder, validate_and_keep, processes, reporter)
     return trainer
+
+
+def _check_needs_no_validation(recipe: Recipe) -> None:
+    """Without a validation text, refuse what would silently have no effect."""
+    going_by_it = {
+        "schedule.kind plateau": recipe.schedule.kind == "plateau",
+        "optim.averaging stalled": recipe.optim.averaging == "stalled",
+        "train.stop_when_stalled": recipe.train.stop_when_stalled,
+        "train.keep": recipe.train.keep > 0,
+    }
+    for name, asked_for in going_by_it.items():
+        if asked_for:
+            raise UserError(f"{name} goes by validations, but there is no validation text: add one, or change it.")
 
 
 def _text_data(recipe: Recipe, corpus: Corpus, device: torch.device, processes: Processes) -> TextBatches:

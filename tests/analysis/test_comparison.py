@@ -34,6 +34,8 @@ def test_equal_runs_compare_without_warnings_and_the_best_is_marked(runs: list[P
         (lambda r: r.update(tokens=1), "different numbers of tokens"),
         (lambda r: r["data"].update(vocabulary_sha256="x"), "different vocabularies"),
         (lambda r: r["data"]["splits"]["train"].update(text_sha256="x"), "different texts"),
+        (lambda r: r["data"]["splits"]["test"].update(text_sha256="x"), "evaluated on different texts"),
+        (lambda r: r["data"]["splits"].pop("valid"), "evaluated on different texts"),
         (lambda r: r["evaluation"]["test"].update(protocol="x"), "different protocols"),
     ],
 )

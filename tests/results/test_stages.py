@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import sys
+from itertools import combinations
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.errors import UserError
 from torchdefine.recipe import load_recipe
+from torchdefine.settings import to_plain
 
 RESULTS = Path(__file__).parent.parent.parent / "results"
 
@@ -35,15 +38,29 @@ STAGES = sorted(path.stem for path in (RESULTS / "stages").glob("[a-z]*.yaml"))
 def test_rows_of_a_stage_differ_only_in_what_they_say(stage: str) -> None:
     rows = run_stage.rows_of(stage)
     assert len({row.file for row in rows}) == len(rows)
-    shared = set()
+    shared, models = set(), []
     for row in rows:
         recipe = load_recipe(row.recipe, row.changes)
+        models.append(([recipe.embedding, recipe.context, recipe.output, recipe.optim], row.seed))
         with torch.device("meta"):
             model = build_language_model(recipe, VocabularyFacts(253_443))
         assert model.parameters_by_part()["total"] > 1e6
         assert recipe.train.seed == row.seed
         shared.add((recipe.schedule, recipe.train.steps, recipe.train.batch_size, recipe.train.precision, recipe.eval))
     assert len(shared) == 1
+    assert all(one != other for one, other in combinations(models, 2))
+
+
+def test_a_row_without_a_skip_has_none() -> None:
+    plans = {}
+    for row in run_stage.rows_of("ablation-clean"):
+        with torch.device("meta"):
+            model = build_language_model(load_recipe(row.recipe, row.changes), VocabularyFacts(253_443))
+        plans[row.name] = model.embedding.plan
+    without = {"linear, no skip", "GLT", "GLT and shuffle", "HGT"}
+    assert {name for name, plan in plans.items() if not any(layer.skipped_width for layer in plan)} == without
+    widths = {tuple(layer.output_width for layer in plan) for plan in plans.values()}
+    assert len(widths) == 1
 
 
 def test_seeds_come_in_turns_and_the_unit_and_the_mlp_are_of_a_size() -> None:
@@ -55,6 +72,61 @@ def test_seeds_come_in_turns_and_the_unit_and_the_mlp_are_of_a_size() -> None:
             model = build_language_model(load_recipe(row.recipe, row.changes), VocabularyFacts(253_443))
         sizes[row.name] = model.parameters_by_part()["define"]
     assert sizes["R2 and an MLP of the unit's size"] == pytest.approx(sizes["R3"], rel=0.01)
+
+
+def finished_row(stage: str, name: str, **facts: object) -> dict[str, Any]:
+    """What the JSON of a row says, as far as the table asks."""
+    row = next(row for row in run_stage.rows_of(stage) if row.name == name)
+    return {
+        "recipe": row.recipe,
+        "settings": to_plain(load_recipe(row.recipe, row.changes)),
+        "parameters": {"define": 1, "context": 1, "input_output": 1, "total": 3},
+        "valid_perplexity": 50.0,
+        "test_perplexity": 60.0,
+        "steps": 100,
+        "tokens": 9000,
+        "seconds": 3.0,
+        "tokens_per_second": 4500.0,
+        **facts,
+    }
+
+
+def cell(column: str, run: dict[str, Any]) -> str:
+    return dict(zip(stage_tables.HEADER[1:], stage_tables.cells_of([run], None), strict=True))[column]
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "published"),
+    [
+        ("decisive", "R2", "44.87"),
+        ("decisive", "R3", "41.17"),  # without norms; whether the paper's unit has any is not said
+        ("decisive", "R2 scaled", "–"),
+        ("decisive", "R2 and a projection", "–"),
+        ("depth", "R2 scaled, n = 512", "–"),
+        ("depth", "N = 7, n = 256", "–"),
+        ("ablation", "HGT", "40.92"),
+        ("ablation-clean", "HGT", "–"),
+    ],
+)
+def test_the_papers_number_stands_beside_the_papers_model_alone(stage: str, name: str, published: str) -> None:
+    assert cell("paper's test", finished_row(stage, name)) == published
+
+
+def test_a_run_from_before_a_setting_was_there_is_still_the_papers() -> None:
+    run = finished_row("decisive", "R2")
+    del run["settings"]["context"]["attention_dropout"]
+    assert cell("paper's test", run) == "44.87"
+
+
+def test_a_step_takes_no_longer_where_validation_does() -> None:
+    assert cell("ms/step", finished_row("decisive", "R2")) == "20.0"  # 2 of the 3 seconds were training
+
+
+def test_another_text_need_not_have_a_test_part() -> None:
+    valid_alone = {"corpus": "x", "valid": {"perplexity": 70.0}}
+    assert cell("other text", finished_row("decisive", "R2", also=valid_alone)) == "–"
+    both = {**valid_alone, "test": {"perplexity": 80.0}}
+    assert cell("other text", finished_row("decisive", "R2", also=both)) == "80.00"
 
 
 TINY = {
@@ -90,6 +162,27 @@ def test_a_stage_runs_in_parts_and_its_table_says_what_is_missing(
     assert "not run" not in table
     assert record["data"]["splits"]["train"]["text_sha256"] in table
     assert not list((tmp_path / "runs").rglob("config.yaml"))
+
+
+def test_a_second_text_that_is_not_there_is_refused_before_any_training(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["run_stage.py", "tuning", "--data", str(corpus), "--also", str(tmp_path / "nowhere")]
+    arguments += ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs"), "--changes", json.dumps(TINY)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(UserError, match="neither a folder nor a corpus"):
+        run_stage.main()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_key_of_a_row_that_nothing_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = tmp_path / "stages"
+    stages.mkdir()
+    (stages / "_schedule.yaml").write_text("optim: {lr: 20}\n")
+    (stages / "typo.yaml").write_text("steps: 5\nrows: [{name: A, recipe: table1a/r2, embeding: {scaled: true}}]\n")
+    monkeypatch.setattr(run_stage, "HERE", tmp_path)
+    with pytest.raises(UserError, match="embeding, which nothing reads"):
+        run_stage.rows_of("typo")
 
 
 def test_an_unknown_stage_is_refused() -> None:

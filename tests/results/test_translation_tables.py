@@ -1,12 +1,14 @@
 """The script behind the translation tables: it trains, scores on further test sets, and does nothing twice."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.results.test_stages import script
+from torchdefine.errors import UserError
 
 pytest.importorskip("sacrebleu")
 run_translation, make_tables = script("run_translation"), script("make_tables")
@@ -35,3 +37,33 @@ def test_translators_are_scored_on_other_bitexts_too(
     assert f"| {record['tokens_per_second']:,.0f} |" in table
     run_translation.main()
     assert "is not run again" in capsys.readouterr().out
+
+
+def test_a_test_set_that_is_not_there_is_refused_before_any_training(
+    bitext_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no-test").mkdir()
+    for split, language in (("valid", "en"), ("valid", "de")):
+        shutil.copy(bitext_folder / f"{split}.{language}", tmp_path / "no-test")
+    for wrong in ("nowhere", str(tmp_path / "no-test")):
+        arguments = ["run_translation.py", "tatoeba/laptop", "--data", str(bitext_folder), "--also", wrong]
+        arguments += ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs"), "--changes", json.dumps(TINY)]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(UserError, match=r"no test text|neither a folder"):
+            run_translation.main()
+        assert not (tmp_path / "runs").exists()
+
+
+def test_a_recipe_that_was_broken_off_goes_on(
+    bitext_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["run_translation.py", "tatoeba/laptop", "--data", str(bitext_folder)]
+    arguments += ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs"), "--changes", json.dumps(TINY)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    run_translation.main()
+    file = tmp_path / "out" / "laptop.json"
+    record = json.loads(file.read_text())
+    file.unlink()
+    (tmp_path / "runs" / "tatoeba-laptop" / "result.json").unlink()
+    run_translation.main()
+    assert json.loads(file.read_text())["test_bleu"] == record["test_bleu"]

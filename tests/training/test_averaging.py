@@ -1,3 +1,4 @@
+import shutil
 import signal
 from pathlib import Path
 
@@ -101,6 +102,16 @@ def test_fine_tuning_starts_from_a_run_and_ends_when_it_stalls(recipe_file: Path
     assert second.result["curve"][0]["perplexity"] < 1.3 * first.result["valid_perplexity"]
     again = train(recipe_file, out=tmp_path / "second", resume=True, **settings)
     assert again.result["steps"] == second.result["steps"]
+
+
+def test_fine_tuning_goes_on_without_the_run_that_it_started_from(recipe_file: Path, tmp_path: Path) -> None:
+    train(recipe_file, out=tmp_path / "first", train={"steps": 5})
+    settings = {"train": {"steps": 20, "start_from": str(tmp_path / "first")}}
+    whole = train(recipe_file, out=tmp_path / "second", **settings)
+    (tmp_path / "second" / "result.json").unlink()
+    shutil.rmtree(tmp_path / "first")
+    again = train(recipe_file, out=tmp_path / "second", resume=True, **settings)
+    assert again.result["test_perplexity"] == whole.result["test_perplexity"]
 
 
 def test_fine_tuning_refuses_what_is_no_run_or_another_vocabulary(

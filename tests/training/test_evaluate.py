@@ -1,4 +1,5 @@
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torchdefine import train
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.data import encode_corpus
+from torchdefine.errors import UserError
 from torchdefine.models import LanguageModel, Losses
 from torchdefine.recipe import load_recipe
 from torchdefine.training import evaluate, unigram_perplexity
@@ -116,3 +118,16 @@ def test_a_result_has_what_a_new_evaluation_of_its_best_weights_finds(recipe_fil
         assert said.pop("perplexity") == pytest.approx(found.pop("perplexity"), rel=1e-6)
         assert said.pop("bits_per_byte") == pytest.approx(found.pop("bits_per_byte"), rel=1e-6)
         assert said == found
+
+
+def test_only_the_text_that_is_asked_for_is_read(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
+    run = train(recipe_file, out=tmp_path / "run", train={"steps": 1})
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(corpus / "test.txt", other)
+    (other / "train.txt").write_bytes(b"\xff not text")
+    assert run.evaluate("test", data=other) == run.evaluate("test")
+    with pytest.raises(UserError, match="has no valid text: it has train, test"):
+        run.evaluate("valid", data=other)
+    with pytest.raises(UserError, match="is not UTF-8 text"):
+        run.evaluate("train", data=other)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from torchdefine.errors import MachineError, UserError
 from torchdefine.training import Interrupted, RunFolder
 from torchdefine.training.progress import QuietReporter
 from torchdefine.training.schedules import Schedule
+from torchdefine.training.step import TrainingStep
 from torchdefine.training.stopping import stop_requests
 
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses.json"
@@ -113,6 +116,26 @@ def test_a_polite_stop_saves_and_resumes_to_the_same_numbers(
     assert not (out / "result.json").exists()
     train(recipe_file, out=out, resume=True)
     assert_same_run(unbroken, out)
+
+
+def test_a_stop_between_two_log_lines_loses_no_training_time(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, whole_step = [0.0], TrainingStep.__call__
+
+    def a_second(step: TrainingStep, *arguments: Any) -> None:
+        whole_step(step, *arguments)
+        now[0] += 1
+        if int(step.steps_done) == 17:  # three steps after a log line
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(TrainingStep, "__call__", a_second)
+    monkeypatch.setattr("torchdefine.training.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+    with pytest.raises(Interrupted, match="Stopped at step 17"):
+        train(recipe_file, out=tmp_path / "run")
+    result = train(recipe_file, out=tmp_path / "run", resume=True).result
+    assert result["seconds"] == 60
+    assert result["tokens_per_second"] == round(result["tokens"] / 60, 1)
 
 
 def kill_at_random_then_resume(recipe_file: Path, out: Path, seconds: float) -> int:
@@ -240,6 +263,26 @@ def test_a_refused_run_leaves_nothing_behind(recipe_file: Path, tmp_path: Path) 
     with pytest.raises(UserError, match=r"holds vocab\.txt already"):
         train(recipe_file, out=out)
     assert (out / "vocab.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("setting", "changes"),
+    [
+        ("schedule.kind plateau", {"schedule": {"kind": "plateau"}}),
+        ("optim.averaging stalled", {"optim": {"averaging": "stalled"}}),
+        ("train.stop_when_stalled", {"train": {"stop_when_stalled": True}}),
+        ("train.keep", {"train": {"keep": 2}}),
+    ],
+)
+def test_what_goes_by_validation_needs_a_validation_text(
+    recipe_file: Path, corpus: Path, tmp_path: Path, setting: str, changes: dict
+) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    shutil.copy(corpus / "train.txt", text)
+    with pytest.raises(UserError, match=f"{setting} goes by validations, but there is no validation text"):
+        train(recipe_file, data=text, out=tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
 
 
 def test_two_processes_do_not_train_in_one_folder(recipe_file: Path, tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ class Comparison:
                 lambda r: r["data"]["vocabulary_sha256"],
             ),
             ("were trained for different numbers of tokens", lambda r: r["tokens"]),
+            (
+                "were evaluated on different texts",
+                lambda r: [r["data"]["splits"].get(split, {}).get("text_sha256") for split in ("valid", "test")],
+            ),
             ("were evaluated by different protocols", lambda r: r["evaluation"].get("test", {}).get("protocol")),
         ]
         results = [run.result for run in self.runs if run.result is not None]

@@ -100,8 +100,12 @@ def _translation_options(recipe: Recipe, options: argparse.Namespace) -> Any:
 def eval_translations(run: Any, options: argparse.Namespace) -> None:
     from torchdefine.training.progress import work_bar
 
-    if any((options.batch_size, options.length, options.neural_cache, options.tune_cache)):
-        raise UserError("--batch-size, --length and the neural cache are for language models, not for a translator.")
+    of_language_models = ("batch_size", "length", "memory", "clamp", "neural_cache")
+    if options.tune_cache or any(getattr(options, name) is not None for name in of_language_models):
+        raise UserError(
+            "--batch-size, --length, --memory, --clamp and the neural cache are for language models, not for a "
+            "translator."
+        )
     with work_bar("translating") as progress:
         evaluation = run.evaluate_translations(options.split, data=options.data, progress=progress)
     if options.json:

@@ -79,16 +79,24 @@ def encode_corpus(
     max_size: int | None = None,
     tokenizer: str | Path | None = None,
     vocabulary: Tokenization | None = None,
+    split: str | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
     """Encode the texts of a folder, or open them from the cache where that has been done before.
 
     The vocabulary is made of the words of the training text, unless ``tokenizer`` names a tokenizer file or
-    ``vocabulary`` is one that exists already; with the latter the folder need not have a training text.
+    ``vocabulary`` is one that exists already; with the latter the folder need not have a training text, and of one
+    ``split`` alone the others are not read.
     """
     _check_choice(min_count, max_size, tokenizer, vocabulary)
     source = Path(source)
     texts = find_splits(source, require_train=vocabulary is None)
+    if split is not None:
+        if vocabulary is None:
+            raise UserError("One split alone is encoded with a vocabulary that exists already: give it.")
+        if split not in texts:
+            raise UserError(f"{source} has no {split} text: it has {', '.join(texts)}.")
+        texts = {split: texts[split]}
     name = source.resolve().name
     chosen = vocabulary if tokenizer is None else SubwordTokenizer.load(tokenizer)
     key = _cache_key(texts, [min_count, max_size, chosen.sha256 if chosen else None])

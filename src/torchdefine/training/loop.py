@@ -287,6 +287,7 @@ class Trainer:
 
     def _write_last(self) -> None:
         self._check_finite()
+        self._count_seconds()
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         optimizer, plain = optimizer_tensors(self.optimizer)
         tensors.update({f"optimizer.{name}": tensor for name, tensor in optimizer.items()})
