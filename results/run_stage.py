@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("stage")
     parser.add_argument("--data", required=True, help="a folder with the text")
     parser.add_argument("--also", help="a second text to evaluate on")
-    parser.add_argument("--out", type=Path, default=HERE / "wiki78m")
+    parser.add_argument("--out", type=Path, help="results/wiki78m by default")
     parser.add_argument("--runs", type=Path, default=Path("runs/stages"))
     parser.add_argument("--seconds", type=float, help="start no row that would not be over by then")
     parser.add_argument("--keep", action="store_true", help="keep the runs' folders, not only their JSON")
@@ -111,6 +111,9 @@ def main() -> None:
         "--changes", type=yaml.safe_load, default={}, help="settings for all rows, as YAML, for a trial"
     )
     options = parser.parse_args()
+    if options.changes and not options.out:
+        raise UserError("Rows with --changes are a trial: say with --out where their files go.")
+    options.out = options.out or HERE / "wiki78m"
     if options.also:  # what is wrong with it must not be found out when a row has been trained
         options.also = resolve_corpus(options.also)
         find_splits(options.also, require_train=False)

@@ -148,6 +148,8 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "invalid choice: 'trian'": ["trian"],
         "The argument '--frobnicate' is not understood": ["eval", finished, "--frobnicate", "1"],
         "needs a value": ["train", recipe_file, "--optim.lr"],
+        "optim.lr needs a value": ["train", "--optim.lr", "--out", tmp_path / "new", recipe_file],
+        "optim.lr is 'fast'": ["train", "--optim.lr", "fast", recipe_file],
         "temperature is -2": ["generate", finished, "--temperature", "-2"],
         "say which": ["train", recipe_file, "--resume"],
         "The length of an evaluation is -5": ["eval", finished, "--length", "-5"],

@@ -3,14 +3,17 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchdefine.training import RunFolder
+from torchdefine.training.distributed import joined_processes
 
 STILL = [
     *("--embedding.dropout", "0", "--embedding.row_dropout", "0"),
@@ -63,6 +66,22 @@ def test_two_processes_reproduce_one_with_the_doubled_batch(alone: Path, recipe_
     assert second["processes"] == 2
     assert second["tokens"] == first["tokens"]
     assert second["test_perplexity"] == pytest.approx(first["test_perplexity"], rel=1e-4)
+
+
+def judged_by_its_own_process(rank: int, port: int, folder: str) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=str(port)
+    )
+    with joined_processes() as processes:
+        Path(folder, str(rank)).write_text(str(processes.of_first(0.1 + rank, torch.device("cpu"))))
+
+
+def test_all_processes_go_by_the_loss_of_the_first(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(judged_by_its_own_process, (port, str(tmp_path)), nprocs=2)
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["0.1", "0.1"]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import argparse
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -40,8 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             setattr(sys, name, io.StringIO())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        options, rest = _parser().parse_known_args(arguments)
-        overrides = _overrides(rest, options.command)
+        words, settings = _without_settings(sys.argv[1:] if arguments is None else arguments)
+        options, rest = _parser().parse_known_args(words)
+        overrides = _overrides([*settings, *rest], options.command)
         options.run(options, overrides)
     except UserError as error:
         _fail(error, 2)
@@ -88,6 +90,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _without_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A command line without its ``--SECTION.NAME VALUE``, and these: the parser would take a value for the recipe."""
+    words: list[str] = []
+    settings: list[str] = []
+    of_a_setting = False
+    for word in arguments:
+        is_setting = re.fullmatch(r"--\w+\.[\w.]+(=.*)?", word, re.DOTALL) is not None
+        is_value = of_a_setting and not word.startswith("--")
+        (settings if is_setting or is_value else words).append(word)
+        of_a_setting = is_setting and "=" not in word
+    return words, settings
+
+
 def _overrides(rest: list[str], command: str) -> dict[str, dict[str, Any]]:
     """What is left of the command line, ``--optim.lr 1e-3`` or ``--optim.lr=1e-3``, by section."""
     found: dict[str, dict[str, Any]] = {}
@@ -101,7 +116,7 @@ def _overrides(rest: list[str], command: str) -> dict[str, dict[str, Any]]:
             raise UserError(f"The setting --{dotted} is unknown{did_you_mean(dotted, names)}")
         if not given:
             value = next(words, "")
-            if not value:
+            if not value or value.startswith("--"):
                 raise UserError(f"The setting --{dotted} needs a value: --{dotted} VALUE.")
         section, name = dotted.split(".", 1)
         found.setdefault(section, {})[name] = value

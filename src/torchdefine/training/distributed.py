@@ -63,6 +63,14 @@ class Processes:
         dist.all_reduce(value)
         return bool(value.item() > 0)
 
+    def of_first(self, value: float, device: torch.device) -> float:
+        """The first process's number, for what all must decide alike: theirs may differ in the last bit."""
+        if self.count == 1:
+            return value
+        told = torch.tensor([value], device=device, dtype=torch.float64)
+        dist.broadcast(told, 0)
+        return float(told.item())
+
     def wait(self) -> None:
         if self.count > 1:
             dist.barrier()

@@ -226,9 +226,10 @@ class Trainer:
 
     def _judge(self, evaluation: Validation) -> None:
         position, averaged = self.position, self.average.running
-        better = evaluation.loss < position.best_loss
+        loss = self.processes.of_first(evaluation.loss, self.device)
+        better = loss < position.best_loss
         if better:
-            position.best_loss, position.best_step, position.stale_validations = evaluation.loss, position.step, 0
+            position.best_loss, position.best_step, position.stale_validations = loss, position.step, 0
             self._write_best()
         else:
             position.stale_validations += 1
@@ -240,7 +241,7 @@ class Trainer:
             "step": position.step,
             "tokens": position.tokens,
             "seconds": round(position.total_seconds, 3),
-            "loss": evaluation.loss,
+            "loss": loss,
             "perplexity": evaluation.perplexity,
             "best": better,
             **({"averaged_steps": self.average.steps} if averaged else {}),
@@ -248,7 +249,7 @@ class Trainer:
         if self.processes.is_first:
             self.folder.log("valid", record)
             self.reporter.validated(record)
-        self._react_to_stall(evaluation.loss)
+        self._react_to_stall(loss)
 
     def _react_to_stall(self, loss: float) -> None:
         """Start averaging, or end the run, where the recipe says so."""
