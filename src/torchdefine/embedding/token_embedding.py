@@ -127,7 +127,8 @@ class TokenEmbedding(nn.Module):
     def look_up(self, finished: Tensor | nn.Module | None) -> None:
         """Take the vectors from a table instead of computing them, until the weights change; None computes them.
 
-        That is until ``train()``, ``resize()``, ``reset_parameters()`` or ``load_state_dict()``. The table is a matrix, (V, m), or a module that looks its rows up, as ``nn.Embedding`` does.
+        That is until ``train()``, ``resize()``, ``reset_parameters()`` or ``load_state_dict()``. The table is a matrix,
+        (V, m), or a module that looks its rows up, as ``nn.Embedding`` does.
         """
         if finished is not None:
             self._check_shape(finished)
