@@ -201,7 +201,10 @@ def test_draws_have_the_models_frequencies() -> None:
     ("arguments", "message"),
     [
         ({"size": 0}, "beam size is 0"),
-        ({"length_penalty": -1}, "must not be negative"),
+        ({"length_penalty": -1}, "must be a number and not negative"),
+        ({"length_penalty": float("nan")}, "must be a number and not negative"),
+        ({"max_ratio": float("inf")}, "every target must end"),
+        ({"max_ratio": float("nan")}, "every target must end"),
         ({"max_extra": 0}, "too short"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -52,8 +53,12 @@ class BeamOptions:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise UserError(f"The beam size is {self.size}, but must be at least 1.")
-        if self.length_penalty < 0:
-            raise UserError(f"The length penalty is {self.length_penalty}, but must not be negative: use 0.6, say.")
+        if not 0 <= self.length_penalty < math.inf:
+            raise UserError(
+                f"The length penalty is {self.length_penalty}, but must be a number and not negative: use 0.6, say."
+            )
+        if not math.isfinite(self.max_ratio):
+            raise UserError(f"max_ratio is {self.max_ratio}, but every target must end somewhere: use 1.5, say.")
         if self.max_ratio < 0 or self.max_extra < 1:
             raise UserError(
                 f"Targets of {self.max_ratio} · source + {self.max_extra} tokens are too short: use a ratio of at "
