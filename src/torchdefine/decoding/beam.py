@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from torchdefine.errors import UserError
+from torchdefine.errors import MachineError, UserError
 
 
 class StepState(Protocol):
@@ -127,6 +127,11 @@ def beam_search(
             if alive and len(search.ended) < size and history.shape[2] < search.limit
         ]
         for index in set(range(len(searches))) - set(going):
+            if not searches[index].ended:  # even the longest target must end, unless nothing is a number
+                raise MachineError(
+                    "The model gives no token a probability, so nothing can be found: its weights are damaged, or its "
+                    "training had diverged."
+                )
             found[searches[index].place] = sorted(searches[index].ended, key=lambda h: -h.score)[:size]
         some_ended = len(going) < len(searches)
         searches = [searches[index] for index in going]
