@@ -128,6 +128,14 @@ def test_gives_the_dtype_of_the_model(table: CompactTable) -> None:
     torch.testing.assert_close(low.float(), exact, rtol=0.1, atol=0.15)
 
 
+def test_works_under_autocast(table: CompactTable) -> None:
+    expected = table(IDS)
+    with torch.autocast("cpu", torch.float16):
+        vectors = table(IDS)
+    assert vectors.dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(vectors, expected, atol=2e-2, rtol=2e-2)
+
+
 def test_float_parts_learn_when_asked(table: CompactTable) -> None:
     table.float().requires_grad_(True)
     table(IDS).square().sum().backward()
