@@ -1,3 +1,7 @@
+import os
+import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -5,6 +9,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from torchdefine import files
 from torchdefine.errors import MachineError
 from torchdefine.files import atomic_file, cache_folder, write_safetensors
 
@@ -55,6 +60,28 @@ def test_full_disk_while_writing_weights_keeps_the_old_ones(tmp_path: Path, monk
         write_safetensors(path, {"a": torch.zeros(3)})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_of_a_folder_is_cleared_away(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from torchdefine.files import new_folder
+with new_folder(sys.argv[1]) as making:
+    (making / "half").write_text("a program")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = [subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=False) for name in ("a", "a.b")]
+    assert {process.returncode for process in killed} == {-signal.SIGKILL}
+    of_a, of_b = sorted(path.name for path in tmp_path.iterdir())
+    number = of_a.split(".")[2].split("-")[0]
+    others = [f".a.{os.getpid()}-0123abcd.tmp", ".a.notes.tmp", f".a.{number}-0123abcd.tmp"]  # alive, not ours, locked
+    for name in others:
+        (tmp_path / name).mkdir()
+    with files._claimed(tmp_path / others[2]) as claimed, files.new_folder(tmp_path / "a") as making:
+        assert claimed
+        (making / "whole").write_text("a program")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", of_b, *others}
+    assert (tmp_path / "a" / "whole").is_file()
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

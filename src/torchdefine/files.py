@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -66,17 +67,68 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     """A folder to write into; it appears as ``path``, whole, only if the block ends without an error."""
     path = Path(path)
     check_new_folder(path)
+    _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         temporary.mkdir(parents=True)
-        yield temporary
-        if path.is_dir():
-            path.rmdir()
-        os.replace(temporary, path)
+        with _claimed(temporary):
+            yield temporary
+            if path.is_dir():
+                path.rmdir()
+            os.replace(temporary, path)
     except OSError as error:
         raise write_failure(path, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # after a success there is nothing left to remove
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a folder, which goes with the process however it ends; False where another has it.
+
+    False too where the system or the disk has no such locks.
+    """
+    try:
+        import fcntl
+
+        place = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield False
+        return
+    try:
+        claimed = False
+        with suppress(OSError):
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            claimed = True
+        yield claimed
+    finally:
+        os.close(place)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Clear away what processes that were killed left of the same folder: they are gone, and so are their locks."""
+    if not path.parent.is_dir():
+        return
+    unfinished = re.compile(re.escape(f".{path.name}.") + r"(\d{1,9})-[0-9a-f]{8}\.tmp")
+    for found in list(path.parent.iterdir()):
+        made_by = unfinished.fullmatch(found.name)
+        if made_by is None or found.is_symlink() or not found.is_dir() or _is_running(int(made_by[1])):
+            continue
+        with _claimed(found) as claimed:
+            if claimed:
+                shutil.rmtree(found, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":  # elsewhere the question would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def check_new_folder(path: str | Path) -> None:

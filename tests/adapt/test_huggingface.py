@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -330,6 +331,32 @@ def test_compact_tables_keep_their_number_types_and_grow(tmp_path: Path) -> None
     assert torch.equal(logits(loaded, given), logits(grown, given))
     with pytest.raises(UserError, match="cannot lose rows"):
         loaded.resize_token_embeddings(V - 3)
+
+
+def test_rows_that_are_added_to_a_learning_table_learn_too() -> None:
+    model = llama(True).to(torch.bfloat16)
+    with_table(model, svd_table(model.get_input_embeddings().weight.detach(), 4))
+    for learning in (False, True):
+        model.get_input_embeddings().table.requires_grad_(learning)
+        model.resize_token_embeddings(model.get_input_embeddings().num_embeddings + 3)
+        parts = dict(model.get_input_embeddings().table.named_parameters())
+        assert {part.requires_grad for part in parts.values()} == {learning}
+        assert parts["mean"].dtype == torch.bfloat16
+    model(torch.tensor([[1, V + 4]])).logits.float().sum().backward()
+    assert all(part.grad is not None for name, part in parts.items() if name != "rows.bands.0.bands.1.weight")
+
+
+def test_a_model_can_be_pickled_and_copied(family: tuple[Family, Any], tmp_path: Path) -> None:
+    _, model = family
+    expected = logits(model, batch(model))
+    torch.save(model, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    for other in (again, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(other) is type(model)
+        assert type(other.config) is type(model.config)
+        assert torch.equal(logits(other, batch(model)), expected)
+    again.save_pretrained(tmp_path / "saved")
+    assert type(pickle.loads(pickle.dumps(model.config))) is type(model.config)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

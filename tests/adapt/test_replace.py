@@ -318,6 +318,65 @@ def hooked(model: Tied) -> None:
     model.encoder["tokens"].register_forward_hook(lambda *arguments: None)
 
 
+def hooked_backwards(model: Tied) -> None:
+    model.encoder["tokens"].register_full_backward_pre_hook(lambda *arguments: None)
+
+
+def hooked_weight(model: Tied) -> None:
+    model.encoder["tokens"].weight.register_hook(lambda gradient: gradient * 0)
+
+
+def hooked_head(model: Tied) -> None:
+    model.head.register_forward_pre_hook(lambda *arguments: None)
+
+
+def another_forward(model: Tied) -> None:
+    """As accelerate does it, to move what goes in and out between devices."""
+    plain = model.encoder["tokens"].forward
+    model.encoder["tokens"].forward = lambda ids: plain(ids) + 1.0
+
+
+def another_forward_of_the_head(model: Tied) -> None:
+    model.head.forward = lambda hidden: hidden
+
+
+class Dropping(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(ids), 0.5, self.training)
+
+
+def dropping_in_training(model: Tied) -> None:
+    model.encoder["tokens"] = Dropping(40, 12)
+    model.eval()
+
+
+class Decoupled(nn.Embedding):
+    """Ids above the table's are looked up in another one, as in some models of images and text."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__(rows, width)
+        self.more = nn.Embedding(4, width)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        inside = ids < self.num_embeddings
+        above = self.more((ids - self.num_embeddings).clamp_min(0))
+        return torch.where(inside.unsqueeze(-1), super().forward(ids.clamp_max(self.num_embeddings - 1)), above)
+
+
+def two_tables_in_one(model: Tied) -> None:
+    model.encoder["tokens"] = Decoupled(40, 12)
+
+
+class Tripled(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * 3.0
+
+
+def scaled_by_nobody_knows_what(model: Tied) -> None:
+    model.encoder["tokens"] = Tripled(40, 12)
+    nn.init.zeros_(model.encoder["tokens"].weight)
+
+
 def with_max_norm(model: Tied) -> None:
     model.encoder["tokens"].max_norm = 1.0
 
@@ -343,6 +402,14 @@ REFUSED: list[tuple[Callable[[Tied], None], str]] = [
     (tied_to_something_else, r"shares its memory with head\.matrix in a way that is not understood"),
     (more_than_a_lookup, "does more than look rows up"),
     (hooked, "has hooks"),
+    (hooked_backwards, "has hooks"),
+    (hooked_weight, "has hooks"),
+    (hooked_head, "is shared by head, which has hooks"),
+    (another_forward, "has a forward that was put on it"),
+    (another_forward_of_the_head, "is shared by head, which has a forward that was put on it"),
+    (dropping_in_training, "does more than look rows up"),
+    (two_tables_in_one, r"has more than a table in it \(Decoupled"),
+    (scaled_by_nobody_knows_what, "does more than look rows up"),
     (with_max_norm, "max_norm"),
     (parametrised, "has no plain weight"),
     (bag, "sums of vectors"),

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from torchdefine.context import LayerSizes, Reach, TransformerDropout, TransformerXL, residual
+from torchdefine.context import LayerSizes, Reach, TransformerDropout, TransformerXL, residual, transformer_xl
 from torchdefine.context.relative_attention import ALIGNMENT, BLOCKED, ScoreLayout, distance_scores
 from torchdefine.errors import UserError
 
@@ -356,6 +356,45 @@ def test_a_step_can_be_captured_as_a_graph() -> None:
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
     graph.replay()
     torch.testing.assert_close(output, model(x, after)[0], rtol=1e-4, atol=1e-4)
+
+
+class Adapter(nn.Module):
+    """A low rank beside a layer that stays as it is, as LoRA puts it there."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.down = nn.Parameter(torch.randn(2, base.in_features, dtype=torch.float64))
+        self.up = nn.Parameter(torch.randn(base.out_features, 2, dtype=torch.float64))
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base_layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + x @ self.down.T @ self.up.T
+
+
+@pytest.mark.parametrize("names", [("inward",), ("outward",), ("inward", "outward")], ids=str)
+@pytest.mark.parametrize("kernels", [False, True])
+def test_adapters_around_attention_count_as_merged_weights_do(
+    names: tuple[str, ...], kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformer_xl, "has_attention_kernel", lambda device, dtype, width: kernels)
+    merged = make(Reach(5))
+    adapted = copy.deepcopy(merged)
+    adapters = []
+    for one, other in zip(adapted.layers, merged.layers, strict=True):
+        for name in names:
+            adapter = Adapter(getattr(one.attention, name))
+            setattr(one.attention, name, adapter)
+            getattr(other.attention, name).weight.data += (adapter.up @ adapter.down).detach()
+            adapters.append(adapter)
+    segments = [torch.randn(2, length, 6, dtype=torch.float64) for length in (4, 3)]
+    output = run(adapted, segments)
+    torch.testing.assert_close(output, run(merged, segments))
+    gradients = torch.autograd.grad(output.square().sum(), [part for a in adapters for part in (a.down, a.up)])
+    assert all(gradient.any() for gradient in gradients)
 
 
 def test_bad_sizes_are_refused() -> None:

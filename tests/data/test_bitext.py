@@ -77,6 +77,19 @@ def test_a_table_and_packed_parts_give_the_same_pairs(tmp_path: Path) -> None:
     assert len({bitext.splits["train"].tokens_sha256 for bitext in found}) == 1
 
 
+def test_languages_may_be_named_with_capitals(tmp_path: Path) -> None:
+    for name in ("train.en", "train.zh_CN", "test.en", "test.ZH_CN.gz"):
+        (tmp_path / name).touch()
+    for target in ("zh_CN", "zh_cn"):
+        found = find_bitext(tmp_path, "EN", target)
+        assert [path.name for files in found.values() for path in files.all] == [
+            "train.en",
+            "train.zh_CN",
+            "test.en",
+            "test.ZH_CN.gz",
+        ]
+
+
 def test_what_is_kept_follows_the_rule() -> None:
     lengths = np.array([[1, 0, 5, 41, 2, 2, 40], [1, 3, 5, 41, 11, 12, 40]])
     kept = _kept(lengths, rules(max_ratio=3.0))

@@ -11,7 +11,7 @@ from torchdefine.context import Transformer, TransformerShape
 from torchdefine.decoding import BeamOptions, SamplingOptions, TargetTokens, beam_search, sample_targets
 from torchdefine.decoding.target_sampling import draw_rows
 from torchdefine.embedding import StandardMap, TokenEmbedding
-from torchdefine.errors import UserError
+from torchdefine.errors import MachineError, UserError
 from torchdefine.models import Translator
 from torchdefine.output import FullSoftmax
 
@@ -45,6 +45,16 @@ class ToyModel:
         prefixes = torch.cat((state.prefixes, ids.unsqueeze(1)), 1)
         rows = [self.log_probs(tuple(row)) for row in prefixes.tolist()]
         return torch.stack(rows), ToyState(prefixes)
+
+
+class Diverged(ToyModel):
+    def log_probs(self, prefix: tuple[int, ...]) -> Tensor:
+        return torch.full((self.tokens,), torch.nan, dtype=torch.float64)
+
+
+def test_a_model_whose_numbers_are_none_is_named() -> None:
+    with pytest.raises(MachineError, match="gives no token a probability"):
+        beam_search(Diverged(), [[3], [4, 5]], TOKENS, BeamOptions(size=2))
 
 
 def every_target(model: ToyModel, world: int, longest: int, options: BeamOptions) -> list[tuple[float, list[int]]]:
@@ -201,7 +211,10 @@ def test_draws_have_the_models_frequencies() -> None:
     ("arguments", "message"),
     [
         ({"size": 0}, "beam size is 0"),
-        ({"length_penalty": -1}, "must not be negative"),
+        ({"length_penalty": -1}, "must be a number and not negative"),
+        ({"length_penalty": float("nan")}, "must be a number and not negative"),
+        ({"max_ratio": float("inf")}, "every target must end"),
+        ({"max_ratio": float("nan")}, "every target must end"),
         ({"max_extra": 0}, "too short"),
     ],
 )

@@ -30,6 +30,15 @@ EMBEDDINGS = {
 }
 
 
+def test_a_table_leaves_every_part_in_its_mode() -> None:
+    embedding = small(unit=UnitOptions.of("define", dropout=0.5))
+    embedding.unit.eval()  # somebody trains the map alone
+    embedding.table()
+    assert embedding.training
+    assert embedding.map.training
+    assert not any(part.training for part in embedding.unit.modules())
+
+
 @pytest.fixture(params=EMBEDDINGS)
 def embedding(request: pytest.FixtureRequest) -> DeFINE:
     made = EMBEDDINGS[request.param]()

@@ -118,6 +118,18 @@ def test_a_table_of_another_size_is_refused() -> None:
         embedding.eval().look_up(torch.zeros(49, 24))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_other_weights_end_a_look_up(packed: bool) -> None:
+    embedding, other = (DeFINE(50, 24, map_dim=16, expand_dim=64).eval() for _ in range(2))
+    ids = torch.arange(50)
+    embedding.look_up(embedding.cached() if packed else embedding.table())
+    torch.nn.ModuleDict({"inside": embedding}).load_state_dict(torch.nn.ModuleDict({"inside": other}).state_dict())
+    assert torch.equal(embedding(ids), other(ids))
+    embedding.look_up(embedding.cached() if packed else embedding.table())
+    embedding.reset_parameters()
+    assert not torch.equal(embedding(ids), other(ids))
+
+
 @pytest.mark.slow
 def test_ten_million_tokens_need_no_more_memory_than_their_map_and_a_gibibyte(tmp_path: Path) -> None:
     code = """

@@ -128,6 +128,14 @@ def test_gives_the_dtype_of_the_model(table: CompactTable) -> None:
     torch.testing.assert_close(low.float(), exact, rtol=0.1, atol=0.15)
 
 
+def test_works_under_autocast(table: CompactTable) -> None:
+    expected = table(IDS)
+    with torch.autocast("cpu", torch.float16):
+        vectors = table(IDS)
+    assert vectors.dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(vectors, expected, atol=2e-2, rtol=2e-2)
+
+
 def test_float_parts_learn_when_asked(table: CompactTable) -> None:
     table.float().requires_grad_(True)
     table(IDS).square().sum().backward()
@@ -286,6 +294,29 @@ def test_what_does_not_fit_is_refused_in_a_sentence(wrong, sentence: str) -> Non
     with pytest.raises(UserError, match=sentence) as refused:
         wrong()
     assert str(refused.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        dense_table,
+        quantised_table,
+        lambda table: svd_table(table, 4, storage="int8"),
+        lambda table: product_quantised_table(table, 4, 16),
+        lambda table: transform_table(table, 3000, counts=torch.ones(V)),
+    ],
+)
+def test_numbers_that_float16_cannot_hold_are_refused(build) -> None:
+    with pytest.raises(UserError, match="which float16 cannot hold"):
+        build(matrix() * 1e9)
+    assert torch.isfinite(svd_table(matrix() * 1e9, 4)(IDS)).all()
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0])
+@pytest.mark.parametrize("storage", ["mixed", "int8", "float32"])
+def test_a_table_of_equal_rows_can_be_packed(value: float, storage: str) -> None:
+    table = transform_table(torch.full((V, M), value), 3000, counts=torch.ones(V), storage=storage)
+    torch.testing.assert_close(table(IDS), torch.full((*IDS.shape, M), value))
 
 
 def test_bands_may_be_narrower_than_the_table() -> None:

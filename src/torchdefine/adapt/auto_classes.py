@@ -21,8 +21,17 @@ RECIPE = "torchdefine"
 HOW_TO_LOAD = "This model has tables of torchdefine: import torchdefine, and load it with an Auto class."
 
 
+def reduced_to_plain_class(compact: Any, protocol: Any) -> tuple[Any, ...]:
+    """How pickle finds the class of a model or a configuration again, whose name is that of the plain one."""
+    contents = tuple(object.__reduce_ex__(compact, max(int(protocol), 2)))[2:]
+    _, plain = type(compact).__bases__
+    return _empty_compact, (plain,), *contents
+
+
 class CompactConfigMixin:
     """A configuration that knows of replaced tables. Mixed in before the configuration's class."""
+
+    __reduce_ex__ = reduced_to_plain_class
 
     def to_json_file(self, json_file_path: str | PathLike[str], use_diff: bool = True) -> None:
         """Write it so that a class that knows nothing of the tables stops at the first look."""
@@ -57,6 +66,14 @@ class CompactConfig:
         plain = CONFIG_MAPPING[own_type]
         register_compact_classes(plain)
         return compact_config_class(plain).from_dict(settings, **options)
+
+
+def _empty_compact(plain: Any) -> Any:
+    """What pickle fills: an object of the class that stands for a plain one of a model or a configuration."""
+    from transformers import PreTrainedModel
+
+    compact = compact_model_class(plain) if issubclass(plain, PreTrainedModel) else compact_config_class(plain)
+    return compact.__new__(compact)
 
 
 @cache

@@ -11,7 +11,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from torchdefine.adapt.auto_classes import RECIPE, compact_config_class, compact_model_class, register_compact_classes
+from torchdefine.adapt.auto_classes import (
+    RECIPE,
+    compact_config_class,
+    compact_model_class,
+    reduced_to_plain_class,
+    register_compact_classes,
+)
 from torchdefine.adapt.heads import TiedHead
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn
 from torchdefine.adapt.survey import Table, survey
@@ -26,6 +32,8 @@ RECIPE_VERSION = 1
 
 class CompactMixin:
     """What a model of transformers does differently with replaced tables. Mixed in before the model's class."""
+
+    __reduce_ex__ = reduced_to_plain_class
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)  # type: ignore[call-arg]

@@ -161,5 +161,7 @@ def _grown(table: CompactTable, num_embeddings: int, from_mean: bool) -> Compact
     if from_mean:
         start = finished_table(table, dtype=torch.float32).mean(0) - table.mean
     rows = DenseRows.of(start.expand(added, -1)).to(table.mean.device)
-    bands = BandedRows([table.rows, rows], ranked=False)
-    return CompactTable(bands, table.mean, table.padding_idx).train(table.training)
+    rows.requires_grad_(any(parameter.requires_grad for parameter in table.rows.parameters()))
+    grown = CompactTable(BandedRows([table.rows, rows], ranked=False), table.mean, table.padding_idx)
+    grown.mean = table.mean  # of its dtype, and learning where it did
+    return grown.train(table.training)

@@ -116,18 +116,29 @@ def lookup_scale(module: nn.Embedding) -> float | None:
         return None
     rows = len(module.weight)
     ids = torch.arange(min(_PROBED_IDS, rows), device=module.weight.device) * (rows // min(_PROBED_IDS, rows))
-    with torch.no_grad():
-        given, stored = module(ids), module.weight[ids]
-        if not isinstance(given, Tensor) or given.shape != stored.shape:
-            return None
-        scale = (given.double() * stored).sum() / (stored.double() ** 2).sum().clamp_min(1e-30)
-        fits = torch.allclose(given.double(), stored.double() * scale, rtol=1e-2, atol=1e-6)
-    if not fits:
-        return None
+    stored = module.weight.detach()[ids].double()
     stated = getattr(module, "embed_scale", None)  # exact where the module says it itself
-    if stated is not None and abs(float(stated) - float(scale)) < 1e-2 * abs(float(scale)):
+    if not stored.any():
+        return None if stated is None else float(stated)
+    given = [_probed(module, ids, training).double() for training in (False, True)]  # it may drop some in training
+    if any(vectors.shape != stored.shape for vectors in given):
+        return None
+    scale = float((given[0] * stored).sum() / (stored**2).sum())
+    if not all(torch.allclose(vectors, stored * scale, rtol=1e-2, atol=1e-6) for vectors in given):
+        return None
+    if stated is not None and abs(float(stated) - scale) < 1e-2 * abs(scale):
         return float(stated)
-    return float(scale)
+    return scale
+
+
+@torch.no_grad()
+def _probed(module: nn.Embedding, ids: Tensor, training: bool) -> Tensor:
+    """What a table gives in one of its modes; nothing of it changes, nor what is drawn at random afterwards."""
+    before, device = module.training, module.weight.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        given = module.train(training)(ids)
+    module.train(before)
+    return given if isinstance(given, Tensor) else ids
 
 
 def _declared_ties(model: nn.Module, ties: Mapping[str, str]) -> dict[int, int]:
@@ -193,15 +204,28 @@ def _problem(module: nn.Module) -> str | None:
         return f"is no nn.Embedding but a {kind}"
     if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
         return "uses max_norm, sparse or scale_grad_by_freq, which a replacement does not have"
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+    if len(module._parameters) > 1 or list(module.children()):
+        return f"has more than a table in it ({kind})"
+    return _put_on(module)
+
+
+def _put_on(module: nn.Module) -> str | None:
+    """What somebody has put on a module or its weight, and would be lost with it."""
+    weight = module._parameters["weight"]
+    on_module = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    on_weight = (getattr(weight, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+    if any(on_module) or any(on_weight):
         return "has hooks, which would be lost"
+    if "forward" in vars(module):
+        return "has a forward that was put on it, which would be lost"
     return None
 
 
 def _other_users(model: nn.Module, weight: nn.Parameter, same: Mapping[int, int]) -> tuple[list[Place], str]:
     """Linear layers that share a table's parameter, and why something else that does is not understood."""
     wanted = same.get(id(weight), id(weight))
-    heads, parents = [], dict(model.named_modules(remove_duplicate=False))
+    heads: list[Place] = []
+    parents = dict(model.named_modules(remove_duplicate=False))
     for name, module in parents.items():
         for key, parameter in module._parameters.items():
             if parameter is None or (isinstance(module, nn.Embedding) and key == "weight" and parameter is weight):
@@ -209,7 +233,9 @@ def _other_users(model: nn.Module, weight: nn.Parameter, same: Mapping[int, int]
             is_shared = same.get(id(parameter), id(parameter)) == wanted
             if is_shared and isinstance(module, nn.Embedding) and key == "weight":
                 continue
-            if is_shared and type(module) is nn.Linear and key == "weight" and not module._forward_hooks:
+            if is_shared and type(module) is nn.Linear and key == "weight":
+                if put_on := _put_on(module):
+                    return heads, f"is shared by {name}, which {put_on}"
                 parent, _, attribute = name.rpartition(".")
                 heads.append(Place(name, parents[parent], attribute, module))
             elif is_shared or _overlap(parameter, weight):

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from torchdefine.ops import Scoring, padded_inward, padded_outward, relative_attention
+from torchdefine.ops import Scoring, is_plain, padded_inward, padded_outward, relative_attention
 
 BLOCKED = -3e4
 """A score from which no probability is left in any precision; float16 still holds it."""
@@ -118,6 +118,11 @@ class RelativeAttention(nn.Module):
         """To queries, keys, values and distances: one weight, so that it is padded in one go."""
         self.outward = nn.Linear(heads * head_dim, dim, bias=False)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its layers are their weights alone: no adapter around one, no hook on it."""
+        return is_plain(self.inward, nn.Linear) and is_plain(self.outward, nn.Linear)
+
     def forward(self, own: Tensor, remembered: Tensor, around: Surroundings | KernelSurroundings) -> Tensor:
         dtype = around.distance_vectors.dtype
         own, remembered = own.to(dtype), remembered.to(dtype)
@@ -135,10 +140,7 @@ class RelativeAttention(nn.Module):
 
     def _by_fused_attention(self, own: Tensor, seen: Tensor, around: Surroundings) -> Tensor:
         scale = self.head_dim**-0.5
-        to_queries, to_keys_and_values, to_distances = self._padded_weights(seen.dtype)
-        queries = self._heads(F.linear(own, to_queries))  # (B, T, H, P)
-        keys, values = self._heads(F.linear(seen, to_keys_and_values)).chunk(2, dim=2)  # (B, K, H, P) each
-        distances = self._heads(F.linear(around.distance_vectors, to_distances))  # (W, H, P)
+        queries, keys, values, distances = self._inward(own, seen, around.distance_vectors)
         bias = distance_scores(
             torch.add(around.distance_bias, queries, alpha=scale), distances + around.blocked_distances, around.layout
         )  # (B, H, T, K)
@@ -151,8 +153,30 @@ class RelativeAttention(nn.Module):
                 dropout_p=self.dropout if self.training else 0.0,
                 scale=scale,
             )  # (B, H, T, P)
+        return self._outward(mixed.transpose(1, 2))  # (B, T, d)
+
+    def _inward(self, own: Tensor, seen: Tensor, distance_vectors: Tensor) -> tuple[Tensor, ...]:
+        """Queries (B, T, H, P), keys and values (B, K, H, P) each, distances (W, H, P)."""
+        if not is_plain(self.inward, nn.Linear):  # it may do more than multiply, so everything goes through it whole
+            of_seen, of_distances = (self._with_spare(self.inward(x)) for x in (seen, distance_vectors))
+            queries, keys, values, _ = of_seen.chunk(4, dim=-2)
+            return queries[:, seen.shape[1] - own.shape[1] :], keys, values, of_distances.chunk(4, dim=-2)[3]
+        to_queries, to_keys_and_values, to_distances = self._padded_weights(seen.dtype)
+        queries = self._heads(F.linear(own, to_queries))
+        keys, values = self._heads(F.linear(seen, to_keys_and_values)).chunk(2, dim=2)
+        return queries, keys, values, self._heads(F.linear(distance_vectors, to_distances))
+
+    def _outward(self, mixed: Tensor) -> Tensor:
+        """(B, T, H, P) → (B, T, d)."""
+        if not is_plain(self.outward, nn.Linear):
+            whole: Tensor = self.outward(mixed[..., : self.head_dim].flatten(2))
+            return whole
         from_heads = F.pad(self.outward.weight.unflatten(1, (self.heads, -1)), (0, spare_features(self.head_dim)))
-        return F.linear(mixed.transpose(1, 2).flatten(2), from_heads.flatten(1).to(seen.dtype))  # (B, T, d)
+        return F.linear(mixed.flatten(2), from_heads.flatten(1).to(mixed.dtype))
+
+    def _with_spare(self, x: Tensor) -> Tensor:
+        """(…, heads · head_dim) → (…, heads, P)."""
+        return F.pad(x.unflatten(-1, (-1, self.head_dim)), (0, spare_features(self.head_dim)))
 
     def _padded_weights(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Weights are padded rather than what they give, which is larger."""

@@ -190,7 +190,8 @@ class TransformerXL(nn.Module):
         """What every layer must know of a segment (B, T, d) behind a memory of which so much is filled."""
         head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
         drops_shares = self.training and self.dropout.attention > 0
-        if drops_shares or self.layers_are_compiled:  # neither is our kernels' business
+        plain = all(getattr(layer.attention, "is_plain", False) for layer in self.layers)
+        if drops_shares or self.layers_are_compiled or not plain:  # none is our kernels' business
             return self._for_fused_attention(x, memory, filled)
         if has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim)):
             return self._for_our_kernels(x, memory, filled)

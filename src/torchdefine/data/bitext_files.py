@@ -56,8 +56,9 @@ def find_bitext(path: str | Path, source: str, target: str, *, require_train: bo
         return {"train": PairedFiles([path], None)}
     if not path.is_dir():
         raise UserError(f"There is no folder {path}: {BITEXT_LAYOUT}.")
-    if source == target:
+    if source.lower() == target.lower():
         raise UserError(f"The source and the target language are both {source!r}: name two endings of file names.")
+    source, target = source.lower(), target.lower()  # as names are read: zh_CN and ZH_cn mean the same
     found: dict[str, dict[str, list[Path]]] = {}
     for file in sorted((file for file in path.iterdir() if is_candidate(file)), key=natural_order):
         for split in splits_named_by(file):

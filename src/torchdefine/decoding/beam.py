@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from torchdefine.errors import UserError
+from torchdefine.errors import MachineError, UserError
 
 
 class StepState(Protocol):
@@ -52,8 +53,12 @@ class BeamOptions:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise UserError(f"The beam size is {self.size}, but must be at least 1.")
-        if self.length_penalty < 0:
-            raise UserError(f"The length penalty is {self.length_penalty}, but must not be negative: use 0.6, say.")
+        if not 0 <= self.length_penalty < math.inf:
+            raise UserError(
+                f"The length penalty is {self.length_penalty}, but must be a number and not negative: use 0.6, say."
+            )
+        if not math.isfinite(self.max_ratio):
+            raise UserError(f"max_ratio is {self.max_ratio}, but every target must end somewhere: use 1.5, say.")
         if self.max_ratio < 0 or self.max_extra < 1:
             raise UserError(
                 f"Targets of {self.max_ratio} · source + {self.max_extra} tokens are too short: use a ratio of at "
@@ -122,6 +127,11 @@ def beam_search(
             if alive and len(search.ended) < size and history.shape[2] < search.limit
         ]
         for index in set(range(len(searches))) - set(going):
+            if not searches[index].ended:  # even the longest target must end, unless nothing is a number
+                raise MachineError(
+                    "The model gives no token a probability, so nothing can be found: its weights are damaged, or its "
+                    "training had diverged."
+                )
             found[searches[index].place] = sorted(searches[index].ended, key=lambda h: -h.score)[:size]
         some_ended = len(going) < len(searches)
         searches = [searches[index] for index in going]

@@ -26,7 +26,7 @@ def finished_table(
     """
     total = int(embedding.num_embeddings)  # type: ignore[arg-type]
     weight = next(embedding.parameters())
-    training = embedding.training
+    training = [module for module in embedding.modules() if module.training]
     embedding.eval()
     try:
         table: Tensor | None = None
@@ -41,7 +41,8 @@ def finished_table(
             if progress:
                 progress(stop, total)
     finally:
-        embedding.train(training)
+        for module in training:  # parts may be in different modes
+            module.training = True
     assert table is not None
     return table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -125,9 +125,10 @@ class TokenEmbedding(nn.Module):
         return F.dropout(torch.ones(self.num_embeddings, device=like.device, dtype=like.dtype), self.row_dropout)
 
     def look_up(self, finished: Tensor | nn.Module | None) -> None:
-        """Take the vectors from a table instead of computing them, until ``train()``; None computes them.
+        """Take the vectors from a table instead of computing them, until the weights change; None computes them.
 
-        The table is a matrix, (V, m), or a module that looks its rows up, as ``nn.Embedding`` does.
+        That is until ``train()``, ``resize()``, ``reset_parameters()`` or ``load_state_dict()``. The table is a matrix,
+        (V, m), or a module that looks its rows up, as ``nn.Embedding`` does.
         """
         if finished is not None:
             self._check_shape(finished)
@@ -156,7 +157,12 @@ class TokenEmbedding(nn.Module):
         self._vector_dtype = next(self.map.parameters()).dtype  # type: ignore[attr-defined]
         return self
 
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        self.look_up(None)  # a table of the weights that go
+        super()._load_from_state_dict(*arguments, **options)
+
     def reset_parameters(self) -> None:
+        self.look_up(None)
         self.map.reset_parameters()
         if self.unit is not None:
             reset = getattr(self.unit, "reset_parameters", None)

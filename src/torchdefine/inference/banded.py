@@ -60,7 +60,8 @@ class BandedRows(Rows):
         for band in self.bands:
             where = ((flat >= start) & (flat < start + band.num_rows)).nonzero().squeeze(-1)
             if len(where):
-                vectors = vectors.index_put((where,), self._widened(band(flat[where] - start, dtype)))
+                own = self._widened(band(flat[where] - start, dtype)).to(dtype)  # autocast may have made it another
+                vectors = vectors.index_put((where,), own)
             start += band.num_rows
         return vectors.reshape(*place.shape, self.width)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdefine.errors import UserError
 from torchdefine.inference.packing import pack, packed_width, unpack
-from torchdefine.inference.rows import Rows, float_type, frozen
+from torchdefine.inference.rows import Rows, float_type, frozen, stored_as
 
 
 class CodedRows(Rows):
@@ -44,7 +44,7 @@ class CodedRows(Rows):
         parts, stages, entries, chunk = codebooks.shape
         made = cls(len(codes), parts * chunk, parts, stages, entries, dtype)
         made.codes = pack(codes.flatten(1), made.bits)
-        made.codebooks = frozen(codebooks.detach().to(float_type(dtype)).clone())
+        made.codebooks = frozen(stored_as(codebooks, float_type(dtype)).clone())
         return made
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdefine.errors import UserError
 from torchdefine.inference.packing import pack, packed_width, unpack
-from torchdefine.inference.rows import Rows, frozen
+from torchdefine.inference.rows import Rows, frozen, stored_as
 
 LLOYD_ITERATIONS = 20
 VALUES_LOOKED_AT = 200_000
@@ -55,11 +55,11 @@ def mixed_bit_rows(matrix: Tensor, runs: Sequence[Sequence[int]]) -> MixedBitRow
     if sum(columns for _, columns in runs) != matrix.shape[1]:
         raise UserError(f"The runs {runs} do not add up to the {matrix.shape[1]} columns of the matrix.")
     made = MixedBitRows(len(matrix), runs)
-    scales = matrix.float().square().mean(0).sqrt().clamp(min=1e-7).half()
+    scales = stored_as(matrix.float().square().mean(0).sqrt().clamp(min=1e-7), torch.float16)
     levels, codes, start = [], [], 0
     for bits, columns in runs:
         part = matrix[:, start : start + columns].float() / scales[start : start + columns].float()
-        fitted = fitted_levels(part.flatten(), bits).half()
+        fitted = stored_as(fitted_levels(part.flatten(), bits), torch.float16)
         levels.append(fitted)
         codes.append(pack(nearest_levels(part, fitted.float()), bits))
         start += columns

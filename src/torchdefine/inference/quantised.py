@@ -10,7 +10,7 @@ from torch import Tensor
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.inference.packing import pack, packed_width, unpack
-from torchdefine.inference.rows import FLOATS, DenseRows, Rows, frozen
+from torchdefine.inference.rows import FLOATS, DenseRows, Rows, frozen, stored_as
 
 STORAGES = (*FLOATS, *(f"int{bits}" for bits in range(8, 0, -1)))
 """How rows can be held, by name."""
@@ -58,7 +58,7 @@ def quantise_rows(
         chunk = matrix[start : start + ROWS_AT_ONCE].float()
         spare = made.num_groups * made.group_size - made.width
         grouped = torch.nn.functional.pad(chunk, (0, spare)).unflatten(-1, (made.num_groups, made.group_size))
-        steps = best_steps(grouped, bits).half()  # (rows, groups)
+        steps = stored_as(best_steps(grouped, bits), torch.float16)  # (rows, groups)
         codes = nearest_codes(grouped, steps.float().unsqueeze(-1), bits).flatten(-2)[:, : made.width]
         made.codes[start : start + len(chunk)] = pack(codes, bits)
         made.steps[start : start + len(chunk)] = steps

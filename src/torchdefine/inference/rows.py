@@ -84,6 +84,17 @@ def frozen(values: Tensor) -> nn.Parameter:
     return nn.Parameter(values, requires_grad=False)
 
 
+def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values in the number type that a table holds them in; those too large for it are refused."""
+    stored = values.detach().to(dtype)
+    if dtype == torch.float16 and not stored.is_meta and not bool(torch.isfinite(stored).all()):
+        raise UserError(
+            f"The table needs numbers as large as {float(values.abs().max()):.1e}, which float16 cannot hold: divide "
+            "it by a number and multiply its vectors again, or store it as float32."
+        )
+    return stored
+
+
 def float_type(name: str) -> torch.dtype:
     if name not in FLOATS:
         raise UserError(f"The number type {name!r} is unknown: use one of {', '.join(FLOATS)}.")
@@ -103,7 +114,7 @@ class DenseRows(Rows):
     @classmethod
     def of(cls, matrix: Tensor, dtype: str = "float32") -> DenseRows:
         made = cls(len(matrix), matrix.shape[1], dtype)
-        made.weight = frozen(matrix.detach().to(float_type(dtype)).clone())
+        made.weight = frozen(stored_as(matrix, float_type(dtype)).clone())
         return made
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -178,7 +178,7 @@ def _projection(packed: Rows, rows: Tensor, weights: Tensor, start: Tensor, stor
         weighted = decoded * weights[ids, None]
         both += weighted.T @ decoded
         towards += weighted.T @ rows[ids].double()
-    ridge = 1e-3 * both.diagonal().mean() * torch.eye(rank, dtype=torch.float64, device=rows.device)
+    ridge = 1e-3 * both.diagonal().mean().clamp(min=1e-30) * torch.eye(rank, dtype=torch.float64, device=rows.device)
     best = torch.linalg.solve(both + ridge, towards + ridge @ start.double()).float()
     if storage in FLOATS:
         return DenseRows.of(best, storage)
