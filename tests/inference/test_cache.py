@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from torchdefine import AdaptiveMap, DeFINE, load_run, train
 from torchdefine.cli import main
@@ -15,6 +14,7 @@ from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.inference import cache as cache_file
 from torchdefine.inference.cache import use_cache, weights_sha256, write_cache
+from torchdefine.training.checkpoint import read_checkpoint, write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +65,10 @@ def test_the_file_holds_the_finished_table(tmp_path: Path, dtype: str, close: fl
 
 def test_one_changed_weight_makes_it_stale(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = run_copy / "best" / "checkpoint.safetensors"
-    tensors = load_file(best)
-    name = next(name for name in tensors if ".unit." in name)
-    tensors[name].view(-1)[0] += 1e-3
-    with safe_open(best, "pt") as file:
-        metadata = file.metadata()
-    save_file(tensors, best, metadata=metadata)
+    checkpoint = read_checkpoint(best)
+    name = next(name for name in checkpoint.tensors if ".unit." in name)
+    checkpoint.tensors[name].view(-1)[0] += 1e-3
+    write_checkpoint(best, checkpoint.tensors, checkpoint.facts)
     for arguments in (["eval", str(run_copy)], ["generate", str(run_copy)]):
         assert command(*arguments, "--cached") == 2
         assert "was made from other weights than the run has now" in capsys.readouterr().err

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from torchdefine import DeFINE, load_run, train
 from torchdefine.cli import main
@@ -14,6 +12,7 @@ from torchdefine.embedding import StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.inference import CodeLearning, Compression, compress_embedding
 from torchdefine.inference.compress import METHODS, codes_bytes
+from torchdefine.training.checkpoint import read_checkpoint, write_checkpoint
 
 QUICK = CodeLearning(steps=60, rounds=3)
 
@@ -98,12 +97,10 @@ def test_from_the_command_line(run_copy: Path, capsys: pytest.CaptureFixture[str
 
 def test_one_changed_weight_makes_it_stale(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = run_copy / "best" / "checkpoint.safetensors"
-    tensors = load_file(best)
-    name = next(name for name in tensors if ".unit." in name)
-    tensors[name].view(-1)[0] += 1e-3
-    with safe_open(best, "pt") as file:
-        metadata = file.metadata()
-    save_file(tensors, best, metadata=metadata)
+    checkpoint = read_checkpoint(best)
+    name = next(name for name in checkpoint.tensors if ".unit." in name)
+    checkpoint.tensors[name].view(-1)[0] += 1e-3
+    write_checkpoint(best, checkpoint.tensors, checkpoint.facts)
     assert command("eval", str(run_copy), "--compressed") == 2
     assert "was made for weights" in capsys.readouterr().err
 

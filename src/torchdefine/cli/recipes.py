@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -76,6 +77,8 @@ def _params(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from torchdefine.analysis.parameters import parameter_report, print_parameters
 
     recipe = load_recipe(options.recipe, overrides)
+    if overrides:  # another model than the one that numbers were published of
+        recipe = dataclasses.replace(recipe, published={})
     report = parameter_report(recipe)
     if options.json:
         print_json(report.to_dict())

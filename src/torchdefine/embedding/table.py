@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 TOKENS_AT_ONCE = 16_384
 """Enough to keep a device busy; a unit 4,096 wide then needs about 1 GiB of working memory in float32."""
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Have a module evaluate; afterwards each of its parts is in the mode it was in, which may not be the whole's."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 @torch.no_grad()
@@ -26,10 +39,8 @@ def finished_table(
     """
     total = int(embedding.num_embeddings)  # type: ignore[arg-type]
     weight = next(embedding.parameters())
-    training = [module for module in embedding.modules() if module.training]
-    embedding.eval()
-    try:
-        table: Tensor | None = None
+    table: Tensor | None = None
+    with evaluating(embedding):
         for start in range(0, total, TOKENS_AT_ONCE):
             stop = min(start + TOKENS_AT_ONCE, total)
             vectors = embedding(torch.arange(start, stop, device=weight.device))  # (chunk, m)
@@ -40,9 +51,6 @@ def finished_table(
             table[start:stop] = vectors
             if progress:
                 progress(stop, total)
-    finally:
-        for module in training:  # parts may be in different modes
-            module.training = True
     assert table is not None
     return table
 

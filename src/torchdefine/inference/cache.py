@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.embedding.table import TOKENS_AT_ONCE
+from torchdefine.embedding.table import TOKENS_AT_ONCE, evaluating
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, atomic_file
 
@@ -94,12 +94,8 @@ def weights_sha256(embedding: TokenEmbedding) -> str:
 def _finished_vectors(embedding: TokenEmbedding) -> Iterator[tuple[int, Tensor]]:
     """Chunks of vectors, (chunk, m), and how many tokens are done after each."""
     device = next(embedding.map.parameters()).device  # type: ignore[attr-defined]
-    training = embedding.training
-    embedding.eval()
-    try:
+    with evaluating(embedding):
         embedding.look_up(None)
         for start in range(0, embedding.num_embeddings, TOKENS_AT_ONCE):
             stop = min(start + TOKENS_AT_ONCE, embedding.num_embeddings)
             yield stop, embedding(torch.arange(start, stop, device=device))
-    finally:
-        embedding.train(training)
