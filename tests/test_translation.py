@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("tokenizers")
 pytest.importorskip("sacrebleu")
 
-from torchdefine import cli, load_run, train
+from torchdefine import cli, load_run, tasks, train
 from torchdefine.analysis.comparison import compare_runs
 from torchdefine.decoding import BeamOptions, SamplingOptions, TranslationOptions
 from torchdefine.errors import UserError
@@ -41,6 +41,18 @@ def test_the_loop_teaches_a_translator(run: Run) -> None:
     assert len(result["translations"]) == 10
     assert result["data"]["splits"]["train"]["pairs"] == 400
     assert result["tokens"] > 200 * 150
+
+
+@pytest.mark.parametrize("missing", [["tokenizers"], ["sacrebleu"], ["tokenizers", "sacrebleu"]])
+def test_all_missing_packages_are_named_before_any_work(
+    missing: list[str], translation_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(tasks, "open_bitext", pytest.fail)
+    with pytest.raises(UserError, match=rf"needs {' and '.join(missing)}, for subwords .* 'torchdefine\[mt\]'"):
+        train(translation_recipe, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
 
 
 class StopAt(QuietReporter):

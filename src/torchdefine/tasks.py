@@ -24,20 +24,18 @@ from torchdefine.training.kept_checkpoints import keep_checkpoint
 from torchdefine.training.loop import Position
 from torchdefine.training.progress import Reporter
 from torchdefine.training.result import describe_result, training_counts
-from torchdefine.translation import check_translation, describe_translation, pair_data, pair_validation
+from torchdefine.translation import check_translation_packages, describe_translation, pair_data, pair_validation
 
 
 def open_data(recipe: Recipe, processes: Processes, progress: Progress | None) -> Corpus | Bitext:
     """The first process fetches and encodes the text; the others then find it in the cache."""
     corpus: Corpus | Bitext
+    if recipe.task == "translation":
+        check_translation_packages()
     for mine in (True, False):
         if processes.is_first == mine:
             shown = progress if processes.is_first else None
-            if recipe.task == "translation":
-                corpus = open_bitext(recipe, shown)
-                check_translation(corpus)
-            else:
-                corpus = open_corpus(recipe.data, shown)
+            corpus = open_bitext(recipe, shown) if recipe.task == "translation" else open_corpus(recipe.data, shown)
             if processes.is_first:
                 for text in corpus.splits.values():
                     text.verify()

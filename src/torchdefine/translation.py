@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,10 +61,21 @@ class TranslationEvaluation:
         }
 
 
-def check_translation(bitext: Bitext) -> None:
-    """What the end of a run will need must be there at its beginning."""
-    if "test" in bitext.splits:
-        require_sacrebleu()
+def check_translation_packages() -> None:
+    """What the end of a run will need must be there before its subwords are learnt."""
+    missing = [name for name in ("tokenizers", "sacrebleu") if not _can_be_imported(name)]
+    if missing:
+        raise UserError(
+            f"Translation needs {' and '.join(missing)}, for subwords and BLEU: pip install 'torchdefine[mt]'."
+        )
+
+
+def _can_be_imported(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 def pair_data(recipe: Recipe, bitext: Bitext, device: torch.device, processes: Processes) -> PairData:

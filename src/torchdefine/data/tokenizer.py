@@ -203,7 +203,5 @@ def _tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise UserError(
-            "Reading a tokenizer file needs the package tokenizers: pip install 'torchdefine[bpe]'."
-        ) from error
+        raise UserError("Subwords need the package tokenizers: pip install 'torchdefine[bpe]'.") from error
     return tokenizers
