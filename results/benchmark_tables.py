@@ -183,7 +183,7 @@ def write_front_page(record: dict[str, Any]) -> None:
         "plain torch",
         "ours",
         "× as fast",
-        "with DeFINE, against without",
+        "time that DeFINE adds",
     )
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     lines += ["| " + " | ".join(step_cells(group)) + " |" for group in record["groups"].values()]

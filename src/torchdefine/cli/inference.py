@@ -33,7 +33,12 @@ def add_commands(command: Command) -> None:
         "compress", _compress, "Pack a run's finished vectors into few bytes beside its weights.", COMPRESSING
     )
     sub.add_argument("folder", metavar="RUN", help="a run's folder")
-    sub.add_argument("--method", default="codes", choices=METHODS, help="how (default: codes)")
+    sub.add_argument(
+        "--method",
+        default="codes",
+        choices=METHODS,
+        help="how (default: codes, the published method; bits is mostly better)",
+    )
     sub.add_argument("--codebooks", type=int, default=32, metavar="M", help="codes of a token (default: 32)")
     sub.add_argument("--entries", type=int, default=16, metavar="K", help="of a codebook: 2, 4, 8 … 256 (default: 16)")
     sub.add_argument("--steps", type=int, default=4000, help="of learning the codes, at most (default: 4000)")
