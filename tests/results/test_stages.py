@@ -57,10 +57,12 @@ def test_a_row_without_a_skip_has_none() -> None:
         with torch.device("meta"):
             model = build_language_model(load_recipe(row.recipe, row.changes), VocabularyFacts(253_443))
         plans[row.name] = model.embedding.plan
-    without = {"linear, no skip", "GLT", "GLT and shuffle", "HGT"}
+    without = {"linear, no skip", "GLT", "GLT and shuffle", "HGT", "residual, all layers 704 wide"}
     assert {name for name, plan in plans.items() if not any(layer.skipped_width for layer in plan)} == without
-    widths = {tuple(layer.output_width for layer in plan) for plan in plans.values()}
-    assert len(widths) == 1
+    expansions = {name: tuple(layer.output_width for layer in list(plan)[:-1]) for name, plan in plans.items()}
+    of_one_width = {name for name in plans if "704" in name}
+    assert len({expansions[name] for name in plans.keys() - of_one_width}) == 1
+    assert {expansions[name] for name in of_one_width} == {(704,) * 6}
 
 
 def test_seeds_come_in_turns_and_the_unit_and_the_mlp_are_of_a_size() -> None:
