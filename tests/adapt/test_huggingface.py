@@ -30,6 +30,7 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 SIZES = {"map_dim": 16, "expand_dim": 48, "depth": 3}
+pytestmark = pytest.mark.filterwarnings("ignore:The replacement of")  # the tables are tiny
 CASES = [(name, tied) for name in FAMILIES for tied in (True, False)]
 
 

@@ -20,6 +20,7 @@ from torchdefine.errors import UserError
 from torchdefine.inference import dense_table, quantised_table, svd_table
 
 SIZES = {"map_dim": 8, "expand_dim": 16, "depth": 2}
+pytestmark = pytest.mark.filterwarnings("ignore:The replacement of")  # the tables are tiny
 
 
 class Classifier(nn.Module):
