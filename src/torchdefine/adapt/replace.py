@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchdefine.adapt.heads import TiedHead
 from torchdefine.adapt.stand_in import HeadKind
-from torchdefine.adapt.survey import Table, Targets, choose, listed, survey
+from torchdefine.adapt.survey import Table, Targets, choose, survey
 from torchdefine.adapt.swap import Swap, put_in, scales_of, swaps_of
 from torchdefine.adapt.unit_width import expand_dim_for
 from torchdefine.embedding import DeFINE, TokenEmbedding, UnitOptions
@@ -100,14 +100,13 @@ def replace_embeddings(
     """
     if heads not in ("tie", "untie"):
         raise UserError(f"heads is {heads!r}, but must be 'tie' or 'untie'.")
-    found = survey(model)
-    chosen = choose(found, targets, _token_tables(model))
+    chosen = choose(survey(model), targets, _token_tables(model))
     adoptions = _adoptions(model)
     kind: HeadKind = "own" if heads == "untie" else "map" if table is None else "finished"
     if table is None:
         new: list[nn.Module] = [_fresh(old, map_dim, expand_dim, depth, unit) for old in chosen]
     else:
-        new = _given(chosen, table, found)
+        new = _given(chosen, table)
         _check_savable(new, adoptions)
     swaps = [
         swaps_of(old, made, kind, scales_of(old), fresh=table is None) for old, made in zip(chosen, new, strict=True)
@@ -174,9 +173,7 @@ def _fresh(old: Table, map_dim: int, expand_dim: int | None, depth: int, unit: U
     return made.to(weight.dtype)
 
 
-def _given(
-    chosen: Sequence[Table], given: nn.Module | Mapping[str, nn.Module], found: Sequence[Table]
-) -> list[nn.Module]:
+def _given(chosen: Sequence[Table], given: nn.Module | Mapping[str, nn.Module]) -> list[nn.Module]:
     """The table that was given for each of the chosen ones, checked against it."""
     if isinstance(given, nn.Module):
         if len(chosen) > 1:
@@ -186,11 +183,12 @@ def _given(
     wanted = {place.name: number for number, table in enumerate(chosen) for place in table.places}
     unknown = [name for name in given if name not in wanted]
     if unknown:
-        raise UserError(f"A table was given for {unknown[0]}, which is not to be replaced: {listed(found)}")
+        names = ", ".join(table.name for table in chosen)
+        raise UserError(f"A table was given for {unknown[0]}, which is not to be replaced: give one for {names}.")
     by_number = {wanted[name]: table for name, table in given.items()}
     missing = [table.name for number, table in enumerate(chosen) if number not in by_number]
     if missing:
-        raise UserError(f"No table was given for {missing[0]}: {listed(found)}")
+        raise UserError(f"No table was given for {missing[0]}: add it to the mapping.")
     for number, old in enumerate(chosen):
         _check_fit(old, by_number[number])
     return [by_number[number].to(chosen[number].module.weight.device) for number in range(len(chosen))]
