@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchdefine import replace_embeddings
 from torchdefine.adapt import cache_tables
 from torchdefine.errors import UserError
-from torchdefine.inference import quantised_table
+from torchdefine.inference import load_table, quantised_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:The replacement of")  # the tables are tiny
 
@@ -96,4 +96,17 @@ def test_a_fresh_model_takes_the_weights_after_the_same_replacement(tmp_path: Pa
     ids = torch.randint(ROWS, (3, 5))
     for name in ("source", "target"):
         torch.testing.assert_close(fresh[name](ids), model[name](ids))
+    assert torch.equal(fresh["head"](torch.ones(1, WIDTH)), model["head"](torch.ones(1, WIDTH)))
+
+
+def test_a_given_table_is_given_again_before_the_weights_come(tmp_path: Path) -> None:
+    model = shared_model().eval()
+    table = quantised_table(model["source"].weight.detach(), 4, 12)
+    table.save(tmp_path / "table.safetensors")
+    replace_embeddings(model, targets="source", table=table)
+    fresh = shared_model().eval()
+    replace_embeddings(fresh, targets="source", table=load_table(tmp_path / "table.safetensors"))
+    fresh.load_state_dict(model.state_dict())
+    ids = torch.randint(ROWS, (3, 5))
+    assert torch.equal(fresh["target"](ids), model["target"](ids))
     assert torch.equal(fresh["head"](torch.ones(1, WIDTH)), model["head"](torch.ones(1, WIDTH)))
