@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.adapt.model_identity import model_hash
 from torchdefine import DeFINE, replace_embeddings
 from torchdefine.inference import dense_table, quantised_table
 
@@ -53,6 +54,16 @@ def test_a_small_table_that_grows_is_told_of() -> None:
         "use a smaller map_dim (now 64) or expand_dim (now 512), or keep the table."
     )
     assert told[0].filename == __file__  # where the user's own line is
+
+
+def test_where_warnings_are_errors_nothing_is_changed() -> None:
+    model = Tagger(1_010, 128)
+    before = model_hash(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="larger than the table"):
+            replace_embeddings(model, map_dim=64)
+    assert model_hash(model) == before
 
 
 def test_the_projection_of_a_tied_head_counts() -> None:

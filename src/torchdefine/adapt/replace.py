@@ -112,6 +112,9 @@ def replace_embeddings(
         swaps_of(old, made, kind, scales_of(old), fresh=table is None) for old, made in zip(chosen, new, strict=True)
     ]
     all_swaps = [swap for group in swaps for swap in group]
+    reports = tuple(_reported(old, group) for old, group in zip(chosen, swaps, strict=True))
+    for report, made in zip(reports, new, strict=True):
+        _warn_of_growth(report, made, fresh=table is None, untied=kind == "own")  # before the change, as it may be an error
 
     before = _numbers(model)
     put_in(all_swaps)
@@ -121,9 +124,6 @@ def replace_embeddings(
     except BaseException:
         _take_out(all_swaps, adoptions)
         raise
-    reports = tuple(_reported(old, group) for old, group in zip(chosen, swaps, strict=True))
-    for report, made in zip(reports, new, strict=True):
-        _warn_of_growth(report, made, fresh=table is None, untied=kind == "own")
     return ReplacementReport(reports, before, _numbers(model), tuple(all_swaps), tuple(adoptions))
 
 
