@@ -113,8 +113,8 @@ def replace_embeddings(
     ]
     all_swaps = [swap for group in swaps for swap in group]
     reports = tuple(_reported(old, group) for old, group in zip(chosen, swaps, strict=True))
-    for report, made in zip(reports, new, strict=True):
-        _warn_of_growth(report, made, fresh=table is None, untied=kind == "own")  # before the change, as it may be an error
+    for report, made in zip(reports, new, strict=True):  # before anything is changed, as a warning may be an error
+        _warn_of_growth(report, made, fresh=table is None, untied=kind == "own")
 
     before = _numbers(model)
     put_in(all_swaps)
