@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 SIZES = {"map_dim": 16, "expand_dim": 48, "depth": 3}
+pytestmark = pytest.mark.filterwarnings("ignore:The replacement of")  # the tables are tiny
+DOCS = Path(__file__).parents[2] / "docs"
 CASES = [(name, tied) for name in FAMILIES for tied in (True, False)]
 
 
@@ -251,7 +254,7 @@ def test_cached_tables_answer_alike_until_training(family: tuple[Family, Any]) -
     _, model = family
     given = batch(model)
     before, names = logits(model, given), set(model.state_dict())
-    assert cache_tables(model) >= 1
+    assert cache_tables(model) == [name for name, m in model.named_modules() if isinstance(m, StandIn)]
     cached = next(module for module in model.modules() if isinstance(module, StandIn))
     assert cached.finished is not None
     torch.testing.assert_close(logits(model, given), before)
@@ -454,8 +457,37 @@ for name in ("AutoModelForCausalLM", "LlamaForCausalLM"):
     refusals = [line for line in output.splitlines() if line.startswith("refused")]
     assert len(refusals) == 4
     assert all("torchdefine" in refusal for refusal in refusals)
+    note, page = (re.sub(r"\s+", " ", path.read_text()) for path in (folder / "README.md", DOCS / "adapt.md"))
+    advice = "has model type `torchdefine` but Transformers does not recognize this architecture"
+    assert sum(advice in refusal for refusal in refusals) == 2  # what people will search for
+    assert advice in note
+    assert advice in page
     assert sum("import torchdefine, and load it with an Auto class" in refusal for refusal in refusals) == 2
     assert float(output.split("sum ")[1]) == wanted
+
+
+def test_a_saved_folder_says_how_it_is_loaded(tmp_path: Path) -> None:
+    model = with_define(llama(True), **SIZES).eval()
+    folder = tmp_path / "saved"
+    model.save_pretrained(folder)
+    note = (folder / "README.md").read_text()
+    assert "pip install 'torchdefine[hf]'" in note
+    assert "saved as LlamaForCausalLM" in note
+    (code,) = re.findall(r"```python\n(.*?)\n```", note, re.DOTALL)
+    run_python(code.replace("path/to/this/folder", str(folder)) + "\nassert model.embed_tokens.table.map_dim == 16")
+
+
+def test_a_readme_that_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    model = with_define(llama(True), **SIZES)
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+    model.save_pretrained(tmp_path / "second", is_main_process=False)
+    assert not (tmp_path / "second" / "README.md").exists()
+    restore_me = llama(True)
+    restore(restore_me, replace_embeddings(restore_me, **SIZES))
+    restore_me.save_pretrained(tmp_path / "plain")
+    assert not (tmp_path / "plain" / "README.md").exists()
 
 
 def test_torchdefine_may_be_imported_first_and_does_not_import_transformers(saved_llama: tuple[Path, float]) -> None:

@@ -68,6 +68,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The replacement of")  # the tables are tiny
 @pytest.mark.parametrize("name", MODELS)
 def test_replaced_saved_loaded_and_resized(name: str, tmp_path: Path) -> None:
     config_class, auto_class, settings = MODELS[name]

@@ -20,6 +20,7 @@ from torchdefine.errors import UserError
 from torchdefine.inference import dense_table, quantised_table, svd_table
 
 SIZES = {"map_dim": 8, "expand_dim": 16, "depth": 2}
+pytestmark = pytest.mark.filterwarnings("ignore:The replacement of")  # the tables are tiny
 
 
 class Classifier(nn.Module):
@@ -454,6 +455,70 @@ def test_targets_that_do_not_fit_are_refused_with_the_list(targets: Any, words: 
     found = "encoder.tokens (40 × 12, also at decoder.tokens, tied to head); encoder.positions (16 × 12)"
     assert found in str(refusal.value)
     assert model_hash(model) == before
+
+
+def refusal_of(model: nn.Module, **options: Any) -> str:
+    before = model_hash(model)
+    with pytest.raises(UserError) as refusal:
+        replace_embeddings(model, **options)
+    assert model_hash(model) == before
+    return str(refusal.value)
+
+
+def test_what_a_refusal_says() -> None:
+    """Whole sentences, to whoever gave targets and to whoever gave none."""
+    model = nn.ModuleDict({"a": nn.Embedding(9, 8), "b": nn.Embedding(5, 8)})
+    assert refusal_of(model) == (
+        "The model has several tables, and none is named: name what is meant with targets=…; "
+        "the model has a (9 × 8); b (5 × 8)."
+    )
+    assert refusal_of(model, targets="c") == ("The target 'c' matches no table: the model has a (9 × 8); b (5 × 8).")
+    assert refusal_of(model, targets=nn.Bilinear) == (
+        "The target 'Bilinear' matches no table: the model has a (9 × 8); b (5 × 8)."
+    )
+    assert refusal_of(model, targets=[]) == (
+        "The targets are an empty list: name what is meant with targets=…; the model has a (9 × 8); b (5 × 8)."
+    )
+    model["b"].sparse = True
+    reason = "uses max_norm, sparse or scale_grad_by_freq, which a replacement does not have"
+    assert refusal_of(model, targets="b") == (
+        f"The table b {reason}, so it cannot be replaced: name others with targets=…; "
+        f"the model has a (9 × 8); b (5 × 8; {reason})."
+    )
+    assert refusal_of(nn.ModuleDict({"b": model["b"]})) == f"The table b {reason}, so it cannot be replaced."
+    given = {"c": DeFINE(9, 8, 4, 8, 2)}
+    assert refusal_of(model, targets="a", table=given) == (
+        "A table was given for c, which is not to be replaced: give one for a."
+    )
+    assert refusal_of(model, targets="a", table={}) == "No table was given for a: add it to the mapping."
+
+
+def test_a_name_that_is_nearly_right_or_means_two_tables() -> None:
+    model = nn.ModuleDict({"left": nn.ModuleDict({"words": nn.Embedding(5, 4)})})
+    assert refusal_of(model, targets="left.word") == (
+        "The target 'left.word' matches no table, did you mean 'left.words'? The model has left.words (5 × 4)."
+    )
+    model["right"] = nn.ModuleDict({"words": nn.Embedding(5, 4)})
+    assert refusal_of(model, targets="words") == (
+        "The target 'words' is the end of several names: write one of them in full; the model has left.words (5 × 4); "
+        "right.words (5 × 4)."
+    )
+
+
+def test_a_table_that_was_replaced_already() -> None:
+    model = nn.ModuleDict({"emb": DeFINE(9, 8, 4, 8, 2)})
+    assert refusal_of(model) == "The table emb is a DeFINE already, so there is nothing to replace."
+    model = nn.ModuleDict({"emb": nn.Embedding(9, 8)})
+    replace_embeddings(model, **SIZES)
+    for targets in (None, "emb"):
+        assert refusal_of(model, targets=targets) == (
+            "The table emb was replaced already: go on with it as it is, or call restore(model, report) before you "
+            "replace it again."
+        )
+    model["more"] = nn.Embedding(5, 8)
+    assert refusal_of(model, targets="c") == (
+        "The target 'c' matches no table: the model has emb (9 × 8; was replaced already); more (5 × 8)."
+    )
 
 
 def test_one_bad_table_among_many_stops_everything() -> None:

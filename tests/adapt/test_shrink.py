@@ -47,6 +47,7 @@ def save_with_tokenizer(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     wrapped.save_pretrained(folder)
     (folder / "NOTICE.txt").write_text("kept")
+    (folder / "README.md").write_text("the model's own")
     return folder
 
 
@@ -77,6 +78,7 @@ def test_a_folder_in_a_folder_out(name: str, text: Path, tmp_path: Path) -> None
     assert report["held_out"]["sentences"] == 30
     assert report["version"] == 1
     assert (tmp_path / "new" / "NOTICE.txt").read_text() == "kept"
+    assert (tmp_path / "new" / "README.md").read_text() == "the model's own"
     assert (tmp_path / "new" / "front.svg").exists()
     assert not list(tmp_path.glob(".*"))
 

@@ -26,7 +26,7 @@ def with_define(
     model: Model,
     *,
     map_dim: int = 128,
-    expand_dim: int = 1024,
+    expand_dim: int | None = None,
     depth: int = 3,
     unit: UnitOptions | str = "define",
     targets: Targets = None,
@@ -35,7 +35,8 @@ def with_define(
     """The model with a fresh DeFINE in place of its token tables, to be trained; it is changed in place.
 
     It saves by ``save_pretrained``, and after ``import torchdefine`` loads by ``AutoModel…from_pretrained``, bit for
-    bit. Without torchdefine it is refused. The arguments are those of ``replace_embeddings``, which gives a report.
+    bit. Without torchdefine it is refused. The arguments are those of ``replace_embeddings``, which gives a report;
+    ``expand_dim`` is by default four times the table's width, at most 1024 and at least ``map_dim``.
     """
     _check(model)
     replace_embeddings(

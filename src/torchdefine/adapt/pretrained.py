@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torchdefine.adapt.auto_classes import (
     register_compact_classes,
 )
 from torchdefine.adapt.heads import TiedHead
+from torchdefine.adapt.loading_note import leave_note
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn
 from torchdefine.adapt.survey import Table, survey
 from torchdefine.adapt.swap import put_in, scales_of, swaps_of
@@ -39,9 +41,13 @@ class CompactMixin:
         super().__init__(config, *arguments, **options)  # type: ignore[call-arg]
         rebuild(self, getattr(config, RECIPE))
 
-    def save_pretrained(self, save_directory: str | PathLike[str], *arguments: Any, **options: Any) -> None:
+    def save_pretrained(
+        self, save_directory: str | PathLike[str], is_main_process: bool = True, *arguments: Any, **options: Any
+    ) -> None:
         setattr(self.config, RECIPE, recipe_of(self))  # type: ignore[attr-defined]
-        super().save_pretrained(save_directory, *arguments, **options)  # type: ignore[misc]
+        super().save_pretrained(save_directory, is_main_process, *arguments, **options)  # type: ignore[misc]
+        if is_main_process:
+            leave_note(Path(save_directory), type(self).__name__)
 
     @classmethod
     def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
 from torchdefine.adapt.heads import TiedHead
 from torchdefine.adapt.stand_in import HeadKind
-from torchdefine.adapt.survey import Table, Targets, choose, listed, survey
+from torchdefine.adapt.survey import Table, Targets, choose, survey
 from torchdefine.adapt.swap import Swap, put_in, scales_of, swaps_of
+from torchdefine.adapt.unit_width import expand_dim_for
 from torchdefine.embedding import DeFINE, TokenEmbedding, UnitOptions
 from torchdefine.errors import UserError
 from torchdefine.inference import CompactTable
@@ -72,7 +75,7 @@ def replace_embeddings(
     model: nn.Module,
     *,
     map_dim: int = 128,
-    expand_dim: int = 1024,
+    expand_dim: int | None = None,
     depth: int = 3,
     unit: UnitOptions | str = "define",
     table: nn.Module | Mapping[str, nn.Module] | None = None,
@@ -82,11 +85,12 @@ def replace_embeddings(
     """Put DeFINE, or ``table``, where a model has its embedding tables; the model is changed in place.
 
     Everything is checked before anything is changed. Device, dtype, padding and training mode stay. Give the new
-    parameters to the optimiser, and see ``restore``.
+    parameters to the optimiser, and see ``restore``. A replacement that is larger than its table is warned of.
 
     Args:
         model: any module. One of transformers can be saved and loaded afterwards, as ``adapt.huggingface`` says.
         map_dim, expand_dim, depth, unit: of a fresh ``DeFINE``; its vectors start as large as the old ones are.
+            ``expand_dim`` is by default four times the table's width, at most 1024 and at least ``map_dim``.
         table: a table that was fitted to the old one instead (``CompactTable``, ``DeFINE``); for several tables, a
             mapping from their names.
         targets: which tables: a name or the end of one, a pattern ("encoder.*" or compiled), a type, or several of
@@ -96,19 +100,21 @@ def replace_embeddings(
     """
     if heads not in ("tie", "untie"):
         raise UserError(f"heads is {heads!r}, but must be 'tie' or 'untie'.")
-    found = survey(model)
-    chosen = choose(found, targets, _token_tables(model))
+    chosen = choose(survey(model), targets, _token_tables(model))
     adoptions = _adoptions(model)
     kind: HeadKind = "own" if heads == "untie" else "map" if table is None else "finished"
     if table is None:
         new: list[nn.Module] = [_fresh(old, map_dim, expand_dim, depth, unit) for old in chosen]
     else:
-        new = _given(chosen, table, found)
+        new = _given(chosen, table)
         _check_savable(new, adoptions)
     swaps = [
         swaps_of(old, made, kind, scales_of(old), fresh=table is None) for old, made in zip(chosen, new, strict=True)
     ]
     all_swaps = [swap for group in swaps for swap in group]
+    reports = tuple(_reported(old, group) for old, group in zip(chosen, swaps, strict=True))
+    for report, made in zip(reports, new, strict=True):  # before anything is changed, as a warning may be an error
+        _warn_of_growth(report, made, fresh=table is None, untied=kind == "own")
 
     before = _numbers(model)
     put_in(all_swaps)
@@ -118,7 +124,6 @@ def replace_embeddings(
     except BaseException:
         _take_out(all_swaps, adoptions)
         raise
-    reports = tuple(_reported(old, group) for old, group in zip(chosen, swaps, strict=True))
     return ReplacementReport(reports, before, _numbers(model), tuple(all_swaps), tuple(adoptions))
 
 
@@ -157,17 +162,18 @@ def _token_tables(model: nn.Module) -> Iterator[nn.Module]:
                 continue
 
 
-def _fresh(old: Table, map_dim: int, expand_dim: int, depth: int, unit: UnitOptions | str) -> DeFINE:
+def _fresh(old: Table, map_dim: int, expand_dim: int | None, depth: int, unit: UnitOptions | str) -> DeFINE:
     weight, padding_idx = old.module.weight, old.module.padding_idx
     rows, width = weight.shape
+    unit = UnitOptions.of(unit) if isinstance(unit, str) else unit
+    if expand_dim is None:
+        expand_dim = expand_dim_for(map_dim, width, unit.rules)
     with weight.device:
         made = DeFINE(rows, width, map_dim, expand_dim, depth, padding_idx=padding_idx, unit=unit)
     return made.to(weight.dtype)
 
 
-def _given(
-    chosen: Sequence[Table], given: nn.Module | Mapping[str, nn.Module], found: Sequence[Table]
-) -> list[nn.Module]:
+def _given(chosen: Sequence[Table], given: nn.Module | Mapping[str, nn.Module]) -> list[nn.Module]:
     """The table that was given for each of the chosen ones, checked against it."""
     if isinstance(given, nn.Module):
         if len(chosen) > 1:
@@ -177,11 +183,12 @@ def _given(
     wanted = {place.name: number for number, table in enumerate(chosen) for place in table.places}
     unknown = [name for name in given if name not in wanted]
     if unknown:
-        raise UserError(f"A table was given for {unknown[0]}, which is not to be replaced: {listed(found)}")
+        names = ", ".join(table.name for table in chosen)
+        raise UserError(f"A table was given for {unknown[0]}, which is not to be replaced: give one for {names}.")
     by_number = {wanted[name]: table for name, table in given.items()}
     missing = [table.name for number, table in enumerate(chosen) if number not in by_number]
     if missing:
-        raise UserError(f"No table was given for {missing[0]}: {listed(found)}")
+        raise UserError(f"No table was given for {missing[0]}: add it to the mapping.")
     for number, old in enumerate(chosen):
         _check_fit(old, by_number[number])
     return [by_number[number].to(chosen[number].module.weight.device) for number in range(len(chosen))]
@@ -250,3 +257,32 @@ def _reported(old: Table, swaps: Sequence[Swap]) -> ReplacedTable:
         bytes_before=weight.numel() * weight.element_size(),
         bytes_after=sum(map(_bytes, new)) - biases * weight.element_size(),
     )
+
+
+def _warn_of_growth(report: ReplacedTable, made: nn.Module, *, fresh: bool, untied: bool) -> None:
+    """Numbers of fewer bits may be more in number, so a table has grown only if its bytes have too."""
+    if report.parameters_after <= report.parameters_before or report.bytes_after <= report.bytes_before:
+        return
+    kept, ways = "", []
+    if untied and report.heads:
+        kept, ways = f" with the old matrix that {', '.join(report.heads)} keeps", ["use heads='tie'"]
+    if fresh and isinstance(made, DeFINE):
+        smaller = f"a smaller map_dim (now {made.plan.map_dim}) or expand_dim (now {made.plan.expand_dim})"
+        ways += [smaller if ways else f"use {smaller}", "or keep the table"]
+    else:
+        ways += ["give a smaller table", "or keep the old one"]
+    names = ", ".join(report.names)
+    warnings.warn(
+        f"The replacement of {names} is larger than the table, {report.parameters_after:,} parameters in place of "
+        f"{report.parameters_before:,}{kept}: {', '.join(ways)}.",
+        stacklevel=_levels_to_the_caller(),
+    )
+
+
+def _levels_to_the_caller() -> int:
+    """How many frames up the stack the user's own code is, for ``warnings``."""
+    frame: FrameType | None = sys._getframe(1)
+    levels = 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torchdefine."):
+        frame, levels = frame.f_back, levels + 1
+    return levels

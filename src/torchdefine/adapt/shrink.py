@@ -114,8 +114,8 @@ def shrink_model(
     with stage("reading them again"):
         after = sentence_vectors(opened.model, opened.tokenizer, parts.held_out)
     with new_folder(out) as folder_in_making:
+        carry_over(opened.folder, folder_in_making)  # first, so that the model's own README stays
         opened.model.save_pretrained(folder_in_making)
-        carry_over(opened.folder, folder_in_making)
         sizes = (_weight_bytes(opened.folder), _weight_bytes(folder_in_making))
         alike, seconds = likeness(before, after), time.monotonic() - began
         shrunk = Shrunk(Path(out), fitted, alike, len(parts.held_out), report, sizes, seconds)

@@ -71,6 +71,10 @@ class StandIn(nn.Module):
         self.finished = finished_table(self.table, dtype=self.weight.dtype, device=self.weight.device)
         return self
 
+    def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
+        """An ``nn.Embedding`` of its own with the same answers, the scale included; this module stays as it is."""
+        return _plain_embedding(self, self.scale, dtype)
+
     def train(self, mode: bool = True) -> Self:
         if mode:
             self.finished = None
@@ -131,19 +135,30 @@ class SharedStandIn(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         return self.stand_in.scaled(ids, self.scale)
 
+    def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
+        """An ``nn.Embedding`` of its own with the same answers, the scale included; this module stays as it is."""
+        return _plain_embedding(self.stand_in, self.scale, dtype)
 
-def cache_tables(model: nn.Module) -> int:
-    """Let every replaced table of a model look finished vectors up, for inference; returns how many there are.
 
-    It lasts until ``model.train()``. The memory of the old tables is needed again, the time of the units is not.
+def cache_tables(model: nn.Module) -> list[str]:
+    """Compute all vectors of every replaced table once and look them up from then on; returns the tables' names.
+
+    For inference: it lasts until ``model.train()`` or ``load_state_dict``, and is never saved. The memory of the old
+    tables is needed again, the time of the units is not.
     """
-    stand_ins = [module for module in model.modules() if isinstance(module, StandIn)]
+    stand_ins = {name: module for name, module in model.named_modules() if isinstance(module, StandIn)}
     if not stand_ins:
         raise UserError("The model has no replaced table to cache: replace its embeddings first.")
-    for stand_in in stand_ins:
+    for stand_in in stand_ins.values():
         stand_in.eval()
         stand_in.cache()
-    return len(stand_ins)
+    return list(stand_ins)
+
+
+def _plain_embedding(stand_in: StandIn, scale: float, dtype: torch.dtype | None) -> nn.Embedding:
+    vectors = finished_table(stand_in.table, dtype=stand_in.weight.dtype, device=stand_in.weight.device)  # (V, m)
+    scaled = (vectors if scale == 1.0 else vectors * scale).to(dtype or vectors.dtype)
+    return nn.Embedding.from_pretrained(scaled, freeze=True, padding_idx=stand_in.padding_idx)
 
 
 @torch.no_grad()

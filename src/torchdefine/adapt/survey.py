@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import torch
@@ -14,13 +15,13 @@ from torchdefine.adapt.stand_in import SharedStandIn, StandIn
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.inference import CompactTable
-from torchdefine.spelling import did_you_mean
 
 Target = str | re.Pattern[str] | type[nn.Module]
 Targets = Target | Sequence[Target] | None
 
 _ALREADY_OURS = (StandIn, SharedStandIn, TokenEmbedding, CompactTable)
 _PROBED_IDS = 8
+_NAME_IT = "name what is meant with targets=…"
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,12 @@ class Table:
         return self.places[0].module
 
     def described(self) -> str:
-        weight = getattr(self.places[0].module, "weight", None)
-        size = " × ".join(f"{length:,}" for length in weight.shape) if isinstance(weight, Tensor) else "no size"
-        facts = [size]
+        module = self.places[0].module
+        weight = getattr(module, "weight", None)
+        sizes = tuple(weight.shape) if isinstance(weight, Tensor) else ()
+        if isinstance(module, _ALREADY_OURS):
+            sizes = (module.num_embeddings, module.embedding_dim)
+        facts = [" × ".join(f"{length:,}" for length in sizes) or "no size"]
         facts += [f"also at {place.name}" for place in self.places[1:]]
         facts += [f"tied to {head.name}" for head in self.heads]
         return f"{self.name} ({', '.join(facts)}{f'; {self.problem}' if self.problem else ''})"
@@ -86,26 +90,37 @@ def choose(tables: Sequence[Table], targets: Targets, fallback: Iterable[nn.Modu
         chosen = [table for table in tables if any(id(place.module) in meant for place in table.places)]
         if not chosen and len(tables) == 1:
             chosen = list(tables)
+        if not tables:
+            raise UserError("The model has no table to replace: no nn.Embedding was found in it.")
         if not chosen:
-            reason = "has no table to replace" if not tables else "has several tables, and none is named"
-            raise UserError(f"The model {reason}: {listed(tables)}")
+            raise UserError(f"The model has several tables, and none is named: {_NAME_IT}; {_listed(tables)}.")
     else:
         wanted = [targets] if isinstance(targets, str | re.Pattern | type) else list(targets)
         if not wanted:
-            raise UserError(f"The targets are an empty list: {listed(tables)}")
+            raise UserError(f"The targets are an empty list: {_NAME_IT}; {_listed(tables)}.")
         found = [table for target in wanted for table in _matching(tables, target)]
         chosen = list({id(table): table for table in found}.values())
     for table in chosen:
         if table.problem:
-            raise UserError(f"The table {table.name} {table.problem}: {listed(tables)}")
+            raise UserError(f"The table {table.name} {table.problem}{_way_on(table, tables)}")
     return chosen
 
 
-def listed(tables: Sequence[Table]) -> str:
-    """What was found, as the end of a sentence."""
-    if not tables:
-        return "no nn.Embedding was found in it."
-    return f"name what is meant with targets=…; found were {'; '.join(table.described() for table in tables)}."
+def _listed(tables: Sequence[Table]) -> str:
+    """What was found, as a part of a sentence."""
+    found = "; ".join(table.described() for table in tables)
+    return f"the model has {found}" if tables else "the model has no nn.Embedding"
+
+
+def _way_on(table: Table, tables: Sequence[Table]) -> str:
+    """The rest of a sentence that said why a table cannot be replaced."""
+    module = table.places[0].module
+    if isinstance(module, StandIn | SharedStandIn):
+        return ": go on with it as it is, or call restore(model, report) before you replace it again."
+    if isinstance(module, _ALREADY_OURS):
+        return ", so there is nothing to replace."
+    others = f": name others with targets=…; {_listed(tables)}" if len(tables) > 1 else ""
+    return f", so it cannot be replaced{others}."
 
 
 def lookup_scale(module: nn.Embedding) -> float | None:
@@ -186,8 +201,10 @@ def _table(model: nn.Module, places: list[Place], same: Mapping[int, int]) -> Ta
 def _problem(module: nn.Module) -> str | None:
     """Why a module cannot be replaced, or None."""
     kind = type(module).__name__
+    if isinstance(module, StandIn | SharedStandIn):
+        return "was replaced already"
     if isinstance(module, _ALREADY_OURS):
-        return "was replaced already, so restore it first"
+        return f"is a {kind} already"
     if "Parallel" in kind or hasattr(module, "vocab_start_index"):
         return f"is spread over several processes ({kind})"
     if isinstance(module, nn.EmbeddingBag):
@@ -262,7 +279,7 @@ def _matching(tables: Sequence[Table], target: Target) -> list[Table]:
         matched = [t for t in tables if any(isinstance(place.module, target) for place in t.places)]
     if not matched:
         meant = target.pattern if isinstance(target, re.Pattern) else getattr(target, "__name__", target)
-        raise UserError(f"The target {meant!r} matches no table: {listed(tables)}")
+        raise UserError(f"The target {meant!r} matches no table: {_listed(tables)}.")
     return matched
 
 
@@ -273,10 +290,13 @@ def _named(tables: Sequence[Table], name: str) -> Table:
             t for t in tables if any(p.name == name or (not exact and p.name.endswith(f".{name}")) for p in t.places)
         ]
         if len(matched) > 1:
-            raise UserError(f"The target {name!r} is the end of several names: {listed(tables)}")
+            raise UserError(
+                f"The target {name!r} is the end of several names: write one of them in full; {_listed(tables)}."
+            )
         if matched:
             return matched[0]
     known = [place.name for table in tables for place in table.places]
-    raise UserError(
-        f"The target {name!r} matches no table{did_you_mean(name, known) if known else '.'} {listed(tables)}"
-    )
+    close = get_close_matches(name, known, n=1)
+    found = _listed(tables)
+    end = f", did you mean {close[0]!r}? {found[0].upper()}{found[1:]}." if close else f": {found}."
+    raise UserError(f"The target {name!r} matches no table{end}")

@@ -1,0 +1,22 @@
+"""How wide a unit becomes where nobody says so."""
+
+from __future__ import annotations
+
+from torchdefine.embedding.plan import LARGEST_DEFAULT_GROUPS, PlanRules
+
+TIMES_THE_WIDTH = 4
+"""The paper's smallest model: vectors 256 wide, k = 1024. Its larger ones keep that k."""
+WIDEST = 1024
+_MULTIPLE = 2 * LARGEST_DEFAULT_GROUPS  # also half of such a width, which residual layers have, falls into equal groups
+
+
+def expand_dim_for(map_dim: int, embedding_dim: int, rules: PlanRules) -> int:
+    """The paper's k for a table: four times its width, at most 1024, at least ``map_dim``; a multiple of 32.
+
+    A unit that does not reduce gives vectors as wide as its last layer, so there the table's width decides.
+    """
+    if not rules.reduce:
+        return 2 * embedding_dim if rules.skip == "residual" else embedding_dim
+    wanted = min(TIMES_THE_WIDTH * embedding_dim, WIDEST) // _MULTIPLE * _MULTIPLE
+    smallest = -(-map_dim // _MULTIPLE) * _MULTIPLE
+    return max(wanted, smallest)

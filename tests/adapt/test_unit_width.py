@@ -1,0 +1,56 @@
+"""The width of a unit that nobody chose: small for small tables, the paper's for its own, and always one that fits."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchdefine.adapt.unit_width import expand_dim_for
+from torchdefine.embedding import UnitOptions
+from torchdefine.embedding.plan import PlanRules, make_plan
+from torchdefine.embedding.unit import VARIANTS
+from torchdefine.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("map_dim", "embedding_dim", "wanted"),
+    [
+        (64, 128, 512),  # four times the width
+        (128, 256, 1024),  # the paper's sizes keep its 1024
+        (256, 384, 1024),
+        (128, 768, 1024),
+        (32, 100, 384),  # 400, rounded down to a multiple of 32
+        (128, 16, 128),  # a unit expands: not below the map
+        (100, 16, 128),
+        (8, 6, 32),
+        (2048, 4096, 2048),
+    ],
+)
+def test_four_times_the_width_within_limits(map_dim: int, embedding_dim: int, wanted: int) -> None:
+    assert expand_dim_for(map_dim, embedding_dim, PlanRules()) == wanted
+
+
+@given(
+    map_dim=st.integers(1, 80).map(lambda n: 4 * n),
+    embedding_dim=st.integers(1, 80).map(lambda m: 8 * m),
+    depth=st.integers(1, 12),
+    variant=st.sampled_from(sorted(VARIANTS)),
+    groups=st.sampled_from(["halving", "cycle", "fixed", "dense"]),
+    reach=st.booleans(),
+)
+def test_what_any_other_width_could_do_this_one_can(
+    map_dim: int, embedding_dim: int, depth: int, variant: str, groups: str, reach: bool
+) -> None:
+    rules = UnitOptions.of(variant, groups=groups, reach_expand_dim=reach).rules
+    chosen = expand_dim_for(map_dim, embedding_dim, rules)
+    others = {1024, embedding_dim, 2 * embedding_dim, 4 * embedding_dim, 8 * map_dim, 32 * map_dim}
+    if not any(_is_taken(map_dim, other, embedding_dim, depth, rules) for other in others):
+        return
+    assert make_plan(map_dim, chosen, embedding_dim, depth, None, rules).expand_dim == chosen
+
+
+def _is_taken(map_dim: int, expand_dim: int, embedding_dim: int, depth: int, rules: PlanRules) -> bool:
+    try:
+        make_plan(map_dim, expand_dim, embedding_dim, depth, None, rules)
+    except UserError:
+        return False
+    return True
