@@ -19,6 +19,8 @@ MODELS = ("standard", "adaptive-scaled", "adaptive-projection", "adaptive-define
 def run_demo(out: Path) -> None:
     """Train, compare, and say where the report is. Runs that are there already are used, or finished."""
     print("Four language models, the same text, order, steps and seed; they differ only in how they embed words.\n")
+    if busy := others_at_work():
+        print(f"{busy}: the demo takes longer then, and its speeds say little.\n", file=sys.stderr)
     folders = []
     for number, name in enumerate(MODELS, start=1):
         recipe = f"demo/{name}"
@@ -40,3 +42,11 @@ def run_demo(out: Path) -> None:
     with work_bar("looking at the runs") as progress:
         write_report(folders, report, progress=progress)
     print(f"\nThe report, with curves, correlation maps and samples, is in {os.path.relpath(report)}.")
+    print("The same models on a text of your own: torchdefine train demo/adaptive-define --data FOLDER --out runs/mine")
+
+
+def others_at_work() -> str:
+    """What to say of a machine whose cores are taken; empty where they are free, or where nobody counts."""
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return f"Other programs keep this machine busy (a load of {load:.1f} on {cores} cores)" if load > cores / 2 else ""
