@@ -100,6 +100,24 @@ def test_recipes_and_help_teach(torchdefine: Command) -> None:
     assert "Learning rate." in page
 
 
+def test_recipes_shows_one_that_train_takes_back(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
+    shown = torchdefine("recipes", recipe_file)
+    assert shown.returncode == 0, shown.stderr
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(shown.stdout)
+    for file in (recipe_file, mine):
+        done = torchdefine("train", file, "--out", tmp_path / file.stem, "--train.steps", "5", "--json")
+        assert done.returncode == 0, done.stderr
+    one, other = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("tiny", "mine"))
+    assert one["test_perplexity"] == other["test_perplexity"]
+    facts = json.loads(torchdefine("recipes", "table1a/r3", "--json").stdout)
+    assert facts["published"]["total"] == 33.02
+    assert facts["differing"]["embedding"]["unit"] == facts["settings"]["embedding"]["unit"] == "define"
+    assert "depth" not in facts["differing"]["embedding"]
+    assert "beam" not in facts["settings"]
+    assert_refused(torchdefine("recipes", "table1a/r33"), "did you mean 'table1a/r3'")
+
+
 def test_the_command_starts_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torchdefine", "--version"], capture_output=True, text=True, check=True

@@ -9,15 +9,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torchdefine.cli.recipe_page import recipe_facts, recipe_page
 from torchdefine.cli.shared import Command, add_device, print_json
 from torchdefine.errors import UserError
 from torchdefine.recipe import Recipe, load_recipe, recipe_names
 from torchdefine.settings import explain
 
+RECIPES = """  torchdefine recipes                              the list, with parameters and published numbers
+  torchdefine recipes demo/standard > mine.yaml    one recipe, as a file to change
+  torchdefine train mine.yaml"""
+
 
 def add_commands(command: Command) -> None:
     """What starts from a recipe."""
-    sub = command("recipes", _recipes, "List what there is to train, with parameters and published numbers.")
+    sub = command(
+        "recipes", _recipes, "List what there is to train, or show one recipe with all its settings.", RECIPES
+    )
+    sub.add_argument("recipe", nargs="?", help="a recipe's name, or a YAML file, to show instead of the list")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
     sub = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", _settings_help())
@@ -49,6 +57,13 @@ def _settings_help() -> str:
 
 
 def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    if options.recipe is not None:
+        recipe = load_recipe(options.recipe)
+        if options.json:
+            print_json(recipe_facts(recipe))
+        else:
+            print(recipe_page(recipe))
+        return
     recipes = [load_recipe(name) for name in recipe_names()]
     if options.json:
         print_json([{"name": r.name, "description": r.description, "published": r.published} for r in recipes])
@@ -69,7 +84,7 @@ def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
             for recipe in recipes
         ],
         note="Numbers are published ones: of the paper, or of AWD-LSTM and mixtures by their authors; "
-        "`torchdefine params RECIPE` builds the model and counts.",
+        "`torchdefine recipes RECIPE` shows its settings, `torchdefine params RECIPE` builds the model and counts.",
     )
 
 
