@@ -98,6 +98,32 @@ def test_recipes_and_help_teach(torchdefine: Command) -> None:
     page = torchdefine("train", "--help").stdout
     assert "--optim.lr" in page
     assert "Learning rate." in page
+    assert (
+        page.index("torchdefine train demo/") < page.index("go on with the run in --out") < page.index("--data.corpus")
+    )
+    assert "[…] is the value where the recipe sets none; `torchdefine recipes NAME` shows a recipe's own." in page
+    assert "\n\noptim:\n  --optim.optimizer" in page
+    assert "Width of all layers of an LSTM but the last" in page
+    params = torchdefine("params", "--help").stdout
+    assert "`torchdefine train --help` explains them all" in params
+    assert len(params.splitlines()) < 30
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("optim.learning_rate", "is unknown: optim has optimizer, lr, momentum, "),
+        ("optim.batch_size", "did you mean 'train.batch_size' or 'eval.batch_size' or"),
+        ("lr", "did you mean 'optim.lr'?"),
+        ("context.hiden_dim", "did you mean 'context.hidden_dim'?"),
+        ("optm.rate", "did you mean the section 'optim'?"),
+        ("xyzzy.rate", "its section is one of data, embedding, context, "),
+    ],
+)
+def test_unknown_settings_get_the_names_that_could_be_meant(
+    torchdefine: Command, recipe_file: Path, setting: str, words: str
+) -> None:
+    assert_refused(torchdefine("train", recipe_file, f"--{setting}", "1"), words)
 
 
 def test_recipes_shows_one_that_train_takes_back(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:

@@ -19,6 +19,16 @@ RECIPES = """  torchdefine recipes                              the list, with p
   torchdefine recipes demo/standard > mine.yaml    one recipe, as a file to change
   torchdefine train mine.yaml"""
 
+COUNTING = """  torchdefine params table1a/r3
+  torchdefine params demo/adaptive-define --embedding.depth 5 --plan
+
+Settings of the sections data, embedding, context and output change the parameters, and of bitext and transformer
+those of a translator: `torchdefine train --help` explains them all."""
+TRAINING = """  torchdefine train demo/adaptive-define --out runs/first
+  torchdefine train demo/adaptive-define --data my_texts/ --out runs/second --optim.lr 3e-3 --train.steps 2000
+  torchdefine train mine.yaml --out runs/third           a recipe of your own
+  torchdefine train mine.yaml --out runs/third --resume  where it was broken off"""
+
 
 def add_commands(command: Command) -> None:
     """What starts from a recipe."""
@@ -28,12 +38,12 @@ def add_commands(command: Command) -> None:
     sub.add_argument("recipe", nargs="?", help="a recipe's name, or a YAML file, to show instead of the list")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
-    sub = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", _settings_help())
+    sub = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", COUNTING)
     sub.add_argument("recipe", help="a recipe's name, or a YAML file")
     sub.add_argument("--plan", action="store_true", help="print the layers of the unit too")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
-    sub = command("train", _train, "Train a recipe on a text.", _settings_help())
+    sub = command("train", _train, "Train a recipe on a text.", TRAINING, _settings_help())
     sub.add_argument("recipe", help="a recipe's name, or a YAML file")
     sub.add_argument("--data", help="a folder with train, valid and test text, or a named corpus")
     sub.add_argument("--out", help="the run's folder (default: a new one under runs/)")
@@ -50,8 +60,16 @@ def add_commands(command: Command) -> None:
 
 def _settings_help() -> str:
     """Every setting that a command line may change, section by section."""
-    lines = ["Any setting of the recipe can be changed by --SECTION.NAME VALUE, as in --optim.lr 1e-3:", ""]
+    lines = [
+        "settings:",
+        "  Any setting of the recipe can be changed by --SECTION.NAME VALUE, as in --optim.lr 1e-3.",
+        "  […] is the value where the recipe sets none; `torchdefine recipes NAME` shows a recipe's own.",
+    ]
+    section = ""
     for name, default, explanation in explain(Recipe):
+        if name.split(".")[0] != section:
+            section = name.split(".")[0]
+            lines += ["", f"{section}:"]
         lines.append(f"  --{name:<28} {explanation} [{default}]")
     return "\n".join(lines)
 
