@@ -115,6 +115,8 @@ def test_pictures_that_cannot_be_drawn(runs: dict[str, Path], tmp_path: Path) ->
         draw("curves", [runs["define"]], tmp_path / "picture.gif")
     with pytest.raises(UserError, match="No layer has more than one group"):
         draw("groups", [runs["standard"]], tmp_path / "picture.png")
+    with pytest.raises(UserError, match="The run standard has no DeFINE unit, so it has no layers to draw"):
+        draw("layers", [runs["standard"]], tmp_path / "picture.png")
     with pytest.raises(UserError, match="has written no weights"):
         draw("maps", [runs["nothing"]], tmp_path / "picture.png")
     assert not list(tmp_path.iterdir())
