@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchdefine.cli.recipe_page import recipe_facts, recipe_page
 from torchdefine.cli.shared import Command, add_device, print_json
 from torchdefine.errors import UserError
 from torchdefine.recipe import Recipe, load_recipe, recipe_names
 from torchdefine.settings import explain
+
+if TYPE_CHECKING:
+    from torchdefine.loaded_run import Run
 
 RECIPES = """  torchdefine recipes                              the list, with parameters and published numbers
   torchdefine recipes demo/standard > mine.yaml    one recipe, as a file to change
@@ -158,7 +162,24 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
             unigram = result.get(f"{split}_unigram_perplexity")
             beside = f" (unigram {unigram:,.1f})" if unigram else ""
             print(f"{split} perplexity {result[f'{split}_perplexity']:,.2f}{beside}")
+    _print_caveats(run)
     print(f"The run is in {run.folder.path}.")
+
+
+def _print_caveats(run: Run) -> None:
+    """What a reader must know of the numbers of a run that has just ended, or of their absence."""
+    from torchdefine.training.evaluate import warn_of_short_streams
+
+    evaluated = run.result["evaluation"]
+    if not evaluated:
+        print("Nothing was measured, for there is neither a valid nor a test text: add one to the folder of the text.")
+    if run.recipe.task == "translation":  # one sentence at a time, whatever their number
+        return
+    for split, one in evaluated.items():
+        short = warn_of_short_streams(one["tokens"], run.recipe.eval.batch_size)
+        command = f"torchdefine eval {shlex.quote(str(run.folder.path))} --split {split} --batch-size 1"
+        if short:
+            print(f"{short} `{command}` is exact.")
 
 
 def _demo(options: argparse.Namespace, _: dict[str, Any]) -> None:
