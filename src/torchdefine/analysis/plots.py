@@ -15,7 +15,7 @@ from torchdefine.analysis.pictures import (
     parameter_figure,
     save_figure,
 )
-from torchdefine.analysis.report import layer_rows, layout_rows
+from torchdefine.analysis.report_maps import layer_rows, layout_rows
 from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.errors import UserError
 
