@@ -135,6 +135,13 @@ def test_the_recipe_of_every_run_stands_at_the_top(runs: dict[str, Path], tmp_pa
         assert f"<dt>{name}</dt><dd>{recipe_file}: A tiny model for tests</dd>" in head
 
 
+def test_a_prompt_of_unknown_words_is_called_so(runs: dict[str, Path], tmp_path: Path) -> None:
+    assert "read as &lt;unk&gt;" not in report([runs["define"]], tmp_path, prompt="w1")
+    assert "Outside its vocabulary, so read as &lt;unk&gt;: zebra, &amp;." in report(
+        [runs["define"]], tmp_path, prompt="zebra w1 &"
+    )
+
+
 def test_what_the_numbers_mean_is_said_beside_them(runs: dict[str, Path], tmp_path: Path) -> None:
     page = report([runs["standard"], runs["define"]], tmp_path)
     assert "The effective rank says how many independent dimensions" in page

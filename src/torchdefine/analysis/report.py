@@ -103,7 +103,9 @@ def _sample_section(opened: list[tuple[RunSummary, Run]], options: ReportOptions
         text = run.generate(options.prompt, options.length, seed=options.seed)
         between = " " if run.tokenization.kind == "words" else ""
         shown = html.escape(f"{options.prompt}{between}{text}".strip())
-        parts.append(f"<h3>{html.escape(summary.name)}</h3><blockquote>{shown}</blockquote>")
+        outside = ", ".join(run.unknown_words(options.prompt))
+        note = f"<p>Outside its vocabulary, so read as &lt;unk&gt;: {html.escape(outside)}.</p>" if outside else ""
+        parts.append(f"<h3>{html.escape(summary.name)}</h3>{note}<blockquote>{shown}</blockquote>")
     return "".join(parts)
 
 
@@ -128,7 +130,8 @@ def _neighbour_section(opened: list[tuple[RunSummary, Run]], options: ReportOpti
         words = options.words or frequent_words(tokens)
         found = nearest_neighbours(run.embedding.table(), tokens, words)
         rows = [[word, ", ".join(f"{other} {cosine:.2f}" for other, cosine in near)] for word, near in found.items()]
-        table = wide(html_table(["word", "nearest by cosine"], rows)) if rows else "<p>None of the words is known.</p>"
+        none = "None of the words is known." if options.words else "No word was seen often enough."
+        table = wide(html_table(["word", "nearest by cosine"], rows)) if rows else f"<p>{none}</p>"
         parts.append(f"<h3>{html.escape(summary.name)}</h3>{table}")
     return "".join(parts)
 

@@ -154,8 +154,8 @@ def warn_of_short_streams(tokens: int, streams: int) -> str:
     if streams == 1 or tokens >= SHORT_STREAM * streams:
         return ""
     return (
-        f"The perplexity is too high: {tokens:,} tokens in {min(streams, tokens)} streams are short pieces, each "
-        "begun without context."
+        f"The perplexity is likely too high: {tokens:,} tokens in {min(streams, tokens)} streams are short pieces, "
+        "each begun without context."
     )
 
 
