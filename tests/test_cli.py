@@ -98,6 +98,50 @@ def test_recipes_and_help_teach(torchdefine: Command) -> None:
     page = torchdefine("train", "--help").stdout
     assert "--optim.lr" in page
     assert "Learning rate." in page
+    assert (
+        page.index("torchdefine train demo/") < page.index("go on with the run in --out") < page.index("--data.corpus")
+    )
+    assert "[…] is the value where the recipe sets none; `torchdefine recipes NAME` shows a recipe's own." in page
+    assert "\n\noptim:\n  --optim.optimizer" in page
+    assert "Width of all layers of an LSTM but the last" in page
+    params = torchdefine("params", "--help").stdout
+    assert "`torchdefine train --help` explains them all" in params
+    assert len(params.splitlines()) < 30
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("optim.learning_rate", "is unknown: optim has optimizer, lr, momentum, "),
+        ("optim.batch_size", "did you mean 'train.batch_size' or 'eval.batch_size' or"),
+        ("lr", "did you mean 'optim.lr'?"),
+        ("context.hiden_dim", "did you mean 'context.hidden_dim'?"),
+        ("optm.rate", "did you mean the section 'optim'?"),
+        ("xyzzy.rate", "its section is one of data, embedding, context, "),
+    ],
+)
+def test_unknown_settings_get_the_names_that_could_be_meant(
+    torchdefine: Command, recipe_file: Path, setting: str, words: str
+) -> None:
+    assert_refused(torchdefine("train", recipe_file, f"--{setting}", "1"), words)
+
+
+def test_recipes_shows_one_that_train_takes_back(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
+    shown = torchdefine("recipes", recipe_file)
+    assert shown.returncode == 0, shown.stderr
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(shown.stdout)
+    for file in (recipe_file, mine):
+        done = torchdefine("train", file, "--out", tmp_path / file.stem, "--train.steps", "5", "--json")
+        assert done.returncode == 0, done.stderr
+    one, other = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("tiny", "mine"))
+    assert one["test_perplexity"] == other["test_perplexity"]
+    facts = json.loads(torchdefine("recipes", "table1a/r3", "--json").stdout)
+    assert facts["published"]["total"] == 33.02
+    assert facts["differing"]["embedding"]["unit"] == facts["settings"]["embedding"]["unit"] == "define"
+    assert "depth" not in facts["differing"]["embedding"]
+    assert "beam" not in facts["settings"]
+    assert_refused(torchdefine("recipes", "table1a/r33"), "did you mean 'table1a/r3'")
 
 
 def test_the_command_starts_as_a_module() -> None:
@@ -178,6 +222,48 @@ def test_an_unfinished_or_damaged_run(torchdefine: Command, finished: Path, tmp_
     best = copy / "best" / "checkpoint.safetensors"
     best.write_bytes(best.read_bytes()[:200])
     assert_refused(torchdefine("eval", copy), "damaged or cut short")
+
+
+def test_a_small_text_of_ones_own(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
+    """Whether nothing was measured, or too coarsely, is said beside the numbers."""
+    texts = folder_with(tmp_path, train=b"a b c d e f g\n" * 40)
+    out = tmp_path / "run"
+    settings = ["--embedding.map", "standard", "--output.kind", "full", "--train.steps", "4"]
+    done = torchdefine("train", recipe_file, "--data", texts, "--out", out, *settings)
+    assert done.returncode == 0, done.stderr
+    assert "Nothing was measured, for there is neither a valid nor a test text" in done.stdout
+
+    (texts / "test.txt").write_bytes(b"a b c d\n" * 10)
+    done = torchdefine("train", recipe_file, "--data", texts, "--out", tmp_path / "measured", *settings)
+    assert "Nothing was measured" not in done.stdout
+    exact = f"`torchdefine eval {tmp_path / 'measured'} --split test --batch-size 1` is exact."
+    assert f"50 tokens in 2 streams are short pieces, each begun without context. {exact}" in done.stdout
+    done = torchdefine("eval", tmp_path / "measured")
+    assert "The perplexity is likely too high: 50 tokens in 2 streams" in done.stdout
+    assert "too high" not in torchdefine("eval", tmp_path / "measured", "--batch-size", "1").stdout
+
+
+def test_the_start_of_training_says_how_often_the_text_is_read(
+    recipe_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = folder_with(tmp_path, train=b"a b c d\n" * 80, valid=b"a b c d\n" * 8)
+    plain = {"embedding": {"map": "standard"}, "output": {"kind": "full"}}
+    with caplog.at_level("INFO", logger="torchdefine"):
+        train(recipe_file, data=texts, out=tmp_path / "run", train={"steps": 25}, **plain)
+    # 400 tokens in 4 streams of 100, of which a step reads 10
+    assert "The training text has 400 words and line ends; 25 steps are 2.5 passes over it." in caplog.messages
+
+
+def test_words_outside_the_vocabulary_are_named(torchdefine: Command, finished: Path) -> None:
+    done = torchdefine("generate", finished, "--prompt", "zebra w1 quagga zebra", "--length", "3")
+    assert done.returncode == 0
+    assert done.stderr == "Outside the vocabulary, so read as <unk>: zebra, quagga.\n"
+    assert torchdefine("generate", finished, "--prompt", "w1 <unk>", "--length", "3").stderr == ""
+
+
+def test_a_folder_of_runs_names_them(torchdefine: Command, finished: Path) -> None:
+    done = torchdefine("report", finished.parent)
+    assert_refused(done, f"holds no run: name a run that lies in it, such as {finished}")
 
 
 def assert_refused(done: Done, words: str, code: int = 2) -> None:

@@ -1,14 +1,18 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from torchdefine.analysis.parameters import parameter_report
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.build_translation import build_translator
+from torchdefine.cli.recipe_page import recipe_page
 from torchdefine.errors import UserError
 from torchdefine.recipe import Recipe, load_recipe, recipe_names
-from torchdefine.settings import explain
+from torchdefine.recipe_effects import settings_without_effect
+from torchdefine.settings import explain, to_plain
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -266,3 +270,87 @@ def test_bad_transformer_xl_settings_are_refused_in_one_sentence(overrides: dict
     with pytest.raises(UserError, match=message) as caught, torch.device("meta"):
         build_language_model(load_recipe("txl/define-128", overrides), VocabularyFacts(267_735))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_page_of_a_recipe_is_a_file_that_gives_it_back(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    path = tmp_path / "mine.yaml"
+    path.write_text(recipe_page(recipe))
+    assert load_recipe(path) == dataclasses.replace(recipe, name=str(path), published={})
+
+
+def test_a_recipe_page_sets_what_differs_and_leaves_out_what_has_no_effect() -> None:
+    lines = recipe_page(load_recipe("demo/standard")).splitlines()
+    set_values = {line.partition(":")[0].strip(): line for line in lines if not line.lstrip().startswith("#")}
+    assert set_values["lr"].split() == ["lr:", "0.006", "#", "default", "20.0"]
+    assert {"optim", "train", "max_size"} <= set_values.keys()
+    assert "momentum" not in set_values
+    whole = "\n".join(lines)
+    assert "# beta1: 0.9" in whole
+    for absent in ("bitext", "transformer:", "beam", "expand_dim", "hidden_dim", "momentum", "cutoffs"):
+        assert absent not in whole, absent
+    assert "# Published, parameters in millions: " in recipe_page(load_recipe("table1a/r3"))
+    translator = recipe_page(load_recipe("tatoeba/laptop"))
+    assert "bitext:" in translator
+    assert "context:" not in translator
+    assert "length: 70" not in translator
+
+
+@pytest.mark.parametrize("name", ["demo/standard", "tatoeba/laptop"])
+def test_a_recipe_is_written_without_the_sections_of_the_other_task(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    text = recipe.to_yaml()
+    assert ("bitext:" in text) == ("beam:" in text) == (recipe.task == "translation")
+    assert ("\ncontext:" in text) == ("\neval:" in text) == (recipe.task == "language")
+    path = tmp_path / "new.yaml"
+    path.write_text(text)
+    assert load_recipe(path) == recipe
+    path.write_text(yaml.safe_dump({"format_version": 1, **to_plain(recipe)}))  # as versions before wrote it
+    assert load_recipe(path) == recipe
+
+
+def size_and_loss(recipe: Recipe) -> tuple[int, float]:
+    """In training mode, from weights and dropout of the same seed: whatever has an effect shows in them."""
+    torch.manual_seed(1)
+    model = build_language_model(recipe, VocabularyFacts(300))
+    ids = torch.arange(40).reshape(2, 20) * 7 % 300
+    losses, _ = model(ids, ids.flip(1), model.initial_state(2))
+    return sum(p.numel() for p in model.parameters()), losses.cross_entropy.item()
+
+
+@pytest.mark.parametrize("unit", ["none", "projection", "mlp", "define"])
+@pytest.mark.parametrize(
+    ("table", "output"), [("standard", "full"), ("projective", "adaptive"), ("adaptive", "mixture")]
+)
+@pytest.mark.parametrize("context", [{"layers": 1}, {"layers": 2}, {"kind": "transformer-xl"}])
+def test_settings_without_effect_are_those_that_change_neither_model_nor_loss(
+    unit: str, table: str, output: str, context: dict
+) -> None:
+    bands = {"cutoffs": (50, 100)}
+    recipe = load_recipe(
+        "demo/standard",
+        {"embedding": {"unit": unit, "map": table, **bands}, "output": {"kind": output, **bands}, "context": context},
+    )
+    other = {
+        "embedding.expand_dim": 256,
+        "embedding.depth": 4,
+        "embedding.norm": "layer",
+        "embedding.dropout": 0.3,
+        "embedding.activation": "relu",
+        "embedding.cutoffs": (60, 110),
+        "embedding.division": 2,
+        "context.hidden_dim": 64,
+        "context.inner_dim": 64,
+        "context.recurrent_dropout": 0.3,
+        "output.cutoffs": (60, 110),
+        "output.components": 3,
+        "output.bias": False,
+    }
+    before, without_effect = size_and_loss(recipe), settings_without_effect(recipe)
+    for dotted, value in other.items():
+        section, name = dotted.split(".")
+        changed = dataclasses.replace(
+            recipe, **{section: dataclasses.replace(getattr(recipe, section), **{name: value})}
+        )
+        assert (size_and_loss(changed) == before) == (dotted in without_effect), dotted

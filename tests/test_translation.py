@@ -1,5 +1,6 @@
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -223,6 +224,16 @@ def test_a_single_table_trains_without_validation(
     assert run.result["evaluation"] == {}
     assert run.recipe.data.corpus == str((tmp_path / "pairs.tsv").resolve())  # to be found from anywhere
     assert len(load_run("run").translate(["one"])) == 1
+
+
+def test_a_translator_without_best_weights_is_still_called_one(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    shutil.copytree(run.folder.path, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "best")
+    assert command("generate", str(tmp_path / "run"), monkeypatch=monkeypatch) == 2
+    message = capfd.readouterr().err
+    assert "is a translator, which continues no text: use `torchdefine translate`." in message
 
 
 def test_cached_translation_says_the_same(run: Run, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

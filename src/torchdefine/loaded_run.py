@@ -12,6 +12,7 @@ import torch
 
 from torchdefine.context import TransformerXL
 from torchdefine.data import TokenFile, encode_corpus, resolve_corpus
+from torchdefine.data.vocabulary import UNK
 from torchdefine.decoding import (
     LongLine,
     NeuralCache,
@@ -196,6 +197,13 @@ class Run:
         continuation = generate(self.model, ids, length, options, generator=generator)
         return words.decode(continuation)
 
+    def unknown_words(self, text: str) -> list[str]:
+        """The words of a text that are read as <unk>; a tokenizer of subwords cuts its words into others instead."""
+        words = self.tokenization
+        if words.kind != "words":
+            return []
+        return [word for word in dict.fromkeys(text.split()) if words.id(word) == words.unk_id and word != UNK]
+
     def translate(
         self,
         lines: Sequence[str],
@@ -221,12 +229,22 @@ class Run:
 
     def check_generates(self) -> None:
         """Refuse a translator, which continues no text."""
-        if self.recipe.task != "language":
-            raise UserError(f"The run in {self.folder.path} is a translator, which continues no text: use translate.")
+        check_generates(self.folder, self.recipe)
 
     def _check_translates(self) -> None:
         if self.recipe.task != "translation":
-            raise UserError(f"The run in {self.folder.path} is a language model, which does not translate.")
+            raise UserError(
+                f"The run in {self.folder.path} is a language model, which does not translate: use `torchdefine "
+                "generate`."
+            )
+
+
+def check_generates(folder: RunFolder, recipe: Recipe) -> None:
+    """Refuse the run of a translator, which may have no weights yet."""
+    if recipe.task != "language":
+        raise UserError(
+            f"The run in {folder.path} is a translator, which continues no text: use `torchdefine translate`."
+        )
 
 
 def _remembering(model: LanguageModel, memory: int | None, clamp: int | None) -> AbstractContextManager[None]:

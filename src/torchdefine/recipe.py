@@ -28,6 +28,7 @@ from torchdefine.spelling import did_you_mean
 from torchdefine.translation_settings import BeamSettings, BitextSettings, TransformerSettings
 
 FORMAT_VERSION = 1
+SECTIONS_OF_THE_OTHER_TASK = {"language": ("bitext", "transformer", "beam"), "translation": ("context", "eval")}
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,8 @@ class Recipe:
 
     def _check_sections(self) -> None:
         """What is set must have an effect: each task has sections of its own."""
-        translates = self.task == "translation"
         defaults = {f.name: f.default_factory for f in dataclasses.fields(self) if f.name in SECTIONS}
-        for section in ("context", "eval") if translates else ("bitext", "transformer", "beam"):
+        for section in SECTIONS_OF_THE_OTHER_TASK[self.task]:
             require(
                 getattr(self, section) == defaults[section](),  # type: ignore[operator]
                 f"The section {section} is not for the task {self.task}, so it would have no effect: leave it out"
@@ -76,12 +76,21 @@ class Recipe:
             )
         streams = (self.train.batch_size, self.train.length, self.train.random_length)
         require(
-            not translates or streams == (32, 70, False),
+            self.task != "translation" or streams == (32, 70, False),
             "train.batch_size, length and random_length are for streams of text: use bitext.batch_tokens.",
         )
 
+    def used_sections(self) -> list[str]:
+        """The sections that the recipe's task has; all others are at their defaults."""
+        return [section for section in SECTIONS if section not in SECTIONS_OF_THE_OTHER_TASK[self.task]]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for YAML or JSON, of the sections that the task has."""
+        return {k: v for k, v in to_plain(self).items() if k not in SECTIONS_OF_THE_OTHER_TASK[self.task]}
+
     def to_yaml(self) -> str:
-        return yaml.safe_dump({"format_version": FORMAT_VERSION, **to_plain(self)}, sort_keys=False, allow_unicode=True)
+        values = {"format_version": FORMAT_VERSION, **self.to_plain()}
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 SECTIONS = [f.name for f in dataclasses.fields(Recipe) if f.name not in ("name", "description", "published", "task")]

@@ -75,8 +75,12 @@ class EmbeddingSettings:
 class ContextSettings:
     kind: str = setting("lstm", "lstm, transformer-xl, or the name of a registered context model.")
     layers: int = setting(1, "How many layers.")
-    hidden_dim: int = setting(256, "Width of the layers; a transformer's is that of the embedding.")
-    output_dim: int | None = setting(None, "Width of the last layer; map_dim if the output is tied, else hidden_dim.")
+    hidden_dim: int = setting(
+        256, "Width of all layers of an LSTM but the last (see output_dim); a transformer's is that of the embedding."
+    )
+    output_dim: int | None = setting(
+        None, "Width of the last or only layer of an LSTM; map_dim if the output is tied, else hidden_dim."
+    )
     heads: int = setting(8, "Attention heads of a transformer.")
     head_dim: int | None = setting(None, "Width of a head; that of the embedding / heads by default.")
     inner_dim: int | None = setting(None, "Width inside a transformer's dense layers; four times the embedding's.")

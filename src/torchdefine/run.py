@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -17,7 +18,15 @@ from torchdefine.loaded_run import Run
 from torchdefine.models import LanguageModel, Translator
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.settings import to_plain
-from torchdefine.tasks import describe, fresh_model, load_tokens, make_trainer, open_data, unloaded_model
+from torchdefine.tasks import (
+    describe,
+    describe_amount,
+    fresh_model,
+    load_tokens,
+    make_trainer,
+    open_data,
+    unloaded_model,
+)
 from torchdefine.training import RunFolder
 from torchdefine.training.checkpoint import load_weights, read_checkpoint
 from torchdefine.training.distributed import Processes, joined_processes
@@ -26,6 +35,8 @@ from torchdefine.training.kept_checkpoints import average_checkpoints
 from torchdefine.training.memory import keep_freed_memory
 from torchdefine.training.precision import flush_denormals
 from torchdefine.training.progress import QuietReporter, Reporter
+
+log = logging.getLogger(__name__)
 
 
 def train(
@@ -73,6 +84,7 @@ def train(
         processes.wait()
         environment = describe_environment(target)
         if processes.is_first:
+            log.info(describe_amount(corpus, trainer.data))
             folder.log(
                 "start", {"step": trainer.position.step, "parameters": model.parameters_by_part(), **environment}
             )

@@ -5,13 +5,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.training.test_loop import StopAt
 from torchdefine import load_run, train
-from torchdefine.analysis.neighbours import nearest_neighbours
+from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours, readable_token
+from torchdefine.analysis.pictures import curve_figure, readable_ticks
 from torchdefine.analysis.plots import draw
 from torchdefine.analysis.report import ReportOptions, write_report
 from torchdefine.analysis.run_summary import summarise
+from torchdefine.data import Vocabulary
+from torchdefine.data.tokenizer import train_bpe_on
 from torchdefine.errors import UserError
 from torchdefine.training import Interrupted
 
@@ -115,9 +121,101 @@ def test_pictures_that_cannot_be_drawn(runs: dict[str, Path], tmp_path: Path) ->
         draw("curves", [runs["define"]], tmp_path / "picture.gif")
     with pytest.raises(UserError, match="No layer has more than one group"):
         draw("groups", [runs["standard"]], tmp_path / "picture.png")
+    with pytest.raises(UserError, match="The run standard has no DeFINE unit, so it has no layers to draw"):
+        draw("layers", [runs["standard"]], tmp_path / "picture.png")
     with pytest.raises(UserError, match="has written no weights"):
         draw("maps", [runs["nothing"]], tmp_path / "picture.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_recipe_of_every_run_stands_at_the_top(runs: dict[str, Path], tmp_path: Path, recipe_file: Path) -> None:
+    page = report([runs["standard"], runs["define"]], tmp_path)
+    head = page[page.index("<header>") : page.index("</header>")]
+    for name in ("standard", "define"):
+        assert f"<dt>{name}</dt><dd>{recipe_file}: A tiny model for tests</dd>" in head
+
+
+def test_a_prompt_of_unknown_words_is_called_so(runs: dict[str, Path], tmp_path: Path) -> None:
+    assert "read as &lt;unk&gt;" not in report([runs["define"]], tmp_path, prompt="w1")
+    assert "Outside its vocabulary, so read as &lt;unk&gt;: zebra, &amp;." in report(
+        [runs["define"]], tmp_path, prompt="zebra w1 &"
+    )
+
+
+def test_what_the_numbers_mean_is_said_beside_them(runs: dict[str, Path], tmp_path: Path) -> None:
+    page = report([runs["standard"], runs["define"]], tmp_path)
+    assert "The effective rank says how many independent dimensions" in page
+    assert "The distance to standard is the mean difference between the two maps" in page
+    assert "The distance to" not in report([runs["define"]], tmp_path)
+
+
+def test_only_settings_with_an_effect_are_said_to_differ(runs: dict[str, Path], tmp_path: Path) -> None:
+    page = report([runs["standard"], runs["define"]], tmp_path)
+    table = page[page.index("Settings in which the runs differ") : page.index("the whole recipe")]
+    rows = dict(re.findall(r"<tr><td>([\w.]+)</td><td>([^<]*)</td>", table))
+    assert rows["embedding.unit"] == "none"
+    assert rows["embedding.expand_dim"] == rows["embedding.cutoffs"] == "–"
+    assert not rows.keys() & {"embedding.depth", "embedding.norm", "output.cutoffs"}
+    for section in ("bitext:", "transformer:", "beam:"):
+        assert section not in page
+
+
+def test_curves_begin_where_training_does_and_have_readable_ticks(runs: dict[str, Path]) -> None:
+    (summary,) = summarise([runs["define"]])
+    (axes,) = curve_figure([summary], "step").axes
+    training, validation = (list(line.get_xdata()) for line in axes.lines[:2])
+    assert training[0] == 7
+    assert validation[0] == 25
+    assert axes.lines[0].get_linewidth() < axes.lines[1].get_linewidth()
+    low, high = axes.get_ylim()
+    shown = [text.get_text() for text in axes.get_yticklabels()]
+    assert len([text for text in shown if re.fullmatch(r"[\d,.]+", text)]) >= 3
+    assert all(low <= tick <= high for tick in axes.get_yticks())
+
+
+@given(st.floats(1.0, 1e5), st.floats(1.01, 1e4))
+def test_an_axis_has_at_least_three_round_ticks(low: float, ratio: float) -> None:
+    ticks = readable_ticks(low, low * ratio)
+    assert 3 <= len(ticks) <= 12
+    assert ticks == sorted(set(ticks))
+    assert low <= ticks[0] < ticks[-1] <= low * ratio
+
+
+def test_words_to_look_at_come_from_the_vocabulary() -> None:
+    """Frequent, beyond the most frequent, long enough to mean something, and never a rare one."""
+    names = [f"{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(600)]
+    tokens = ["<unk>", "<eos>", ",", *(f"{name}{'ing' if i % 2 else ''}" for i, name in enumerate(names))]
+    counts = [*range(2000, 2000 - 403, -1), *[9] * 200]
+    chosen = frequent_words(Vocabulary(tokens, counts))
+    assert len(chosen) == len(set(chosen)) == 10
+    ranks = [tokens.index(word) for word in chosen]
+    assert ranks == sorted(ranks)
+    assert all(len(word) >= 4 for word in chosen)
+    assert min(ranks) > 60
+    assert max(ranks) < 403
+    tiny = Vocabulary(["w1", "w2", "<eos>", "<unk>"], [20, 15, 12, 11])
+    assert frequent_words(tiny) == ["w1", "w2"]
+
+
+def test_a_vocabulary_of_rare_words_has_no_neighbours_rather_than_false_ones() -> None:
+    words = Vocabulary(["alpha", "beta", "gamma", "<eos>", "<unk>"], [30, 20, 3, 2, 1])
+    found = nearest_neighbours(torch.randn(5, 4), words, ["alpha"])
+    assert [word for word, _ in found["alpha"]] == ["beta"]
+
+
+def test_subwords_are_shown_as_text() -> None:
+    pytest.importorskip("tokenizers")
+    tokens = train_bpe_on([["die Männer am Fluss", "Männer und Flüsse"] * 40], 330, sentences=True)
+    assert tokens.id("ĠMÃ¤nner") != tokens.unk_id
+    assert readable_token(tokens, tokens.id("ĠMÃ¤nner")) == "Männer"
+    assert readable_token(tokens, tokens.id("s")) == "-s"
+    assert "Männer" in frequent_words(tokens)
+    found = nearest_neighbours(torch.randn(len(tokens), 8), tokens, ["Männer", "unbekannt"], count=200)
+    assert list(found) == ["Männer"]
+    shown = [word for word, _ in found["Männer"]]
+    assert "Fluss" in shown
+    assert all(word.isprintable() and not re.search("[Ġ�]", word) for word in shown)
+    assert not {"<pad>", "<bos>"} & set(shown)
 
 
 def test_neighbours_are_those_of_a_loop(runs: dict[str, Path]) -> None:

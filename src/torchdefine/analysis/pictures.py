@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,30 +56,51 @@ def drawing() -> Iterator[type[Figure]]:
 
 
 def curve_figure(runs: Sequence[RunSummary], by: Axis = "tokens") -> Figure:
-    """Validation perplexity of every run; training perplexity where a run was never validated."""
+    """Validation perplexity of every run, with training perplexity as a thin line; that alone if there is no other."""
     with drawing() as figure_class:
-        from matplotlib.ticker import EngFormatter, NullFormatter, ScalarFormatter
+        from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
 
         figure = figure_class(figsize=(7.2, 4.0), layout="constrained")
         axes = figure.add_subplot()
         for index, run in enumerate(runs):
-            records, label = (run.valid, run.name) if run.valid else (run.train, f"{run.name} (training)")
             style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
-            if records:
-                points = [(r[by], r["perplexity"]) for r in records]
-                axes.plot(*zip(*points, strict=True), label=label, marker="o", markersize=3.5, **style)
+            valid, train = _points(run.valid, by), _points(run.train, by)
+            if valid and train:
+                axes.plot(*zip(*train, strict=True), linewidth=0.7, alpha=0.6, **style)
+            if valid or train:
+                label = run.name if valid else f"{run.name} (training)"
+                axes.plot(*zip(*(valid or train), strict=True), label=label, marker="o", markersize=3.5, **style)
+        if any(run.valid and run.train for run in runs):
+            axes.plot([], [], color="#888888", linewidth=0.7, label="training")
         counted = next((u for run in runs if (u := run.fact("valid_unigram_perplexity"))), None)
         if counted:
             axes.axhline(counted, color="#888888", linewidth=1, linestyle=":", label="unigram")
         axes.set(xlabel=AXIS_NAMES[by], ylabel="perplexity (log scale)", yscale="log")
         axes.xaxis.set_major_formatter(EngFormatter())
-        axes.yaxis.set_major_formatter(ScalarFormatter())
-        low, high = axes.get_ylim()
-        axes.yaxis.set_minor_formatter(ScalarFormatter() if high < 8 * low else NullFormatter())
-        axes.grid(alpha=0.25, which="both")
+        axes.yaxis.set_major_locator(FixedLocator(readable_ticks(*axes.get_ylim())))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.grid(alpha=0.25)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
         return figure
+
+
+def _points(records: Sequence[dict[str, Any]], by: Axis) -> list[tuple[float, float]]:
+    return [(record[by], record["perplexity"]) for record in records if math.isfinite(record["perplexity"])]
+
+
+def readable_ticks(low: float, high: float) -> list[float]:
+    """Round numbers between the ends of a logarithmic axis: at least three, and as round as so many can be."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+        ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+        within = [tick for tick in ticks if low <= tick <= high]
+        if len(within) >= 4:
+            return within
+    from matplotlib.ticker import MaxNLocator
+
+    return [float(tick) for tick in MaxNLocator(5, min_n_ticks=4).tick_values(low, high) if low <= tick <= high]
 
 
 def parameter_figure(runs: Sequence[RunSummary]) -> Figure:

@@ -15,7 +15,7 @@ from torchdefine.analysis.pictures import (
     parameter_figure,
     save_figure,
 )
-from torchdefine.analysis.report import layer_rows, layout_rows
+from torchdefine.analysis.report_maps import layer_rows, layout_rows
 from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.errors import UserError
 
@@ -39,7 +39,11 @@ def _figure(kind: str, runs: list[RunSummary], by: Axis, centred: bool) -> Figur
     if len(runs) != 1:
         raise UserError(f"The picture {kind!r} is of one run, but {len(runs)} were given: draw one after another.")
     stages = _maps(runs[0], centred)
-    return maps_figure(layer_rows(stages)) if kind == "layers" else groups_figure(list(stages.values()))
+    if kind == "groups":
+        return groups_figure(list(stages.values()))
+    if "layer 1" not in stages:
+        raise UserError(f"The run {runs[0].name} has no DeFINE unit, so it has no layers to draw: use the kind maps.")
+    return maps_figure(layer_rows(stages))
 
 
 def _maps(summary: RunSummary, centred: bool) -> dict[str, CorrelationMap]:

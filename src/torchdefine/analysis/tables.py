@@ -38,5 +38,14 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table>\n<thead><tr>{cells('th', header)}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
+def wide(table: str) -> str:
+    """A table that scrolls by itself where the page is too narrow for it."""
+    return f'<div class="wide" tabindex="0">{table}</div>'
+
+
+def figure(svg: str) -> str:
+    return f'<figure tabindex="0">{svg}</figure>'
+
+
 def _is_number(cell: str) -> bool:
     return not cell or cell[0] in "0123456789–+-"

@@ -16,11 +16,11 @@ from torchdefine.cli import exporting, inference, looking, models, recipes, runs
 from torchdefine.errors import MachineError, UserError
 from torchdefine.recipe import SECTIONS, Recipe
 from torchdefine.settings import explain
-from torchdefine.spelling import did_you_mean
+from torchdefine.spelling import did_you_mean_setting
 
 DESCRIPTION = """Deep factorised token embeddings: train language models with any of them, and compare fairly.
 
-  torchdefine recipes                                what there is to train
+  torchdefine recipes                                what there is to train; with a name, its settings
   torchdefine train demo/adaptive-define --out runs/first
   torchdefine eval runs/first
   torchdefine generate runs/first --prompt "The game"
@@ -78,9 +78,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"torchdefine {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
 
-    def command(name: str, run: Callable[..., None], summary: str, more: str = "") -> argparse.ArgumentParser:
+    def command(
+        name: str, run: Callable[..., None], summary: str, more: str = "", last: str = ""
+    ) -> argparse.ArgumentParser:
         added: argparse.ArgumentParser = commands.add_parser(
-            name, help=summary, description=f"{summary}\n\n{more}", formatter_class=shape, allow_abbrev=False
+            name,
+            help=summary,
+            description=f"{summary}\n\n{more}",
+            epilog=last,
+            formatter_class=shape,
+            allow_abbrev=False,
         )
         added.set_defaults(run=run)
         return added
@@ -113,7 +120,7 @@ def _overrides(rest: list[str], command: str) -> dict[str, dict[str, Any]]:
             raise UserError(f"The argument {word!r} is not understood: see `torchdefine {command} --help`.")
         dotted, given, value = word[2:].partition("=")
         if dotted not in names:
-            raise UserError(f"The setting --{dotted} is unknown{did_you_mean(dotted, names)}")
+            raise UserError(f"The setting --{dotted} is unknown{did_you_mean_setting(dotted, names)}")
         if not given:
             value = next(words, "")
             if not value or value.startswith("--"):

@@ -24,7 +24,9 @@ def add_commands(command: Command) -> None:
     sub = command("report", _report, "Write one HTML file about runs, finished or not; it opens from disk.")
     sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
     sub.add_argument("--out", help="the HTML file (default: report.html in the first run's folder)")
-    sub.add_argument("--words", help="words whose nearest neighbours to show, with commas between")
+    sub.add_argument(
+        "--words", help="words whose nearest neighbours to show, with commas between (default: frequent ones)"
+    )
     sub.add_argument("--prompt", default="The", help="the text that the runs continue (default: The)")
 
     sub = command("plot", _plot, "Draw one picture of runs for a paper: PNG, SVG or PDF.", PICTURES)
@@ -46,11 +48,11 @@ def _compare(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 
 def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.analysis.report import WORDS, ReportOptions, write_report
+    from torchdefine.analysis.report import ReportOptions, write_report
     from torchdefine.training.progress import work_bar
 
     path = Path(options.out) if options.out else Path(options.folders[0]) / "report.html"
-    words = options.words.split(",") if options.words else WORDS
+    words = options.words.split(",") if options.words else None
     with work_bar("looking at the runs") as progress:
         write_report(options.folders, path, ReportOptions(words, options.prompt), progress)
     print(f"The report is in {path}.")

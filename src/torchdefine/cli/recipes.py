@@ -5,27 +5,49 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from torchdefine.cli.recipe_page import recipe_facts, recipe_page
 from torchdefine.cli.shared import Command, add_device, print_json
 from torchdefine.errors import UserError
 from torchdefine.recipe import Recipe, load_recipe, recipe_names
 from torchdefine.settings import explain
 
+if TYPE_CHECKING:
+    from torchdefine.loaded_run import Run
+
+RECIPES = """  torchdefine recipes                              the list, with parameters and published numbers
+  torchdefine recipes demo/standard > mine.yaml    one recipe, as a file to change
+  torchdefine train mine.yaml"""
+
+COUNTING = """  torchdefine params table1a/r3
+  torchdefine params demo/adaptive-define --embedding.depth 5 --plan
+
+Settings of the sections data, embedding, context and output change the parameters, and of bitext and transformer
+those of a translator: `torchdefine train --help` explains them all."""
+TRAINING = """  torchdefine train demo/adaptive-define --out runs/first
+  torchdefine train demo/adaptive-define --data my_texts/ --out runs/second --optim.lr 3e-3 --train.steps 2000
+  torchdefine train mine.yaml --out runs/third           a recipe of your own
+  torchdefine train mine.yaml --out runs/third --resume  where it was broken off"""
+
 
 def add_commands(command: Command) -> None:
     """What starts from a recipe."""
-    sub = command("recipes", _recipes, "List what there is to train, with parameters and published numbers.")
+    sub = command(
+        "recipes", _recipes, "List what there is to train, or show one recipe with all its settings.", RECIPES
+    )
+    sub.add_argument("recipe", nargs="?", help="a recipe's name, or a YAML file, to show instead of the list")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
-    sub = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", _settings_help())
+    sub = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", COUNTING)
     sub.add_argument("recipe", help="a recipe's name, or a YAML file")
     sub.add_argument("--plan", action="store_true", help="print the layers of the unit too")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
-    sub = command("train", _train, "Train a recipe on a text.", _settings_help())
+    sub = command("train", _train, "Train a recipe on a text.", TRAINING, _settings_help())
     sub.add_argument("recipe", help="a recipe's name, or a YAML file")
     sub.add_argument("--data", help="a folder with train, valid and test text, or a named corpus")
     sub.add_argument("--out", help="the run's folder (default: a new one under runs/)")
@@ -42,13 +64,28 @@ def add_commands(command: Command) -> None:
 
 def _settings_help() -> str:
     """Every setting that a command line may change, section by section."""
-    lines = ["Any setting of the recipe can be changed by --SECTION.NAME VALUE, as in --optim.lr 1e-3:", ""]
+    lines = [
+        "settings:",
+        "  Any setting of the recipe can be changed by --SECTION.NAME VALUE, as in --optim.lr 1e-3.",
+        "  […] is the value where the recipe sets none; `torchdefine recipes NAME` shows a recipe's own.",
+    ]
+    section = ""
     for name, default, explanation in explain(Recipe):
+        if name.split(".")[0] != section:
+            section = name.split(".")[0]
+            lines += ["", f"{section}:"]
         lines.append(f"  --{name:<28} {explanation} [{default}]")
     return "\n".join(lines)
 
 
 def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    if options.recipe is not None:
+        recipe = load_recipe(options.recipe)
+        if options.json:
+            print_json(recipe_facts(recipe))
+        else:
+            print(recipe_page(recipe))
+        return
     recipes = [load_recipe(name) for name in recipe_names()]
     if options.json:
         print_json([{"name": r.name, "description": r.description, "published": r.published} for r in recipes])
@@ -69,7 +106,7 @@ def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
             for recipe in recipes
         ],
         note="Numbers are published ones: of the paper, or of AWD-LSTM and mixtures by their authors; "
-        "`torchdefine params RECIPE` builds the model and counts.",
+        "`torchdefine recipes RECIPE` shows its settings, `torchdefine params RECIPE` builds the model and counts.",
     )
 
 
@@ -125,7 +162,24 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
             unigram = result.get(f"{split}_unigram_perplexity")
             beside = f" (unigram {unigram:,.1f})" if unigram else ""
             print(f"{split} perplexity {result[f'{split}_perplexity']:,.2f}{beside}")
+    _print_caveats(run)
     print(f"The run is in {run.folder.path}.")
+
+
+def _print_caveats(run: Run) -> None:
+    """What a reader must know of the numbers of a run that has just ended, or of their absence."""
+    from torchdefine.training.evaluate import warn_of_short_streams
+
+    evaluated = run.result["evaluation"]
+    if not evaluated:
+        print("Nothing was measured, for there is neither a valid nor a test text: add one to the folder of the text.")
+    if run.recipe.task == "translation":  # one sentence at a time, whatever their number
+        return
+    for split, one in evaluated.items():
+        short = warn_of_short_streams(one["tokens"], run.recipe.eval.batch_size)
+        command = f"torchdefine eval {shlex.quote(str(run.folder.path))} --split {split} --batch-size 1"
+        if short:
+            print(f"{short} `{command}` is exact.")
 
 
 def _demo(options: argparse.Namespace, _: dict[str, Any]) -> None:

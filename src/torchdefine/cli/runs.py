@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def add_commands(command: Command) -> None:
 
 def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import load_run
-    from torchdefine.training.evaluate import PUBLIC_STREAMS
+    from torchdefine.training.evaluate import PUBLIC_STREAMS, warn_of_short_streams
     from torchdefine.training.progress import work_bar
 
     cache = _neural_cache(options)
@@ -78,6 +79,10 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     print(f"{options.split} perplexity {evaluation.perplexity:,.4f} (loss {evaluation.loss:.5f} nats{bits})")
     print(f"{evaluation.tokens:,} tokens, {evaluation.unknown_share:.2%} of them outside the vocabulary")
     print(evaluation.protocol)
+    streams = run.recipe.eval.batch_size if options.batch_size is None else options.batch_size
+    short = warn_of_short_streams(evaluation.tokens, streams)
+    if short:
+        print(f"{short} --batch-size 1 is exact.")
     if public is not None:
         print(f"public protocol: perplexity {public.perplexity:,.4f} (loss {public.loss:.5f} nats)")
         print(public.protocol)
@@ -101,10 +106,16 @@ def _neural_cache(options: argparse.Namespace) -> NeuralCache | None:
 
 def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.decoding import SamplingOptions
+    from torchdefine.loaded_run import check_generates
     from torchdefine.run import load_run
+    from torchdefine.training import RunFolder
 
+    folder = RunFolder(options.folder)
+    check_generates(folder, folder.recipe())  # first of all: weights that are missing are no reason to look for others
     run = load_run(options.folder, **loading(options))
-    run.check_generates()
+    outside = run.unknown_words(options.prompt)
+    if outside:
+        print(f"Outside the vocabulary, so read as <unk>: {', '.join(outside)}.", file=sys.stderr)
     unknown = run.tokenization.unk_id
     sampling = SamplingOptions(options.temperature, options.top_k, options.top_p, () if unknown is None else (unknown,))
     text = run.generate(options.prompt, options.length, sampling, seed=options.seed)

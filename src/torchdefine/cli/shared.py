@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 Command = Callable[..., argparse.ArgumentParser]
-"""Adds a command: its name, what runs it, a summary and more to read in its help."""
+"""Adds a command: its name, what runs it, a summary, and more to read before and after the options in its help."""
 
 CHECKPOINTS = ["best", "last", "average"]
 

@@ -22,6 +22,9 @@ PUBLIC_STREAMS = 10
 FEWEST_RECORDED = 20
 """Segments; for fewer a recording is not worth its while."""
 
+SHORT_STREAM = 200
+"""Tokens; in shorter streams the words without context weigh so much that the perplexity is clearly too high."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -144,6 +147,16 @@ def _plain(model: LanguageModel) -> Predict:
         return losses.cross_entropy, state
 
     return predict
+
+
+def warn_of_short_streams(tokens: int, streams: int) -> str:
+    """A sentence about a text that is too short for so many streams; empty for others."""
+    if streams == 1 or tokens >= SHORT_STREAM * streams:
+        return ""
+    return (
+        f"The perplexity is likely too high: {tokens:,} tokens in {min(streams, tokens)} streams are short pieces, "
+        "each begun without context."
+    )
 
 
 def perplexity(loss: float) -> float:

@@ -91,8 +91,15 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         if not self.exists():
-            raise UserError(f"{self.path} holds no run: config.yaml is missing.")
+            raise UserError(f"{self.path} holds no run: {self._what_to_name_instead()}")
         return load_recipe(str(self.config))
+
+    def _what_to_name_instead(self) -> str:
+        within = sorted(config.parent for config in self.path.glob("*/config.yaml"))
+        if not within:
+            return "config.yaml is missing."
+        shown = ", ".join(map(str, within[:6])) + (f" and {len(within) - 6} more" if len(within) > 6 else "")
+        return f"name a run that lies in it, such as {shown}."
 
     def fingerprint(self, tokenization: Fingerprinted, train_tokens_sha256: str | None = None) -> None:
         """Say what vocabulary, and in training what text, goes with this run."""

@@ -1,0 +1,45 @@
+"""The settings in which runs differ, as far as they have an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torchdefine.recipe import SECTIONS, Recipe
+from torchdefine.recipe_effects import settings_without_effect
+from torchdefine.settings import to_plain
+
+NO_EFFECT = "–"
+
+
+def differing_settings(recipes: Sequence[Recipe]) -> list[list[str]]:
+    """A row for each: its name, and its value in every recipe, or a dash where it has no effect.
+
+    What only some of the recipes use is left out where these leave it at its default.
+    """
+    settings = [_with_effect(recipe) for recipe in recipes]
+    default = _flatten({section: to_plain(getattr(Recipe(), section)) for section in SECTIONS})
+    rows = []
+    for name in dict.fromkeys(name for one in settings for name in one):
+        values = [one[name] for one in settings if name in one]
+        differ = any(value != values[0] for value in values)
+        chosen = len(values) < len(settings) and any(value != default.get(name) for value in values)
+        if differ or chosen:
+            rows.append([name, *(str(one.get(name, NO_EFFECT)) for one in settings)])
+    return rows
+
+
+def _with_effect(recipe: Recipe) -> dict[str, Any]:
+    """All settings that have an effect by dotted name; those that are None by default and in the recipe, too."""
+    unused = settings_without_effect(recipe)
+    sections = {section: vars(getattr(recipe, section)) for section in recipe.used_sections()}
+    plain = _flatten(sections)
+    return {"task": recipe.task, **{name: value for name, value in plain.items() if name not in unused}}
+
+
+def _flatten(sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        f"{section}.{name}": list(value) if isinstance(value, tuple) else value
+        for section, values in sections.items()
+        for name, value in values.items()
+    }
