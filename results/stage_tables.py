@@ -84,10 +84,14 @@ def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None)
 
 
 def published_test(run: dict[str, Any]) -> float | None:
-    """The paper's test perplexity, where a row's model is the paper's; norms, which it does not mention, may differ."""
+    """The paper's test perplexity, where a row's model is the paper's; norms, which it does not mention, may differ.
+
+    So may `state_dropout`, which all rows of a stage have.
+    """
     papers, defaults = to_plain(load_recipe(run["recipe"])), to_plain(Recipe())  # a run may be older than a setting
     for section in ("embedding", "context", "output"):
-        one, other = ({**defaults[section], **each[section], "norm": ""} for each in (run["settings"], papers))
+        may_differ = {"norm": "", "state_dropout": 0.0}
+        one, other = ({**defaults[section], **each[section], **may_differ} for each in (run["settings"], papers))
         if one != other:
             return None
     return (run["settings"].get("published") or {}).get("test_perplexity")
