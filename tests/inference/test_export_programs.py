@@ -63,7 +63,7 @@ def cached_lstm() -> LanguageModel:
 def compressed_lstm() -> LanguageModel:
     """Codes in bytes of two each, unpacked by the program."""
     model = adaptive_define_lstm().eval()
-    how = Compression("codes", 8, 16, CodeLearning(steps=20, rounds=1))
+    how = Compression("codes", 3, 16, CodeLearning(steps=20, rounds=1))
     model.embedding.look_up(compress_embedding(model.embedding, how).table)
     model.embedding.unit.forward = None
     return model
