@@ -198,7 +198,7 @@ def _chosen_folder(recipe: Recipe, out: str | Path | None, resume: bool, process
         if changed:
             raise UserError(
                 f"The run in {folder.path} was started with another {changed}: resume it with the same settings, or "
-                "start a new one with another --out."
+                f"start a new one with another --out, from these weights by --train.start_from {folder.path}."
             )
     else:
         folder.check_free()
