@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.modes import evaluating
 
 Encode = Callable[[nn.Module, Any], Tensor]
 """Runs a model on one batch and gives what matters, (N, d): sentence vectors, or hidden states without padding."""
@@ -57,7 +58,7 @@ class Behaviour:
         """What the model gave with its own table for one batch, (N, d); computed once."""
         known = self._original[index]
         if known is None:
-            with torch.no_grad(), _evaluating(self.model):
+            with torch.no_grad(), evaluating(self.model):
                 known = self.encode(self.model, self.batches[index]).float()
             self._original[index] = known
         return known
@@ -70,7 +71,7 @@ class Behaviour:
         own = getattr(parent, name)
         setattr(parent, name, table)
         try:
-            with _evaluating(self.model):
+            with evaluating(self.model):
                 yield
         finally:
             setattr(parent, name, own)
@@ -97,7 +98,7 @@ class Behaviour:
                 parameter.requires_grad_(False)
             for index, batch in enumerate(self.batches):
                 seen.clear()
-                with torch.enable_grad(), _evaluating(self.model):
+                with torch.enable_grad(), evaluating(self.model):
                     outputs = F.normalize(self.encode(self.model, batch).float(), dim=-1)
                     direction = torch.randn(outputs.shape, generator=generator).to(outputs.device)
                     gradients = torch.autograd.grad((outputs * direction).sum(), seen)
@@ -111,14 +112,3 @@ class Behaviour:
                 parameter.requires_grad_(True)
         assert felt is not None
         return felt / felt.diagonal().mean().clamp(min=1e-30)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -18,6 +18,7 @@ from torchdefine.embedding.table import TOKENS_AT_ONCE
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.modes import evaluating
 
 THRESHOLDS = (0.1, 0.25, 0.5)
 
@@ -127,10 +128,8 @@ def embedding_maps(
     which makes the cosines Pearson's correlations; the paper does not.
     """
     device = next(embedding.parameters()).device
-    training = embedding.training
-    embedding.eval()
     sums: dict[str, _Sums] = {}
-    try:
+    with evaluating(embedding):
         for start in range(0, embedding.num_embeddings, TOKENS_AT_ONCE):
             stop = min(start + TOKENS_AT_ONCE, embedding.num_embeddings)
             for name, vectors in _stages(embedding, torch.arange(start, stop, device=device)).items():
@@ -140,8 +139,6 @@ def embedding_maps(
                 sums[name] = _Sums(kept.gram + gram, kept.rows + rows) if kept else _Sums(gram, rows)
             if progress:
                 progress(stop, embedding.num_embeddings)
-    finally:
-        embedding.train(training)
     groups = _groups(embedding)
     count = embedding.num_embeddings if centred else None
     return {name: CorrelationMap(name, kept.cosines(count), groups.get(name, 1)) for name, kept in sums.items()}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchdefine.errors import UserError
 from torchdefine.models import LanguageModel
+from torchdefine.modes import evaluating
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,7 @@ def generate(
         raise UserError(f"The length is {length}, but must be at least 1.")
     options = options or SamplingOptions()
     device = next(model.parameters()).device
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         ids = torch.tensor([list(prompt)], device=device)  # (1, T)
         state = model.initial_state(1)
         continuation: list[int] = []
@@ -63,8 +62,6 @@ def generate(
                 break
             ids = torch.tensor([[token]], device=device)
         return continuation
-    finally:
-        model.train(training)
 
 
 def draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator | None = None) -> int:

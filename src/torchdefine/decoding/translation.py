@@ -14,6 +14,7 @@ from torchdefine.decoding.target_sampling import sample_targets
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.models import Translator
+from torchdefine.modes import evaluating
 
 PLACES_AT_ONCE = 8192
 """Tokens of the sources of a batch, padding included: long ones are searched fewer at a time."""
@@ -86,12 +87,8 @@ def translate_lines(
             on_long_line(LongLine(number, len(ids), len(cut)))
         of_line.append(range(len(pieces), len(pieces) + len(cut)))
         pieces += cut
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         found = _translate_pieces(model, tokenization, pieces, options, progress)
-    finally:
-        model.train(training)
     return [_joined([found[place] for place in places], tokenization.target, options.n_best) for places in of_line]
 
 

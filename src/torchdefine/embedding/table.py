@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from torchdefine.modes import evaluating
+
 TOKENS_AT_ONCE = 16_384
 """Enough to keep a device busy; a unit 4,096 wide then needs about 1 GiB of working memory in float32."""
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Have a module evaluate; afterwards each of its parts is in the mode it was in, which may not be the whole's."""
-    training = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
 
 
 @torch.no_grad()

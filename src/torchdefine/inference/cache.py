@@ -17,9 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.embedding.table import TOKENS_AT_ONCE, evaluating
+from torchdefine.embedding.table import TOKENS_AT_ONCE
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, atomic_file
+from torchdefine.modes import evaluating
 
 FORMAT = "torchdefine cache"
 FORMAT_VERSION = "1"

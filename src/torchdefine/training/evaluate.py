@@ -15,6 +15,7 @@ from torchdefine.data import TokenFile, evaluation_streams
 from torchdefine.errors import UserError
 from torchdefine.models import LanguageModel
 from torchdefine.models.language_model import State
+from torchdefine.modes import evaluating
 from torchdefine.training.recording import Hint, Inputs, Recorder, copy_state
 
 PUBLIC_STREAMS = 10
@@ -95,9 +96,7 @@ def total_nats(
             raise UserError(f"The {name} of an evaluation is {value}, but must be at least 1.")
     device = next(model.parameters()).device
     streams = evaluation_streams(np.asarray(text.tokens), min(batch_size, len(text)), start_token, device)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         state = model.initial_state(streams.batch_size)
         worth_recording = device.type == "cuda" and streams.length > FEWEST_RECORDED * length
         kind = _RecordedSum if worth_recording and predict is None else _Sum
@@ -108,8 +107,6 @@ def total_nats(
             if progress:
                 progress(min(start + length, streams.length), streams.length)
         return summed.total
-    finally:
-        model.train(training)
 
 
 class _Sum:

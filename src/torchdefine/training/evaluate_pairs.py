@@ -9,6 +9,7 @@ import torch
 from torchdefine.data import BitextBatches, SentencePairs, TokenizerPair
 from torchdefine.files import Progress
 from torchdefine.models import Translator
+from torchdefine.modes import evaluating
 from torchdefine.training.evaluate import Evaluation, perplexity
 
 
@@ -23,9 +24,7 @@ def evaluate_pairs(
 ) -> Evaluation:
     """Predict every token of the targets, each sentence's end included, in float32."""
     batches = BitextBatches(pairs, tokenization, batch_tokens, next(model.parameters()).device)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         total = torch.zeros((), dtype=torch.float64, device=batches.device)
         for number in range(batches.per_epoch):
             batch = batches.batch(number)
@@ -34,8 +33,6 @@ def evaluate_pairs(
             total += losses.cross_entropy.double()
             if progress is not None:
                 progress(number + 1, batches.per_epoch)
-    finally:
-        model.train(training)
     header = pairs.target.header
     nats = float(total)
     return Evaluation(
