@@ -33,7 +33,12 @@ def test_recorded_steps_give_the_numbers_of_plain_ones(
             out=out,
             train=settings,
             optim={"optimizer": optimizer, "lr": 0.01, "averaging": "always"},
-            context={"recurrent_dropout": 0.3, "activation_penalty": 1.0, "temporal_penalty": 1.0},
+            context={
+                "recurrent_dropout": 0.3,
+                "state_dropout": 0.2,
+                "activation_penalty": 1.0,
+                "temporal_penalty": 1.0,
+            },
         )
         results.append(json.loads((out / "result.json").read_text()))
         weights.append(load_file(out / "last" / "checkpoint.safetensors"))

@@ -23,7 +23,7 @@ def recipe_page(recipe: Recipe) -> str:
     lines.append("# What differs from its default comes first in every section; comments have the rest that matters.")
     for section in recipe.used_sections():
         settings = getattr(recipe, section)
-        differing = differing_settings(settings)
+        differing = changed_settings(settings)
         default = [
             f
             for f in dataclasses.fields(settings)
@@ -42,7 +42,7 @@ def recipe_page(recipe: Recipe) -> str:
 def recipe_facts(recipe: Recipe) -> dict[str, Any]:
     """The same for programs."""
     sections = {section: to_plain(getattr(recipe, section)) for section in recipe.used_sections()}
-    differing = {section: differing_settings(getattr(recipe, section)) for section in sections}
+    differing = {section: changed_settings(getattr(recipe, section)) for section in sections}
     return {
         "name": recipe.name,
         "description": recipe.description,
@@ -53,7 +53,7 @@ def recipe_facts(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def differing_settings(settings: Any) -> dict[str, Any]:
+def changed_settings(settings: Any) -> dict[str, Any]:
     """The settings of a section that have another value than their default, as plain values."""
     return {
         f.name: _plain(getattr(settings, f.name))

@@ -168,7 +168,7 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 def _print_caveats(run: Run) -> None:
     """What a reader must know of the numbers of a run that has just ended, or of their absence."""
-    from torchdefine.training.evaluate import warn_of_short_streams
+    from torchdefine.training.evaluate import short_stream_warning
 
     evaluated = run.result["evaluation"]
     if not evaluated:
@@ -176,7 +176,7 @@ def _print_caveats(run: Run) -> None:
     if run.recipe.task == "translation":  # one sentence at a time, whatever their number
         return
     for split, one in evaluated.items():
-        short = warn_of_short_streams(one["tokens"], run.recipe.eval.batch_size)
+        short = short_stream_warning(one["tokens"], run.recipe.eval.batch_size)
         command = f"torchdefine eval {shlex.quote(str(run.folder.path))} --split {split} --batch-size 1"
         if short:
             print(f"{short} `{command}` is exact.")

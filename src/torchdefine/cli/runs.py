@@ -50,7 +50,7 @@ def add_commands(command: Command) -> None:
 
 def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import load_run
-    from torchdefine.training.evaluate import PUBLIC_STREAMS, warn_of_short_streams
+    from torchdefine.training.evaluate import PUBLIC_STREAMS, short_stream_warning
     from torchdefine.training.progress import work_bar
 
     cache = _neural_cache(options)
@@ -80,7 +80,7 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     print(f"{evaluation.tokens:,} tokens, {evaluation.unknown_share:.2%} of them outside the vocabulary")
     print(evaluation.protocol)
     streams = run.recipe.eval.batch_size if options.batch_size is None else options.batch_size
-    short = warn_of_short_streams(evaluation.tokens, streams)
+    short = short_stream_warning(evaluation.tokens, streams)
     if short:
         print(f"{short} --batch-size 1 is exact.")
     if public is not None:

@@ -146,7 +146,7 @@ def _plain(model: LanguageModel) -> Predict:
     return predict
 
 
-def warn_of_short_streams(tokens: int, streams: int) -> str:
+def short_stream_warning(tokens: int, streams: int) -> str:
     """A sentence about a text that is too short for so many streams; empty for others."""
     if streams == 1 or tokens >= SHORT_STREAM * streams:
         return ""
