@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from marked import write_between_marks
+
 HERE = Path(__file__).parent
 ROWS, FIGURES = HERE / "benchmarks", HERE / "figures"
 FORMAT, FORMAT_VERSION = "torchdefine benchmark", 1
@@ -173,9 +175,6 @@ def draw_lines(panel: Any, group: dict[str, Any], measure: str) -> None:
 
 def write_front_page(record: dict[str, Any]) -> None:
     """The part of the project's README that speaks of speed, between its two marks."""
-    path = HERE.parent / "README.md"
-    before, rest = path.read_text(encoding="utf-8").split("<!-- speed -->\n")
-    _, after = rest.split("<!-- /speed -->\n")
     header = (
         "training step of",
         "parameters",
@@ -192,8 +191,7 @@ def write_front_page(record: dict[str, Any]) -> None:
         "[results/benchmarks](results/benchmarks/README.md#steps) has the spreads, and what the plain loops are is in "
         "[docs/benchmarks.md](docs/benchmarks.md).\n\n"
     )
-    table = "\n".join(lines)
-    path.write_text(f"{before}<!-- speed -->\n{said}{table}\n<!-- /speed -->\n{after}", encoding="utf-8")
+    write_between_marks(HERE.parent / "README.md", "speed", said + "\n".join(lines))
 
 
 def step_cells(group: dict[str, Any]) -> list[str]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from curves import draw_curves
+from marked import write_between_marks
+from speed import training_speed
 from stage_tables import all_stages
 
 HERE = Path(__file__).parent
@@ -106,7 +108,7 @@ def translation_section(folder: Path) -> str:
         for name in others:
             found = result.get("also", {}).get(name)
             scores += ["not run"] * 2 if found is None else [f"{found[key]:.2f}" for key in ("bleu", "chrf")]
-        speeds = f"{result['tokens_per_second']:,.0f}", f"{result['decoded_sentences_per_second']:.1f}"
+        speeds = f"{training_speed(result):,.0f}", f"{result['decoded_sentences_per_second']:.1f}"
         cells = [*row(result, f"`{result['recipe']}`")[:-2], speeds[0], *scores, speeds[1]]
         lines.append("| " + " | ".join(cells) + " |")
     lines.append("")
@@ -114,6 +116,13 @@ def translation_section(folder: Path) -> str:
         test = result["evaluation"]["test"]
         signatures = f"BLEU {test['bleu_signature']}, chrF {test['chrf_signature']}"
         lines.append(f"{origin(result)} Scores on {result['data']['splits']['test']['pairs']:,} pairs: {signatures}.")
+    lines += [
+        "",
+        "tokens/s are those of training, the median over the stretches between two log lines; sentences/s those of the "
+        "search on the test set, with the units computed.",
+    ]
+    picture = draw_curves(folder.name, {result["recipe"]: result for result in results})
+    lines += ["", f"![Validation perplexity]({picture})"]
     best = results[0]
     lines += ["", f"### What `{best['recipe']}` makes of ten test sentences", "", *translation_table(best)]
     return "\n".join(lines)
@@ -125,16 +134,34 @@ def translation_table(result: dict) -> list[str]:
 
 
 def write_front_page(translator: dict) -> None:
-    """The part of the project's README that speaks of a result, between its two marks."""
-    path = HERE.parent / "README.md"
-    before, rest = path.read_text().split("<!-- laptop -->\n")
-    _, after = rest.split("<!-- /laptop -->\n")
+    """The part of the project's README that speaks of a result."""
     said = (
         f"After {translator['seconds'] / 60:.0f} minutes on two cores it has {translator['test_bleu']:.1f} BLEU on "
         "sentences of which neither side occurs in training. It is a small model, and it shows:\n\n"
     )
-    table = "\n".join(translation_table(translator))
-    path.write_text(f"{before}<!-- laptop -->\n{said}{table}\n<!-- /laptop -->\n{after}")
+    write_between_marks(HERE.parent / "README.md", "laptop", said + "\n".join(translation_table(translator)))
+
+
+def write_translation_page(folder: Path) -> None:
+    """The part of docs/translation.md that compares a translator with and without DeFINE."""
+    names = ("transformer", "transformer-define")
+    results = [json.loads((folder / f"{name}.json").read_text()) for name in names]
+    steps = {result["steps"] for result in results}
+    assert len(steps) == 1, "The two were not trained equally long."
+    minutes = " and ".join(f"{result['seconds'] / 60:.1f}" for result in results)
+    lines = [
+        f"Each was trained for {steps.pop():,} steps, {results[0]['tokens'] / 1e6:.0f} M target tokens, in "
+        f"{minutes} minutes of one {results[0]['hardware']['gpu']}, and averages no checkpoints:",
+        "",
+        "| recipe | parameters | Europarl, BLEU | chrF | newstest2014, BLEU | chrF |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for result in results:
+        news = result["also"]["newstest2014"]
+        scores = (result["test_bleu"], result["test_chrf"], news["bleu"], news["chrf"])
+        cells = [f"`{result['recipe']}`", f"{result['parameters']['total'] / 1e6:.1f} M", *(f"{s:.2f}" for s in scores)]
+        lines.append("| " + " | ".join(cells) + " |")
+    write_between_marks(HERE.parent / "docs" / "translation.md", "europarl", "\n".join(lines))
 
 
 def origin(result: dict) -> str:
@@ -274,6 +301,7 @@ def main() -> None:
     )
     (HERE / "README.md").write_text(page)
     write_front_page(json.loads((HERE / "tatoeba" / "laptop.json").read_text()))
+    write_translation_page(HERE / "europarl")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from curves import draw_curves
+from speed import training_speed
 
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.settings import to_plain
@@ -76,7 +77,7 @@ def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None)
         f"{mean(tests):.2f}",
         f"{max(tests) - min(tests):.2f}" if len(runs) > 1 else "–",
         "–" if reference is None else f"{mean(tests) / mean(r['test_perplexity'] for r in reference) - 1:+.1%}",
-        f"{mean(1e3 * run['tokens'] / run['tokens_per_second'] / run['steps'] for run in runs):.1f}",
+        f"{mean(1e3 * run['tokens'] / training_speed(run) / run['steps'] for run in runs):.1f}",
         f"{runs[0]['tokens'] / 1e6:.1f}",
         f"{mean(other):.2f}" if other else "–",
         "–" if published is None else f"{published}",

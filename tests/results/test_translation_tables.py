@@ -11,7 +11,7 @@ from tests.results.test_stages import script
 from torchdefine.errors import UserError
 
 pytest.importorskip("sacrebleu")
-run_translation, make_tables = script("run_translation"), script("make_tables")
+run_translation, make_tables, speed = script("run_translation"), script("make_tables"), script("speed")
 TINY = {
     "bitext": {"bpe_size": 280, "batch_tokens": 400},
     "embedding": {"map_dim": 16},
@@ -67,3 +67,11 @@ def test_a_recipe_that_was_broken_off_goes_on(
     (tmp_path / "runs" / "tatoeba-laptop" / "result.json").unlink()
     run_translation.main()
     assert json.loads(file.read_text())["test_bleu"] == record["test_bleu"]
+
+
+def test_the_speed_of_training_leaves_compiling_and_validation_out() -> None:
+    seconds = [30.0, 31.0, 32.0, 39.0, 40.0, 41.0, 42.0]
+    curve = [{"tokens": 100 * (place + 1), "seconds": at} for place, at in enumerate(seconds)]
+    assert speed.training_speed({"tokens_per_second": 16.7, "train_curve": curve}) == 100
+    assert speed.training_speed({"tokens_per_second": 16.7, "train_curve": curve[:3]}) == 16.7
+    assert speed.training_speed({"tokens_per_second": 16.7}) == 16.7
