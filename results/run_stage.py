@@ -5,16 +5,20 @@
 Stages are the files of results/stages. A row that has its JSON already is not run again, so a stage runs in parts: with
 --seconds, no row is started that would not be over in time, by how long the slowest so far took. `--also` is a
 second text that every model is evaluated on, with its own vocabulary. `make results` turns the files into tables.
+
+What is tuned is never typed: a stage, or a row of it, that `takes` other stages gets the settings of their best rows on
+the validation text, and cannot run before them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,9 @@ from torchdefine import Run, train
 from torchdefine.data import find_splits, resolve_corpus
 from torchdefine.errors import UserError
 from torchdefine.files import write_json
-from torchdefine.settings import merge
+from torchdefine.recipe import load_recipe
+from torchdefine.settings import merge, to_plain
+from torchdefine.training import Diverged
 from torchdefine.training.progress import LineReporter
 
 HERE = Path(__file__).parent
@@ -48,28 +54,63 @@ class Row:
         return f"{plain}-seed-{self.seed}.json"
 
 
-def rows_of(stage: str) -> list[Row]:
-    """The runs of a stage, first seeds before second ones."""
+def rows_of(stage: str, out: Path) -> list[Row]:
+    """The runs of a stage, first seeds before second ones; ``out`` has the results of the stages that it takes."""
+    described = read_stage(stage)
+    shared = merge(yaml.safe_load((HERE / "stages" / "_schedule.yaml").read_text()), described.get("common", {}))
+    shared = merge(shared, best_settings(described.get("takes", ()), out))
+    steps = described["steps"]
+    found = []
+    for row in described["rows"]:
+        own = merge(merge(shared, best_settings(row.get("takes", ()), out)), own_settings(row))
+        for place, seed in enumerate(row.get("seeds", [1])):
+            run = {"steps": steps, "epochs": None, "seed": seed, "checkpoint_every": steps}
+            run["eval_every"] = max(steps // 5, 1)
+            found.append((place, Row(stage, row["name"], row["recipe"], seed, merge(own, {"train": run}))))
+    return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+
+
+def read_stage(stage: str) -> dict[str, Any]:
     path = HERE / "stages" / f"{stage}.yaml"
     if not path.exists():
         known = sorted(p.stem for p in path.parent.glob("[a-z]*.yaml"))
         raise UserError(f"There is no stage {stage!r}: use one of {', '.join(known)}.")
-    shared = yaml.safe_load((path.parent / "_schedule.yaml").read_text())
-    described = yaml.safe_load(path.read_text())
-    shared = merge(shared, described.get("common", {}))
-    steps = described["steps"]
-    found = []
+    described: dict[str, Any] = yaml.safe_load(path.read_text())
     for row in described["rows"]:
-        unknown = sorted(row.keys() - {"name", "recipe", "seeds", *SECTIONS})
+        unknown = sorted(row.keys() - {"name", "recipe", "seeds", "takes", *SECTIONS})
         if unknown:
             raise UserError(f"The row {row['name']!r} of {path} has {', '.join(unknown)}, which nothing reads.")
-        own = {section: row[section] for section in SECTIONS if section in row}
-        for place, seed in enumerate(row.get("seeds", [1])):
-            run = {"steps": steps, "epochs": None, "seed": seed, "checkpoint_every": steps}
-            run["eval_every"] = max(steps // 5, 1)
-            changes = merge(merge(shared, own), {"train": run})
-            found.append((place, Row(stage, row["name"], row["recipe"], seed, changes)))
-    return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+    return described
+
+
+def own_settings(row: dict[str, Any]) -> dict[str, Any]:
+    return {section: row[section] for section in SECTIONS if section in row}
+
+
+def best_settings(stages: Sequence[str], out: Path) -> dict[str, Any]:
+    """What the best rows of finished stages say for themselves."""
+    found: dict[str, Any] = {}
+    for stage in stages:
+        rows = {row["name"]: row for row in read_stage(stage)["rows"]}
+        found = merge(found, own_settings(rows[best_row(stage, out)]))
+    return found
+
+
+def best_row(stage: str, out: Path) -> str:
+    """The name of the row of a finished stage that has the least perplexity on the validation text."""
+    names = {row["name"] for row in read_stage(stage)["rows"]}
+    runs = [json.loads(path.read_text()) for path in sorted((out / stage).glob("*.json"))]
+    missing = names - {run["row"] for run in runs}
+    if missing:
+        raise UserError(
+            f"The best row of the stage {stage} is wanted, but {out / stage} has no result of "
+            f"{', '.join(sorted(missing))}: run that stage first."
+        )
+    finished = [run for run in runs if "diverged" not in run and run["row"] in names]
+    if not finished:
+        raise UserError(f"The best row of the stage {stage} is wanted, but all of its rows diverged.")
+    best: str = min(finished, key=lambda run: run["valid_perplexity"])["row"]
+    return best
 
 
 def missing_rows(rows: list[Row], out: Path) -> Iterator[Row]:
@@ -83,8 +124,13 @@ def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     folder = options.runs / row.stage / Path(row.file).stem
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was broken off
     changes = merge(row.changes, options.changes)
-    run = train(row.recipe, data=options.data, out=folder, reporter=LineReporter(seconds_between=15), **changes)
-    record = {**run.result, "stage": row.stage, "row": row.name}
+    place = {"stage": row.stage, "row": row.name}
+    try:
+        run = train(row.recipe, data=options.data, out=folder, reporter=LineReporter(seconds_between=15), **changes)
+    except Diverged as error:  # that is a result too, and the next rows want to run
+        settings = to_plain(load_recipe(row.recipe, changes))
+        return {**place, "recipe": row.recipe, "seed": row.seed, "settings": settings, "diverged": str(error)}
+    record = {**run.result, **place}
     if options.also:
         record["also"] = other_text(run, options.also)
     if not options.keep:
@@ -119,7 +165,7 @@ def main() -> None:
         options.also = resolve_corpus(options.also)
         find_splits(options.also, require_train=False)
     began, slowest = time.monotonic(), 0.0
-    for row in missing_rows(rows_of(options.stage), options.out):
+    for row in missing_rows(rows_of(options.stage, options.out), options.out):
         started = time.monotonic()
         if options.seconds and started - began + slowest > options.seconds:
             print(f"{row.name}, seed {row.seed}: not started, there is not enough time left.", flush=True)
@@ -128,7 +174,13 @@ def main() -> None:
         record = run_row(row, options)
         write_json(options.out / row.stage / row.file, record)
         slowest = max(slowest, time.monotonic() - started)
-        print(f"{row.name}: valid {record['valid_perplexity']:.2f}, test {record['test_perplexity']:.2f}", flush=True)
+        print(f"{row.name}: {outcome(record)}", flush=True)
+
+
+def outcome(record: dict[str, Any]) -> str:
+    if "diverged" in record:
+        return str(record["diverged"])
+    return f"valid {record['valid_perplexity']:.2f}, test {record['test_perplexity']:.2f}"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from curves import draw_curves
+from run_stage import best_row
 from speed import training_speed
 
 from torchdefine.recipe import Recipe, load_recipe
@@ -42,16 +43,12 @@ def stage_section(folder: Path) -> str:
         "|---" + "|---:" * (len(HEADER) - 1) + "|",
     ]
     for row in described["rows"]:
-        runs = by_row.get(row["name"])
-        cells = (
-            [row["name"], *["not run"] * (len(HEADER) - 1)]
-            if runs is None
-            else [row["name"], *cells_of(runs, reference)]
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    if by_row:
-        lines += ["", origin([run for runs in by_row.values() for run in runs])]
-        picture = draw_curves(f"stage-{folder.name}", {name: runs[0] for name, runs in by_row.items()})
+        lines.append("| " + " | ".join([row["name"], *row_cells(by_row.get(row["name"]), reference)]) + " |")
+    lines += [f"\n{sentence}" for sentence in taken(described, folder.parent)]
+    finished = {name: runs for name, runs in by_row.items() if "diverged" not in runs[0]}
+    if finished:
+        lines += ["", origin([run for runs in finished.values() for run in runs])]
+        picture = draw_curves(f"stage-{folder.name}", {name: runs[0] for name, runs in finished.items()})
         lines += ["", f"![Validation perplexity]({picture})"]
     return "\n".join(lines)
 
@@ -63,6 +60,27 @@ def read_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
         run = json.loads(path.read_text())
         found.setdefault(run["row"], []).append(run)
     return found
+
+
+def taken(described: dict[str, Any], results: Path) -> list[str]:
+    """Which rows have the settings of the best rows of other stages."""
+    said = []
+    for stage in described.get("takes", ()):
+        said.append(f"All rows have the settings of `{stage}`'s best row, *{best_row(stage, results)}*.")
+    rows = [row for row in described["rows"] if "takes" in row]
+    for stage in sorted({stage for row in rows for stage in row["takes"]}):
+        names = ", ".join(f"*{row['name']}*" for row in rows if stage in row["takes"])
+        said.append(f"With the settings of `{stage}`'s best row, *{best_row(stage, results)}*: {names}.")
+    return said
+
+
+def row_cells(runs: list[dict[str, Any]] | None, reference: list[dict[str, Any]] | None) -> list[str]:
+    """Everything behind a row's name; a row of which one seed diverged has no numbers."""
+    if runs is None:
+        return ["not run"] * (len(HEADER) - 1)
+    if any("diverged" in run for run in runs):
+        return ["diverged"] * (len(HEADER) - 1)
+    return cells_of(runs, None if reference is None or "diverged" in reference[0] else reference)
 
 
 def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None) -> list[str]:
@@ -85,13 +103,15 @@ def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None)
 
 
 def published_test(run: dict[str, Any]) -> float | None:
-    """The paper's test perplexity, where a row's model is the paper's; norms, which it does not mention, may differ.
+    """The paper's test perplexity, where a row's model is the paper's.
 
-    So may `state_dropout`, which all rows of a stage have.
+    What the paper does not say of its unit may differ, norms and the scale of what comes in, and so may
+    `state_dropout`, which all rows of a stage have.
     """
+    unsaid = {"norm": "", "scaled": False, "scale": None} if run["parameters"]["define"] else {}
     papers, defaults = to_plain(load_recipe(run["recipe"])), to_plain(Recipe())  # a run may be older than a setting
     for section in ("embedding", "context", "output"):
-        may_differ = {"norm": "", "state_dropout": 0.0}
+        may_differ = {"embedding": unsaid, "context": {"state_dropout": 0.0}}.get(section, {})
         one, other = ({**defaults[section], **each[section], **may_differ} for each in (run["settings"], papers))
         if one != other:
             return None

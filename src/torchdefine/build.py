@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from torchdefine.context import LSTM, LayerSizes, LSTMDropout, Reach, TransformerDropout, TransformerXL
 from torchdefine.data import Corpus, encode_corpus, resolve_corpus
@@ -16,6 +15,7 @@ from torchdefine.embedding import (
     AdaptiveMap,
     DeFINE,
     DenseMLP,
+    DenseProjection,
     MapLayer,
     ProjectiveMap,
     StandardMap,
@@ -149,7 +149,7 @@ def _with_unit(map_layer: MapLayer, settings: EmbeddingSettings) -> TokenEmbeddi
             )
         return TokenEmbedding(map_layer)
     if settings.unit == "projection":
-        return TokenEmbedding(map_layer, nn.Linear(map_layer.output_dim, width, bias=False), width)
+        return TokenEmbedding(map_layer, DenseProjection(map_layer.output_dim, width), width)
     if settings.unit == "mlp":
         return TokenEmbedding(map_layer, DenseMLP(map_layer.output_dim, settings.expand_dim, width), width)
     changes = {

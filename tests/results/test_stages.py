@@ -34,26 +34,56 @@ run_stage, stage_tables = script("run_stage"), script("stage_tables")
 STAGES = sorted(path.stem for path in (RESULTS / "stages").glob("[a-z]*.yaml"))
 
 
+@pytest.fixture
+def tuned(tmp_path: Path) -> Path:
+    """Results of the stages that others take: the third row of each from below is the best."""
+    for stage in ("tuning", "unit-choices"):
+        for place, row in enumerate(run_stage.read_stage(stage)["rows"][::-1]):
+            outcome = {"diverged": "at once"} if place == 0 else {"valid_perplexity": 100.0 + abs(place - 2)}
+            folder = tmp_path / stage
+            folder.mkdir(exist_ok=True)
+            (folder / f"{place}.json").write_text(json.dumps({"row": row["name"], **outcome}))
+    return tmp_path
+
+
+def test_the_best_of_a_stage_is_taken_and_a_stage_without_it_does_not_run(tuned: Path) -> None:
+    best = {stage: run_stage.read_stage(stage)["rows"][-3] for stage in ("tuning", "unit-choices")}
+    rows = {row.name: row for row in run_stage.rows_of("decisive", tuned) if row.seed == 1}
+    for row in rows.values():
+        assert row.changes["optim"] == {"optimizer": "sgd", "clip": 0.25, **best["tuning"]["optim"]}
+    assert rows["R3"].changes["embedding"] == best["unit-choices"]["embedding"]
+    assert rows["R2"].changes.get("embedding") is None
+    assert rows["R2 scaled"].changes["embedding"] == {"scaled": True}
+    next((tuned / "tuning").glob("*.json")).unlink()
+    with pytest.raises(UserError, match="run that stage first"):
+        run_stage.rows_of("unit-choices", tuned)
+    for file in (tuned / "unit-choices").glob("*.json"):
+        file.write_text(json.dumps({"row": json.loads(file.read_text())["row"], "diverged": "at once"}))
+    with pytest.raises(UserError, match="all of its rows diverged"):
+        run_stage.best_row("unit-choices", tuned)
+
+
 @pytest.mark.parametrize("stage", STAGES)
-def test_rows_of_a_stage_differ_only_in_what_they_say(stage: str) -> None:
-    rows = run_stage.rows_of(stage)
+def test_rows_of_a_stage_differ_only_in_what_they_say(stage: str, tuned: Path) -> None:
+    rows = run_stage.rows_of(stage, tuned)
     assert len({row.file for row in rows}) == len(rows)
     shared, models = set(), []
     for row in rows:
         recipe = load_recipe(row.recipe, row.changes)
-        models.append(([recipe.embedding, recipe.context, recipe.output, recipe.optim], row.seed))
+        models.append(([recipe.embedding, recipe.context, recipe.output, recipe.optim, recipe.schedule], row.seed))
         with torch.device("meta"):
             model = build_language_model(recipe, VocabularyFacts(253_443))
         assert model.parameters_by_part()["total"] > 1e6
         assert recipe.train.seed == row.seed
-        shared.add((recipe.schedule, recipe.train.steps, recipe.train.batch_size, recipe.train.precision, recipe.eval))
+        schedule = None if stage == "tuning" else (recipe.schedule, recipe.optim)
+        shared.add((schedule, recipe.train.steps, recipe.train.batch_size, recipe.train.precision, recipe.eval))
     assert len(shared) == 1
     assert all(one != other for one, other in combinations(models, 2))
 
 
-def test_a_row_without_a_skip_has_none() -> None:
+def test_a_row_without_a_skip_has_none(tuned: Path) -> None:
     plans = {}
-    for row in run_stage.rows_of("ablation-clean"):
+    for row in run_stage.rows_of("ablation-clean", tuned):
         with torch.device("meta"):
             model = build_language_model(load_recipe(row.recipe, row.changes), VocabularyFacts(253_443))
         plans[row.name] = model.embedding.plan
@@ -65,8 +95,8 @@ def test_a_row_without_a_skip_has_none() -> None:
     assert {expansions[name] for name in of_one_width} == {(704,) * 6}
 
 
-def test_seeds_come_in_turns_and_the_unit_and_the_mlp_are_of_a_size() -> None:
-    rows = run_stage.rows_of("decisive")
+def test_seeds_come_in_turns_and_the_unit_and_the_mlp_are_of_a_size(tuned: Path) -> None:
+    rows = run_stage.rows_of("decisive", tuned)
     assert [row.seed for row in rows] == [1, 1, 1, 1, 1, 2, 2]
     sizes = {}
     for row in rows:
@@ -76,13 +106,14 @@ def test_seeds_come_in_turns_and_the_unit_and_the_mlp_are_of_a_size() -> None:
     assert sizes["R2 and an MLP of the unit's size"] == pytest.approx(sizes["R3"], rel=0.01)
 
 
-def finished_row(stage: str, name: str, **facts: object) -> dict[str, Any]:
+def finished_row(stage: str, name: str, tuned: Path, **facts: object) -> dict[str, Any]:
     """What the JSON of a row says, as far as the table asks."""
-    row = next(row for row in run_stage.rows_of(stage) if row.name == name)
+    row = next(row for row in run_stage.rows_of(stage, tuned) if row.name == name)
+    settings = load_recipe(row.recipe, row.changes)
     return {
         "recipe": row.recipe,
-        "settings": to_plain(load_recipe(row.recipe, row.changes)),
-        "parameters": {"define": 1, "context": 1, "input_output": 1, "total": 3},
+        "settings": to_plain(settings),
+        "parameters": {"define": int(settings.embedding.unit != "none"), "context": 1, "input_output": 1, "total": 3},
         "valid_perplexity": 50.0,
         "test_perplexity": 60.0,
         "steps": 100,
@@ -101,7 +132,7 @@ def cell(column: str, run: dict[str, Any]) -> str:
     ("stage", "name", "published"),
     [
         ("decisive", "R2", "44.87"),
-        ("decisive", "R3", "41.17"),  # without norms; whether the paper's unit has any is not said
+        ("decisive", "R3", "41.17"),  # scaled and without norms, of which the paper says nothing
         ("decisive", "R2 scaled", "–"),
         ("decisive", "R2 and a projection", "–"),
         ("depth", "R2 scaled, n = 512", "–"),
@@ -110,25 +141,27 @@ def cell(column: str, run: dict[str, Any]) -> str:
         ("ablation-clean", "HGT", "–"),
     ],
 )
-def test_the_papers_number_stands_beside_the_papers_model_alone(stage: str, name: str, published: str) -> None:
-    assert cell("paper's test", finished_row(stage, name)) == published
+def test_the_papers_number_stands_beside_the_papers_model_alone(
+    stage: str, name: str, published: str, tuned: Path
+) -> None:
+    assert cell("paper's test", finished_row(stage, name, tuned)) == published
 
 
-def test_a_run_from_before_a_setting_was_there_is_still_the_papers() -> None:
-    run = finished_row("decisive", "R2")
+def test_a_run_from_before_a_setting_was_there_is_still_the_papers(tuned: Path) -> None:
+    run = finished_row("decisive", "R2", tuned)
     del run["settings"]["context"]["attention_dropout"]
     assert cell("paper's test", run) == "44.87"
 
 
-def test_a_step_takes_no_longer_where_validation_does() -> None:
-    assert cell("ms/step", finished_row("decisive", "R2")) == "20.0"  # 2 of the 3 seconds were training
+def test_a_step_takes_no_longer_where_validation_does(tuned: Path) -> None:
+    assert cell("ms/step", finished_row("decisive", "R2", tuned)) == "20.0"  # 2 of the 3 seconds were training
 
 
-def test_another_text_need_not_have_a_test_part() -> None:
+def test_another_text_need_not_have_a_test_part(tuned: Path) -> None:
     valid_alone = {"corpus": "x", "valid": {"perplexity": 70.0}}
-    assert cell("other text", finished_row("decisive", "R2", also=valid_alone)) == "–"
+    assert cell("other text", finished_row("decisive", "R2", tuned, also=valid_alone)) == "–"
     both = {**valid_alone, "test": {"perplexity": 80.0}}
-    assert cell("other text", finished_row("decisive", "R2", also=both)) == "80.00"
+    assert cell("other text", finished_row("decisive", "R2", tuned, also=both)) == "80.00"
 
 
 TINY = {
@@ -145,7 +178,7 @@ def test_a_stage_runs_in_parts_and_its_table_says_what_is_missing(
     arguments += ["--runs", str(tmp_path / "runs"), "--changes", json.dumps(TINY)]
     monkeypatch.setattr(sys, "argv", [*arguments, "--seconds", "1e-9"])
     run_stage.main()
-    expected = sorted(row.file for row in run_stage.rows_of("tuning"))
+    expected = sorted(row.file for row in run_stage.rows_of("tuning", tmp_path))
     begun = len(list((tmp_path / "tuning").glob("*.json")))
     assert capsys.readouterr().out.count("not started") == len(expected) - begun
     table = stage_tables.stage_section(tmp_path / "tuning")
@@ -162,6 +195,7 @@ def test_a_stage_runs_in_parts_and_its_table_says_what_is_missing(
     monkeypatch.setattr(stage_tables, "draw_curves", lambda name, runs: "figures/x.svg")
     table = stage_tables.stage_section(tmp_path / "tuning")
     assert "not run" not in table
+    assert "diverged" not in table
     assert record["data"]["splits"]["train"]["text_sha256"] in table
     assert not list((tmp_path / "runs").rglob("config.yaml"))
 
@@ -184,9 +218,32 @@ def test_a_key_of_a_row_that_nothing_reads_is_refused(tmp_path: Path, monkeypatc
     (stages / "typo.yaml").write_text("steps: 5\nrows: [{name: A, recipe: table1a/r2, embeding: {scaled: true}}]\n")
     monkeypatch.setattr(run_stage, "HERE", tmp_path)
     with pytest.raises(UserError, match="embeding, which nothing reads"):
-        run_stage.rows_of("typo")
+        run_stage.rows_of("typo", tmp_path)
 
 
-def test_an_unknown_stage_is_refused() -> None:
+def test_an_unknown_stage_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="use one of"):
-        run_stage.rows_of("decisions")
+        run_stage.rows_of("decisions", tmp_path)
+
+
+def test_a_row_that_diverges_is_a_result_and_the_next_one_runs(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_stage, "HERE", tmp_path)
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "_schedule.yaml").write_text("optim: {lr: 1}\n")
+    stage = {"title": "Rates", "steps": 4, "common": TINY, "reference": "mad"}
+    rows = [{"name": "mad", "recipe": "table1a/r2", "optim": {"lr": 1e38}}, {"name": "mild", "recipe": "table1a/r2"}]
+    (tmp_path / "stages" / "rates.yaml").write_text(json.dumps({**stage, "rows": rows}))
+    arguments = ["run_stage.py", "rates", "--data", str(corpus), "--out", str(tmp_path), "--runs", str(tmp_path / "r")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    run_stage.main()
+    said = capsys.readouterr().out
+    assert "mad: The loss or its gradient stopped being finite" in said
+    assert "mild: valid" in said
+    assert run_stage.best_row("rates", tmp_path) == "mild"
+    monkeypatch.setattr(stage_tables, "HERE", tmp_path)
+    monkeypatch.setattr(stage_tables, "draw_curves", lambda name, runs: f"{list(runs)}.svg")
+    table = stage_tables.stage_section(tmp_path / "rates")
+    assert "| mad | diverged |" in table
+    assert "['mild'].svg" in table

@@ -2,11 +2,12 @@
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap, shrink_cutoffs
 from torchdefine.embedding.define import DeFINE
+from torchdefine.embedding.dense import DenseMLP, DenseProjection
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap
 from torchdefine.embedding.plan import Plan, PlanRules, make_plan
 from torchdefine.embedding.table import cached_embedding, finished_table
-from torchdefine.embedding.token_embedding import DenseMLP, TokenEmbedding
+from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.unit import VARIANTS, DefineUnit, UnitOptions
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "DeFINE",
     "DefineUnit",
     "DenseMLP",
+    "DenseProjection",
     "GroupLinear",
     "MapLayer",
     "Plan",

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
+from torchdefine.embedding.dense import DenseMLP
 from torchdefine.embedding.distinct import FEWEST_IDS, LARGEST_SHARE, distinct_ids
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import cached_embedding, finished_table
@@ -186,19 +187,3 @@ class TokenEmbedding(nn.Module):
         self.map.resize(num_embeddings)
         self.look_up(None)
         return self
-
-
-class DenseMLP(nn.Module):
-    """The natural baseline of a unit: one hidden layer with GELU, then a reduction without bias."""
-
-    def __init__(self, input_dim: int, hidden_dim: int, output_dim: int) -> None:
-        super().__init__()
-        self.expand = nn.Linear(input_dim, hidden_dim)
-        self.reduce = nn.Linear(hidden_dim, output_dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.reduce(F.gelu(self.expand(x)))
-
-    def reset_parameters(self) -> None:
-        self.expand.reset_parameters()
-        self.reduce.reset_parameters()

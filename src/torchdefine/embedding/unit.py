@@ -126,7 +126,7 @@ class DefineUnit(nn.Module):
         The mean square of what a layer sees is known at initialisation: 1 for the skipped input, the activation's own
         for the previous output. Dividing by it keeps signal and gradient alive at any depth without a norm.
         """
-        mean, mean_square = _moments(self.options.activation)
+        mean, mean_square = activation_moments(self.options.activation)
         hidden_mean, hidden_square = 0.0, 1.0
         for index, layer in enumerate([*self.expansions, self.last]):
             linear = layer.linear if isinstance(layer, ExpansionLayer) else layer
@@ -221,7 +221,7 @@ class DefineUnit(nn.Module):
         return str(self.plan)
 
 
-def _moments(activation: str) -> tuple[float, float]:
+def activation_moments(activation: str) -> tuple[float, float]:
     """E[f(z)] and E[f(z)²] of an activation for a standard normal z, by the trapezoidal rule."""
     z = torch.linspace(-8, 8, 4001, dtype=torch.float64, device="cpu")
     density = torch.exp(-z * z / 2)

@@ -28,7 +28,7 @@ IN_WORDS = {
     "ProjectiveMap": "a projected table",
     "AdaptiveMap": "a table in bands by frequency",
     "DefineUnit": "a DeFINE unit",
-    "Linear": "a dense projection",
+    "DenseProjection": "a dense projection",
     "DenseMLP": "a dense MLP",
     "FullSoftmax": "one softmax over all tokens",
     "AdaptiveSoftmax": "an adaptive softmax",

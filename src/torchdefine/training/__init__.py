@@ -1,7 +1,7 @@
 """From a model and a text to a trained model: the loop and what it stands on."""
 
 from torchdefine.training.evaluate import Evaluation, evaluate, unigram_perplexity
-from torchdefine.training.loop import Interrupted, Trainer
+from torchdefine.training.loop import Diverged, Interrupted, Trainer
 from torchdefine.training.run_folder import RunFolder
 
-__all__ = ["Evaluation", "Interrupted", "RunFolder", "Trainer", "evaluate", "unigram_perplexity"]
+__all__ = ["Diverged", "Evaluation", "Interrupted", "RunFolder", "Trainer", "evaluate", "unigram_perplexity"]

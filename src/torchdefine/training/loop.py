@@ -39,6 +39,10 @@ class Interrupted(MachineError):
     """Training was asked to stop; the checkpoint lets it go on."""
 
 
+class Diverged(MachineError):
+    """The loss, its gradient or the loss scale is no number any more: this run is lost, the next of a sweep is not."""
+
+
 @dataclass
 class Position:
     """Where a run stands: all that a checkpoint keeps beside tensors."""
@@ -276,7 +280,7 @@ class Trainer:
             if self.folder.last.exists()
             else ("No checkpoint was written yet")
         )
-        raise MachineError(
+        raise Diverged(
             f"{what} ({place}). {kept}; in a new run, try a smaller --optim.lr, a --schedule.warmup, a smaller "
             "--optim.clip, or --train.precision fp32."
         )

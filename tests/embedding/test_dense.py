@@ -1,0 +1,35 @@
+"""The baselines of a unit start as large as the unit does, so that no comparison measures the start."""
+
+import pytest
+import torch
+from torch import nn
+
+from torchdefine.embedding import DefineUnit, DenseMLP, DenseProjection, make_plan
+
+UNITS = {
+    "projection": lambda: DenseProjection(256, 192),
+    "mlp": lambda: DenseMLP(256, 800, 192),
+    "define": lambda: DefineUnit(make_plan(256, 512, 192, 3)),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("again", [False, True])
+def test_every_unit_starts_with_outputs_of_unit_variance(name: str, again: bool) -> None:
+    torch.manual_seed(1)
+    unit = UNITS[name]()
+    if again:
+        for parameter in unit.parameters():
+            nn.init.constant_(parameter, 3.0)
+        unit.reset_parameters()
+    outputs = unit(torch.randn(4096, 256))
+    assert outputs.shape == (4096, 192)
+    assert float(outputs.square().mean()) == pytest.approx(1.0, rel=0.1)
+
+
+def test_an_mlp_is_its_two_layers() -> None:
+    mlp, x = DenseMLP(6, 10, 4).double(), torch.randn(5, 6, dtype=torch.float64)
+    hidden = x @ mlp.expand.weight.T + mlp.expand.bias
+    expected = (hidden * torch.special.ndtr(hidden)) @ mlp.reduce.weight.T
+    torch.testing.assert_close(mlp(x), expected)
+    assert list(mlp.state_dict()) == ["expand.weight", "expand.bias", "reduce.weight"]
