@@ -14,7 +14,19 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import attention, awd_lstm, demo_profile, growth, kernels, look_up, output, step_profile, steps, unit
+from benchmarks import (
+    attention,
+    awd_lstm,
+    decoding,
+    demo_profile,
+    growth,
+    kernels,
+    look_up,
+    output,
+    step_profile,
+    steps,
+    unit,
+)
 from benchmarks.measuring import Setting
 from benchmarks.records import Benchmark, append_record, run
 from torchdefine.errors import MachineError, UserError
@@ -22,7 +34,7 @@ from torchdefine.spelling import did_you_mean
 from torchdefine.training.precision import flush_denormals
 
 RESULTS = Path(__file__).parent.parent / "results" / "benchmarks"
-MODULES = (unit, output, steps, step_profile, awd_lstm, attention, kernels, look_up, growth, demo_profile)
+MODULES = (unit, output, steps, step_profile, awd_lstm, attention, kernels, look_up, decoding, growth, demo_profile)
 BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
 
 
