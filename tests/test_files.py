@@ -89,6 +89,9 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder(tmp_path / "argument") == tmp_path / "argument"
     assert cache_folder() == tmp_path / "variable"
     monkeypatch.delenv("TORCHDEFINE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    assert cache_folder() == tmp_path / "user" / "torchdefine"
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "torchdefine"
 
 

@@ -27,8 +27,9 @@ Progress = Callable[[int, int], None]
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:
-    """The folder for what can be made again: ``cache``, $TORCHDEFINE_CACHE or ~/.cache/torchdefine."""
-    chosen = cache or os.environ.get("TORCHDEFINE_CACHE") or Path("~/.cache/torchdefine")
+    """The folder for what can be made again: ``cache``, $TORCHDEFINE_CACHE, or torchdefine in the user's caches."""
+    of_user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    chosen = cache or os.environ.get("TORCHDEFINE_CACHE") or of_user / "torchdefine"
     return Path(chosen).expanduser()
 
 
