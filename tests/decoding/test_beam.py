@@ -110,6 +110,36 @@ def test_narrow_beams_follow_the_book(world: int, size: int, longest: int, token
     assert [h.score for h in found] == pytest.approx([score for score, _ in wanted])
 
 
+@given(
+    world=st.integers(0, 10_000),
+    size=st.integers(1, 6),
+    wanted=st.integers(1, 6),
+    alpha=st.sampled_from([0.0, 0.6, 2.0]),
+)
+def test_a_search_that_stops_early_finds_the_same(world: int, size: int, wanted: int, alpha: float) -> None:
+    options = BeamOptions(size=size, length_penalty=alpha, max_ratio=0, max_extra=9)
+    model, wanted = ToyModel(6), min(wanted, size)
+    (whole,), (early,) = (beam_search(model, [[world]], TOKENS, options, count) for count in (None, wanted))
+    assert early == whole[:wanted]
+
+
+def test_a_search_for_the_best_stops_when_nothing_better_can_come() -> None:
+    class Counting(ToyModel):
+        steps = 0
+
+        def step(self, ids: Tensor, state: ToyState) -> tuple[Tensor, ToyState]:
+            self.steps += 1
+            return super().step(ids, state)
+
+    model, options, steps = Counting(6), BeamOptions(size=5, length_penalty=0.6, max_ratio=0, max_extra=30), {}
+    for wanted in (5, 1):
+        model.steps = 0
+        for world in range(20):
+            beam_search(model, [[world]], TOKENS, options, wanted)
+        steps[wanted] = model.steps
+    assert steps[1] < 0.9 * steps[5]
+
+
 @given(world=st.integers(0, 10_000))
 def test_beam_1_is_greedy(world: int) -> None:
     model, target, total = ToyModel(8), [], 0.0

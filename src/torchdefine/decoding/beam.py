@@ -92,19 +92,39 @@ class _Search:
     limit: int
     ended: list[Hypothesis] = field(default_factory=list)
 
+    def is_done(self, length: int, best_going: float, options: BeamOptions, wanted: int) -> bool:
+        """Whether nothing that could still end would be among the ``wanted`` best.
+
+        The best that can become of a hypothesis is the longest target without another loss.
+        """
+        if best_going == -math.inf or len(self.ended) >= options.size or length >= self.limit:
+            return True
+        if len(self.ended) < wanted:
+            return False
+        return options.score(best_going, self.limit) <= sorted(h.score for h in self.ended)[-wanted]
+
+    def best(self, wanted: int) -> list[Hypothesis]:
+        return sorted(self.ended, key=lambda hypothesis: -hypothesis.score)[:wanted]
+
 
 @torch.no_grad()
 def beam_search(
-    model: StepModel, sources: Sequence[Sequence[int]], tokens: TargetTokens, options: BeamOptions | None = None
+    model: StepModel,
+    sources: Sequence[Sequence[int]],
+    tokens: TargetTokens,
+    options: BeamOptions | None = None,
+    wanted: int | None = None,
 ) -> list[list[Hypothesis]]:
-    """The best targets of each source, best first, up to ``options.size`` of them.
+    """The best targets of each source, best first, up to ``wanted`` of them; all K = ``options.size`` by default.
 
     At every step the K best continuations of the K hypotheses are looked at: those among them that end are done, and
-    the K best that do not end go on. A source is done when K hypotheses are; at the longest length all must end.
+    the K best that do not end go on. A source is done when K hypotheses are, or when no other can still become one of
+    the ``wanted`` best; at the longest length all must end.
     """
     if not sources:
         return []
     options = options or BeamOptions()
+    wanted = options.size if wanted is None else wanted
     size, device = options.size, device_of(model)
     found: list[list[Hypothesis]] = [[] for _ in sources]
     searches = [_Search(place, options.limit(len(source))) for place, source in enumerate(sources)]
@@ -123,8 +143,8 @@ def beam_search(
         parents, ids = parents.gather(1, chosen), ids.gather(1, chosen)
         going = [
             index
-            for index, (search, alive) in enumerate(zip(searches, (sums > -torch.inf).any(1).tolist(), strict=True))
-            if alive and len(search.ended) < size and history.shape[2] < search.limit
+            for index, (search, best) in enumerate(zip(searches, sums[:, 0].tolist(), strict=True))
+            if not search.is_done(history.shape[2], best, options, wanted)
         ]
         for index in set(range(len(searches))) - set(going):
             if not searches[index].ended:  # even the longest target must end, unless nothing is a number
@@ -132,7 +152,7 @@ def beam_search(
                     "The model gives no token a probability, so nothing can be found: its weights are damaged, or its "
                     "training had diverged."
                 )
-            found[searches[index].place] = sorted(searches[index].ended, key=lambda h: -h.score)[:size]
+            found[searches[index].place] = searches[index].best(wanted)
         some_ended = len(going) < len(searches)
         searches = [searches[index] for index in going]
         kept = torch.tensor(going, dtype=torch.long, device=device)  # (B',)

@@ -131,7 +131,7 @@ def _translate_pieces(
         places = order[done : done + count]
         sources = [[*pieces[place], source.eos_id] for place in places]
         if options.sampling is None:
-            batch = beam_search(model, sources, tokens, options.beam)
+            batch = beam_search(model, sources, tokens, options.beam, options.n_best)
         else:
             seeds = [options.seed * 1_000_003 + place for place in places]
             batch = sample_targets(model, sources, tokens, options.sampling, options.beam, seeds, options.n_best)
