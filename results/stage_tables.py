@@ -18,7 +18,7 @@ from torchdefine.settings import to_plain
 HERE = Path(__file__).parent
 HEADER = (
     *("row", "unit", "context", "tables", "total M", "seeds", "valid", "test", "spread", "against reference"),
-    *("ms/step", "M tokens", "other text", "paper's test"),
+    *("ms/step", "tokens/s", "M tokens", "other text", "paper's test"),
 )
 
 
@@ -96,6 +96,7 @@ def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None)
         f"{max(tests) - min(tests):.2f}" if len(runs) > 1 else "–",
         "–" if reference is None else f"{mean(tests) / mean(r['test_perplexity'] for r in reference) - 1:+.1%}",
         f"{mean(1e3 * run['tokens'] / training_speed(run) / run['steps'] for run in runs):.1f}",
+        f"{mean(training_speed(run) for run in runs):,.0f}",
         f"{runs[0]['tokens'] / 1e6:.1f}",
         f"{mean(other):.2f}" if other else "–",
         "–" if published is None else f"{published}",

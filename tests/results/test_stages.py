@@ -154,7 +154,8 @@ def test_a_run_from_before_a_setting_was_there_is_still_the_papers(tuned: Path) 
 
 
 def test_a_step_takes_no_longer_where_validation_does(tuned: Path) -> None:
-    assert cell("ms/step", finished_row("decisive", "R2", tuned)) == "20.0"  # 2 of the 3 seconds were training
+    run = finished_row("decisive", "R2", tuned)
+    assert (cell("ms/step", run), cell("tokens/s", run)) == ("20.0", "4,500")  # 2 of the 3 seconds were training
 
 
 def test_another_text_need_not_have_a_test_part(tuned: Path) -> None:
