@@ -212,7 +212,7 @@ class TrainSettings:
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting(
         "fp32", "Arithmetic of the matrix products on a GPU; a CPU computes in fp32."
     )
-    compile: bool = setting(False, "Run the embedding and a transformer's layers through torch.compile.")
+    compile: bool = setting(False, "Run the embedding and a Transformer-XL's layers through torch.compile.")
     record: bool = setting(True, "With one process on a GPU, record each kind of step as a CUDA graph and replay it.")
     start_from: str | None = setting(None, "A run whose best weights this one starts from, as fine-tuning does.")
     stop_when_stalled: bool = setting(False, "End the run when validation has stalled, by optim.stall_patience.")
