@@ -19,10 +19,13 @@ HEADER = (
 
 INTRODUCTION = """# Measured results
 
-Written by `make results` from the JSON files in this folder; nothing here is typed. Each file is the `result.json` of
-one run: recipe, overrides, seed, commit, hardware, versions, hashes of the text, and the curve. Parameters in millions.
-"unigram" is the test perplexity of a model that only counts words; "published test" is what the paper behind a recipe
-reports for its whole training on its own text. Recipes that are not listed have not been run.
+Written by `make results` from the JSON files in this folder; nothing here is typed. A file of a recipe is the
+`result.json` of one run: recipe, overrides, seed, commit, hardware, versions, hashes of the text, and the curve. The
+files in `inference/` were written by `results/inference_table.py`.
+
+"unit", "context", "tables" and "total" are millions of parameters; "valid" and "test" are perplexities. "unigram" is
+the test perplexity of a model that only counts words. "published test" is what the paper behind a recipe reports for
+its whole training on its own text. Recipes that are not listed have no result here.
 
 [minilm/](minilm/README.md) has the replacements of a trained sentence encoder's token table,
 [benchmarks/](benchmarks/README.md) speed and memory.
@@ -217,7 +220,7 @@ def correlation_section(folder: Path) -> str:
                     f"{distance:.4f}" if distance is not None else "–",
                 ]
                 lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
 def look_up_section(folder: Path) -> str:
@@ -280,9 +283,9 @@ def _codes_beside_k_means(result: dict[str, Any]) -> str:
         return f"- `{result['recipe']}`: learnt codes and product quantisation by K-means were not both run."
     word = "less" if codes["lost"] < means["lost"] else "more"
     return (
-        f"- `{result['recipe']}`: at equal bytes, learnt codes lose {word} than product quantisation by K-means "
-        f"({codes['lost']:.1%} beside {means['lost']:.1%} of the variance, {codes['lost_by_frequency']:.1%} beside "
-        f"{means['lost_by_frequency']:.1%} by frequency), and their perplexity is {codes['perplexity']:.2f} beside "
+        f"- `{result['recipe']}`: at equal bytes, learnt codes lose {word} of the variance than product quantisation "
+        f"by K-means ({codes['lost']:.1%} beside {means['lost']:.1%}; by frequency {codes['lost_by_frequency']:.1%} "
+        f"beside {means['lost_by_frequency']:.1%}), and their perplexity is {codes['perplexity']:.2f} beside "
         f"{means['perplexity']:.2f}."
     )
 

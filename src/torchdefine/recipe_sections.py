@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torchdefine.embedding.plan import GroupScheme, Rounding, Skip
 from torchdefine.embedding.unit import VARIANTS, Norm
 from torchdefine.errors import UserError
+from torchdefine.ops.group_stack import ACTIVATIONS
 from torchdefine.settings import setting
 from torchdefine.spelling import did_you_mean
 
@@ -20,10 +21,12 @@ def require(holds: bool, sentence: str) -> None:
 @dataclass(frozen=True)
 class DataSettings:
     corpus: str = setting("wikitext-2-shuffled", "A named corpus, or a folder with train, valid and test text.")
-    min_count: int = setting(1, "Words seen less often in the training text become <unk>.")
+    min_count: int = setting(1, "Words seen less often than this in the training text become <unk>.")
     max_size: int | None = setting(None, "At most so many words in the vocabulary, the most frequent ones.")
     tokenizer: str | None = setting(None, "A tokenizers file (BPE) to use instead of words.")
-    vocabulary_size: int | None = setting(None, "The published vocabulary: `params` builds the model with it.")
+    vocabulary_size: int | None = setting(
+        None, "Size of the published vocabulary, for `params` to count with; training goes by its own text."
+    )
 
     def __post_init__(self) -> None:
         require(self.min_count >= 1, f"data.min_count is {self.min_count}, but must be at least 1.")
@@ -35,7 +38,9 @@ class EmbeddingSettings:
     map: Literal["standard", "projective", "adaptive"] = setting("standard", "The table that ids are mapped with.")
     map_dim: int = setting(128, "Width of the table, the paper's n.")
     projected_dim: int | None = setting(None, "Width a projective map gives; embedding_dim by default.")
-    cutoffs: tuple[int, ...] = setting((20_000, 40_000, 200_000), "Where the bands of an adaptive map start.")
+    cutoffs: tuple[int, ...] = setting(
+        (20_000, 40_000, 200_000), "Ranks by frequency at which the second and later bands of an adaptive map start."
+    )
     division: int = setting(4, "How many times narrower each band is than the one before.")
     scaled: bool = setting(False, "Multiply the map's vectors by the square root of map_dim.")
     scale: float | None = setting(None, "Multiply the map's vectors by this number instead.")
@@ -48,15 +53,19 @@ class EmbeddingSettings:
     embedding_dim: int | None = setting(None, "Width of the finished vectors, the paper's m; map_dim by default.")
     expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k; the hidden width of mlp.")
     depth: int = setting(3, "Layers of the unit, the paper's N, the reduce layer included.")
-    max_groups: int | None = setting(None, "Groups of the first layer, the paper's g_max.")
+    max_groups: int | None = setting(
+        None, "Most groups of a layer, the paper's g_max; 2^(depth - 1) by default, at most 16."
+    )
     groups: GroupScheme | None = setting(None, "Another rule for the groups than the variant's own.")
     skip: Skip | None = setting(None, "Another way to see the input again than the variant's own.")
     reach_expand_dim: bool = setting(True, "Whether the last expansion layer is expand_dim wide.")
     rounding: Rounding = setting("nearest", "How widths between map_dim and expand_dim are rounded.")
-    multiple_of: int | None = setting(None, "Round widths to a multiple of this; the most groups by default.")
-    fixed_width: int | None = setting(None, "One width for all expansion layers, for residual connections.")
+    multiple_of: int | None = setting(None, "Round widths to a multiple of this; of the most groups by default.")
+    fixed_width: int | None = setting(
+        None, "One width for all expansion layers; by default they grow, or have expand_dim / 2 with skip residual."
+    )
     norm: Norm = setting("none", "Norm of the expansion layers.")
-    activation: str = setting("gelu", "Activation of the expansion layers.")
+    activation: str = setting("gelu", f"Activation of the expansion layers: {', '.join(ACTIVATIONS)}.")
     dropout: float = setting(0.0, "Dropout after every expansion layer.")
     options: dict[str, Any] = setting({}, "Settings of a registered embedding.")
 
@@ -82,12 +91,14 @@ class ContextSettings:
         None, "Width of the last or only layer of an LSTM; map_dim if the output is tied, else hidden_dim."
     )
     heads: int = setting(8, "Attention heads of a transformer.")
-    head_dim: int | None = setting(None, "Width of a head; that of the embedding / heads by default.")
-    inner_dim: int | None = setting(None, "Width inside a transformer's dense layers; four times the embedding's.")
-    pre_norm: bool = setting(False, "Whether a transformer's norms come before its parts or after them.")
+    head_dim: int | None = setting(None, "Width of a head; the embedding's divided by heads by default.")
+    inner_dim: int | None = setting(
+        None, "Width inside a transformer's dense layers; by default four times the embedding's."
+    )
+    pre_norm: bool = setting(False, "Whether a transformer's norms come before its parts; otherwise after them.")
     memory: int = setting(150, "Positions of earlier segments that a transformer remembers.")
     same_length: bool = setting(False, "Whether all positions see equally many others: as many as memory says.")
-    clamp: int | None = setting(None, "Take larger distances than this one for it.")
+    clamp: int | None = setting(None, "Distances beyond this one count as this one.")
     eval_memory: int | None = setting(None, "The memory in evaluation; the same as in training by default.")
     eval_same_length: bool = setting(False, "The same_length of evaluation.")
     eval_clamp: int | None = setting(None, "The clamp of evaluation.")
@@ -140,15 +151,15 @@ class OptimSettings:
     optimizer: Literal["sgd", "adam", "adamw"] = setting("sgd", "The optimiser.")
     lr: float = setting(20.0, "Learning rate.")
     momentum: float = setting(0.0, "Momentum of SGD.")
-    beta1: float = setting(0.9, "First moment of Adam.")
-    beta2: float = setting(0.999, "Second moment of Adam.")
+    beta1: float = setting(0.9, "How slowly Adam's mean of the gradients changes.")
+    beta2: float = setting(0.999, "How slowly Adam's mean of their squares changes.")
     weight_decay: float = setting(0.0, "Weight decay.")
     clip: float | None = setting(0.25, "Largest norm of the gradient; none for no clipping.")
     averaging: Literal["none", "stalled", "always"] = setting(
-        "none", "From when on the weights of all steps are averaged, and the average validated and kept."
+        "none", "When to begin averaging the weights of all steps; from then on the average is validated and kept."
     )
     stall_patience: int = setting(
-        5, "Validation has stalled when it is worse than the best of all before but the last so many."
+        5, "Validation has stalled when it is worse than the best one older than the last so many."
     )
 
     def __post_init__(self) -> None:
@@ -166,7 +177,7 @@ class ScheduleSettings:
         "constant", "How the learning rate moves after the warm-up."
     )
     warmup: int = setting(0, "Steps over which the rate rises from 0.")
-    noam_width: int = setting(512, "noam multiplies the rate by the inverse root of this width, and of the step.")
+    noam_width: int = setting(512, "noam divides the rate by the square roots of this width and of the step.")
     drops: tuple[float, ...] = setting((), "When the rate is divided by factor: epochs, or steps with train.steps.")
     factor: float = setting(10.0, "What drops and plateau divide the rate by.")
     patience: int = setting(0, "Validations without a better loss before plateau divides.")
@@ -195,15 +206,17 @@ class TrainSettings:
     )
     epochs: float | None = setting(None, "Passes over the training text.")
     steps: int | None = setting(None, "Steps, instead of epochs.")
-    accumulate: int = setting(1, "Parts a batch is cut into, one after another, to save memory.")
+    accumulate: int = setting(
+        1, "Parts a batch is cut into, one after another, to save memory; of a translator, batches in a step."
+    )
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting(
         "fp32", "Arithmetic of the matrix products on a GPU; a CPU computes in fp32."
     )
-    compile: bool = setting(False, "Run the embedding and a transformer's layers through torch.compile.")
-    record: bool = setting(True, "On a GPU, record each kind of step as a CUDA graph and replay it.")
+    compile: bool = setting(False, "Run the embedding and a Transformer-XL's layers through torch.compile.")
+    record: bool = setting(True, "With one process on a GPU, record each kind of step as a CUDA graph and replay it.")
     start_from: str | None = setting(None, "A run whose best weights this one starts from, as fine-tuning does.")
     stop_when_stalled: bool = setting(False, "End the run when validation has stalled, by optim.stall_patience.")
-    seed: int = setting(1, "Decides initial weights and dropout.")
+    seed: int = setting(1, "Decides initial weights, dropout, random lengths and the order of sentence pairs.")
     eval_every: int = setting(0, "Steps between validations; 0 for once an epoch.")
     log_every: int = setting(50, "Steps between lines of the log.")
     checkpoint_every: int = setting(

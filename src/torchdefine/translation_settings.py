@@ -16,8 +16,10 @@ class BitextSettings:
     bpe_size: int = setting(8000, "Tokens of the BPE that is learned from the training text, or of each of the two.")
     joint: bool = setting(True, "One BPE for both languages, or one for each.")
     max_length: int = setting(100, "Training pairs with more tokens on a side are left out.")
-    max_ratio: float = setting(3.0, "Training pairs with a side so many times the other, and 5 tokens, are left out.")
-    batch_tokens: int = setting(4096, "Tokens of the longer side of a part of a batch, padding included.")
+    max_ratio: float = setting(
+        3.0, "Training pairs are left out where a side has more tokens than this many times the other's, plus 5."
+    )
+    batch_tokens: int = setting(4096, "Tokens of a batch on its longer side, padding included.")
 
     def __post_init__(self) -> None:
         for name in ("max_length", "batch_tokens"):
@@ -38,12 +40,12 @@ class TransformerSettings:
     norm: Literal["pre", "post"] = setting("pre", "Layer norms before or after every sub-layer.")
     dropout: float = setting(0.1, "Dropout on the inputs, after every sub-layer and within the feed-forward layers.")
     attention_dropout: float = setting(0.0, "Dropout on the attention weights.")
-    scaled: bool = setting(True, "Multiply embeddings by the root of their width; not where a norm did so already.")
+    scaled: bool = setting(True, "Multiply embeddings by the square root of their width; not for a unit with a norm.")
     share: Literal["nothing", "unit", "embedding"] = setting(
         "nothing", "What the source and the target side have in common; a whole embedding needs a joint BPE."
     )
     source_embedding: dict[str, Any] = setting(
-        {}, "Where the source side's embedding differs from the embedding section, such as {unit: none}."
+        {}, "What differs from the embedding section in the source side's embedding, such as {unit: none}."
     )
 
 

@@ -18,13 +18,13 @@ from torchdefine.recipe import SECTIONS, Recipe
 from torchdefine.settings import explain
 from torchdefine.spelling import did_you_mean_setting
 
-DESCRIPTION = """Deep factorised token embeddings: train language models with any of them, and compare fairly.
+DESCRIPTION = """Deep factorised token embeddings: train language models and translators with them, and compare fairly.
 
   torchdefine recipes                                what there is to train; with a name, its settings
   torchdefine train demo/adaptive-define --out runs/first
   torchdefine eval runs/first
   torchdefine generate runs/first --prompt "The game"
-  torchdefine cache runs/first                       then eval, generate and translate take --cached
+  torchdefine cache runs/first                       then eval, generate, translate and export take --cached
   torchdefine compress runs/first                    many times smaller; then they take --compressed
   torchdefine export runs/first --format onnx --out exported/
   torchdefine translate runs/second < english.txt > german.txt

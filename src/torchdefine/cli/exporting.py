@@ -21,9 +21,9 @@ def add_commands(command: Command) -> None:
     sub.add_argument(
         "--format",
         choices=["torch-export", "onnx"],
-        help="torch-export: .pt2 files for torch.export.load; onnx: for onnxruntime",
+        help="needed: torch-export for .pt2 files that torch.export.load reads, onnx for onnxruntime",
     )
-    sub.add_argument("--out", help="the new folder")
+    sub.add_argument("--out", help="needed: the new folder")
     sub.add_argument("--license", metavar="TEXT", help="the licence to name in the card")
     sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
     add_cached(sub)

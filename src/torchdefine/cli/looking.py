@@ -33,7 +33,12 @@ def add_commands(command: Command) -> None:
     sub.add_argument("kind", choices=["curves", "parameters", "maps", "layers", "groups"], help="which picture")
     sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
     sub.add_argument("--out", required=True, help="the file to write, ending in .png, .svg or .pdf")
-    sub.add_argument("--by", default="tokens", choices=["tokens", "step", "seconds"], help="the curves' axis")
+    sub.add_argument(
+        "--by",
+        default="tokens",
+        choices=["tokens", "step", "seconds"],
+        help="the horizontal axis of curves (default: tokens)",
+    )
     sub.add_argument("--centred", action="store_true", help="maps of Pearson's correlations instead of the paper's")
 
 

@@ -21,7 +21,7 @@ def add_commands(command: Command) -> None:
     sub.add_argument("--budget", required=True, help="for the table: 4MB, 512KiB, or '4M parameters' in float32")
     sub.add_argument("--text", required=True, help="a file of plain text like that which the model will read")
     sub.add_argument("--out", required=True, help="the new model's folder")
-    sub.add_argument("--quick", action="store_true", help="leave out what is trained for minutes: units and codes")
+    sub.add_argument("--quick", action="store_true", help="leave out what takes minutes: units, codes, tensor trains")
     sub.add_argument("--distill", type=int, default=200, help="steps of self-distillation, 0 for none (default: 200)")
     sub.add_argument("--choosing", type=int, default=300, help="sentences to compare candidates on (default: 300)")
     sub.add_argument("--held-out", type=int, default=2000, help="sentences to judge the result on (default: 2000)")

@@ -17,18 +17,24 @@ if TYPE_CHECKING:
 
 def add_commands(command: Command) -> None:
     """What uses a run."""
-    sub = command("eval", _eval, "Measure a run's perplexity on a text.")
+    sub = command("eval", _eval, "Measure a run's perplexity on a text; a translator's BLEU and chrF too.")
     sub.add_argument("folder", metavar="RUN", help="a run's folder")
     sub.add_argument("--split", default="test", help="train, valid or test (default: test)")
     sub.add_argument("--data", help="another text than the run's own: a folder, or a named corpus")
     sub.add_argument("--batch-size", type=int, help="streams the text is cut into; 1 is exact (default: the recipe's)")
     sub.add_argument("--length", type=int, help="tokens a step (default: the recipe's)")
-    sub.add_argument("--memory", type=int, help="positions a Transformer-XL remembers (default: the recipe's)")
-    sub.add_argument("--clamp", type=int, help="the largest distance that it tells apart (default: the recipe's)")
+    sub.add_argument("--memory", type=int, help="positions that a Transformer-XL remembers (default: the recipe's)")
+    sub.add_argument(
+        "--clamp", type=int, help="the largest distance that a Transformer-XL tells apart (default: the recipe's)"
+    )
     sub.add_argument(
         "--neural-cache", metavar="WINDOW,THETA,SHARE", help="look back at the text itself, as in 500,1.0,0.1"
     )
-    sub.add_argument("--tune-cache", action="store_true", help="choose these three on the validation text first")
+    sub.add_argument(
+        "--tune-cache",
+        action="store_true",
+        help="choose the three numbers of --neural-cache on the validation text first",
+    )
     sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
     add_cached(sub)
     add_device(sub)
@@ -36,12 +42,18 @@ def add_commands(command: Command) -> None:
 
     sub = command("generate", _generate, "Let a run continue a text.")
     sub.add_argument("folder", metavar="RUN", help="a run's folder")
-    sub.add_argument("--prompt", default="", help="the text to continue; words as in the training text")
+    sub.add_argument(
+        "--prompt",
+        default="",
+        help="the text to continue, words as in the training text (default: none, a text begins)",
+    )
     sub.add_argument("--length", type=int, default=100, help="tokens to draw (default: 100)")
     sub.add_argument("--temperature", type=float, default=0.8, help="below 1 is more cautious, 0 greedy (default: 0.8)")
     sub.add_argument("--top-k", type=int, help="draw among the k most probable tokens only")
     sub.add_argument("--top-p", type=float, help="draw among the most probable tokens that make up this share")
-    sub.add_argument("--seed", type=int, help="for the same text every time")
+    sub.add_argument(
+        "--seed", type=int, help="any number, for the same text every time (default: another text each time)"
+    )
     sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
     add_cached(sub)
     add_device(sub)

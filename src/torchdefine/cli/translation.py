@@ -22,15 +22,23 @@ def add_commands(command: Command) -> None:
     sub.add_argument("--refs", help="true translations, line by line; BLEU and chrF go to standard error")
     sub.add_argument("--beam", type=int, help="hypotheses that the search keeps; 1 is greedy (default: the recipe's)")
     sub.add_argument("--length-penalty", type=float, help="exponent of Wu's length penalty (default: the recipe's)")
-    sub.add_argument("--max-ratio", type=float, help="target tokens for each of the source's, at most")
-    sub.add_argument("--max-extra", type=int, help="and so many more")
+    sub.add_argument(
+        "--max-ratio",
+        type=float,
+        help="a translation has at most so many tokens for each of the source's … (default: the recipe's)",
+    )
+    sub.add_argument("--max-extra", type=int, help="… and so many more (default: the recipe's)")
     sub.add_argument("--n-best", type=int, default=1, help="translations of each line, with tabs between (default: 1)")
     sub.add_argument("--sample", action="store_true", help="draw translations instead of searching for the best")
-    sub.add_argument("--temperature", type=float, default=1.0, help="of --sample: below 1 is more cautious")
+    sub.add_argument(
+        "--temperature", type=float, default=1.0, help="of --sample: below 1 is more cautious (default: 1)"
+    )
     sub.add_argument("--top-k", type=int, help="of --sample: among the k most probable tokens only")
-    sub.add_argument("--top-p", type=float, help="of --sample: among the tokens that make up this share")
+    sub.add_argument("--top-p", type=float, help="of --sample: among the most probable tokens that make up this share")
     sub.add_argument("--seed", type=int, default=1, help="of --sample (default: 1)")
-    sub.add_argument("--batch-size", type=int, help="sentences at once; changes speed, not the result")
+    sub.add_argument(
+        "--batch-size", type=int, help="sentences at once; changes speed, not the result (default: the recipe's)"
+    )
     sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
     add_cached(sub)
     add_device(sub)

@@ -63,7 +63,7 @@ class AdaptiveMap(nn.Module):
 
     def bands_with_starts(self) -> list[tuple[nn.Embedding, int]]:
         """The tables, most frequent first, each with the rank of its first row."""
-        return list(zip(cast(Iterable[nn.Embedding], self.bands), (0, *self.cutoffs), strict=True))
+        return list(zip(cast("Iterable[nn.Embedding]", self.bands), (0, *self.cutoffs), strict=True))
 
     def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
         """Static shapes: every band looks every token up, and what belongs to another band is zeroed.
@@ -196,4 +196,4 @@ def _frequency_ranks(
         values[order] = torch.arange(num_embeddings, device="cpu")
     elif not torch.equal(values.sort().values, torch.arange(num_embeddings, device="cpu")):
         raise UserError(f"ranks must hold each of 0 … {num_embeddings - 1} once: pass counts instead, say.")
-    return values.to(torch.get_default_device())
+    return values.to(torch.empty(0).device)  # of a `with torch.device(…)` too, which torch 2.6 does not tell otherwise

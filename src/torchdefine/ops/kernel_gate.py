@@ -38,7 +38,7 @@ def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
 
     Only then may its weights be read past it.
     """
-    hooked = module is not None and (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    hooked = module is not None and (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
     return type(module) is kind and not hooked
 
 

@@ -14,6 +14,7 @@ from torchdefine.errors import UserError
 from torchdefine.ops.softmax_loss import Classes, add_column_sums, add_onto, softmax_loss
 
 Reduction = Literal["mean", "sum", "none"]
+REDUCTIONS = get_args(Reduction)  # asked once: older compilers cannot look into types
 
 LOGITS_AT_ONCE = 2**24  # 64 MiB in float32
 ALIGNED_COLUMNS, ALIGNED_FEATURES = 16, 8  # on a GPU: its products and our kernels are slower with other numbers
@@ -77,7 +78,7 @@ def exact_dtype(values: Tensor) -> torch.dtype:
 
 
 def check_loss_options(reduction: str, label_smoothing: float) -> None:
-    if reduction not in get_args(Reduction):
+    if reduction not in REDUCTIONS:
         raise UserError(f"The reduction {reduction!r} is unknown: use mean, sum or none.")
     if not 0 <= label_smoothing <= 1:
         raise UserError(f"label_smoothing is {label_smoothing}, but must lie between 0 and 1: use 0.1, say.")
