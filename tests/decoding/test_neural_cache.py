@@ -70,6 +70,8 @@ def test_tuning_finds_the_best_of_its_choices_in_one_pass(run: Run, corpus: Path
     losses = [run.evaluate("valid", batch_size=2, cache=choice).loss for choice in choices]
     assert best == choices[int(np.argmin(losses))]
     assert loss == pytest.approx(min(losses), rel=1e-6)
+    only = tune_neural_cache(run.model, text, run.tokenization.eos_id, batch_size=2, choices=choices[:1])
+    assert only == (choices[0], pytest.approx(losses[0], rel=1e-6))
 
 
 def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
