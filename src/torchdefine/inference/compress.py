@@ -110,6 +110,7 @@ def compress_embedding(
         matrix = embedding.table(dtype=torch.float32)  # (V, m)
     with torch.enable_grad():
         table = METHODS[how.method](matrix, how, budget, counts, progress)
+    table.padding_idx = embedding.padding_idx  # whose vector is zero, not nearly so
     weights = None if counts is None else as_weights(counts, matrix, power=1.0)  # as often as they occur
     return Compressed(
         table,
