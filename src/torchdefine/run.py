@@ -16,7 +16,7 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.loaded_run import Run
 from torchdefine.models import LanguageModel, Translator
-from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.recipe import Recipe, load_recipe, short_name
 from torchdefine.settings import to_plain
 from torchdefine.tasks import (
     describe,
@@ -219,7 +219,7 @@ def _first_difference(one: Any, other: Any, place: str = "") -> str:
 
 
 def _new_path(name: str) -> Path:
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem if name.endswith(".yaml") else name) or "run"
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", short_name(name)) or "run"
     number = 1
     while (path := Path("runs") / f"{stem}-{number}").exists():
         number += 1
