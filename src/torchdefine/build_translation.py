@@ -25,8 +25,9 @@ def open_bitext(
     *,
     data: str | Path | None = None,
     tokenization: TokenizerPair | None = None,
+    split: str | None = None,
 ) -> Bitext:
-    """The recipe's bitext, encoded; or another one, and with tokenizers that exist already."""
+    """The recipe's bitext, encoded; or another one, with tokenizers that exist already, and maybe one split of it."""
     settings = recipe.bitext
     if tokenization is None and recipe.data.tokenizer is not None:
         tokenization = load_joint_tokenizer(recipe.data.tokenizer)
@@ -34,7 +35,7 @@ def open_bitext(
         settings.source, settings.target, settings.bpe_size, settings.joint, settings.max_length, settings.max_ratio
     )
     path = resolve_bitext(data or recipe.data.corpus)
-    return encode_bitext(path, rules, tokenization=tokenization, progress=progress)
+    return encode_bitext(path, rules, tokenization=tokenization, split=split, progress=progress)
 
 
 def build_translator(recipe: Recipe, source: VocabularyFacts, target: VocabularyFacts, pad_id: int) -> Translator:

@@ -141,6 +141,10 @@ class Run:
         adds a neural cache, which learns from the text while it reads it.
         """
         if self.recipe.task != "language":
+            settings = {"batch_size": batch_size, "length": length, "memory": memory, "clamp": clamp, "cache": cache}
+            for name, value in settings.items():
+                if value is not None:
+                    raise UserError(f"{name} is for language models, and this is a translator: leave it out.")
             return self.evaluate_translations(split, data=data, progress=progress).predicted
         with _remembering(self.model, memory, clamp):
             return evaluate(
