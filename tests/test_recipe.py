@@ -138,9 +138,10 @@ def test_bad_settings_are_refused_in_one_sentence(overrides: dict, message: str)
         ("tatoeba/laptop", {"context": {"layers": 3}}, "set layers and widths in the section transformer"),
         ("tatoeba/laptop", {"eval": {"length": 3}}, "The section eval is not for the task translation"),
         ("tatoeba/laptop", {"train": {"batch_size": 64}}, r"use bitext\.batch_tokens"),
+        ("tatoeba/laptop", {"bitext": {"joint": False}}, "A shared embedding needs one BPE for both languages"),
     ],
 )
-def test_settings_without_an_effect_are_refused(name: str, overrides: dict, message: str) -> None:
+def test_settings_that_do_not_go_together_are_refused(name: str, overrides: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_recipe(name, overrides)
 

@@ -60,6 +60,11 @@ class Recipe:
             f"train.batch_size {self.train.batch_size} cannot be cut into {self.train.accumulate} equal parts.",
         )
         self._check_sections()
+        joint = self.bitext.joint or self.data.tokenizer is not None
+        require(
+            joint or self.transformer.share != "embedding",
+            "A shared embedding needs one BPE for both languages: use bitext.joint true, or another transformer.share.",
+        )
         if self.embedding.kind == "tokens" and self.embedding.map == "adaptive":
             require(
                 not (self.output.tied and self.output.kind == "full"),
