@@ -174,13 +174,23 @@ def _resolve(recipe: str | Path | Recipe, changes: Mapping[str, Any]) -> Recipe:
         recipe = load_recipe(str(recipe), changes)
     elif changes:
         raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
-    corpus = Path(recipe.data.corpus).expanduser()
-    if recipe.data.corpus and corpus.exists():  # a run must find its text from anywhere
-        recipe = replace(recipe, data=replace(recipe.data, corpus=str(corpus.resolve())))
-    if recipe.train.start_from is not None:
-        start_from = Path(recipe.train.start_from).expanduser().resolve()
-        recipe = replace(recipe, train=replace(recipe.train, start_from=str(start_from)))
-    return recipe
+    return _with_whole_paths(recipe)
+
+
+def _with_whole_paths(recipe: Recipe) -> Recipe:
+    """A run must find its text, its tokenizer and the run it starts from, from anywhere."""
+    data, training = recipe.data, recipe.train
+    if data.corpus and Path(data.corpus).expanduser().exists():  # else it is the name of a corpus
+        data = replace(data, corpus=_whole_path(data.corpus))
+    if data.tokenizer is not None:
+        data = replace(data, tokenizer=_whole_path(data.tokenizer))
+    if training.start_from is not None:
+        training = replace(training, start_from=_whole_path(training.start_from))
+    return replace(recipe, data=data, train=training)
+
+
+def _whole_path(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
 
 
 @contextmanager
@@ -194,7 +204,7 @@ def _chosen_folder(recipe: Recipe, out: str | Path | None, resume: bool, process
         raise UserError("The run's folder is empty text: pass a name as --out.")
     folder = RunFolder(out if out is not None else _new_path(recipe.name))
     if resume:
-        changed = _first_difference(to_plain(folder.recipe()), to_plain(recipe))
+        changed = _first_difference(to_plain(_with_whole_paths(folder.recipe())), to_plain(recipe))
         if changed:
             raise UserError(
                 f"The run in {folder.path} was started with another {changed}: resume it with the same settings, or "

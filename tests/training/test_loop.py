@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -426,3 +427,34 @@ def test_subwords_end_to_end(recipe_file: Path, corpus: Path, tmp_path: Path) ->
     assert loaded.evaluate("test").perplexity == pytest.approx(run.result["test_perplexity"], rel=1e-6)
     assert run.result["evaluation"]["test"]["bits_per_byte"] > 0
     assert isinstance(loaded.generate("w1", 5, seed=0), str)
+
+
+def test_a_run_with_a_tokenizer_file_resumes_from_another_folder(
+    recipe_file: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchdefine.data import train_bpe
+
+    train_bpe([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
+    monkeypatch.chdir(tmp_path)
+    settings: dict[str, Any] = {"train": {"steps": 20}, "out": tmp_path / "run"}
+    with pytest.raises(Interrupted):
+        train(recipe_file, data={"tokenizer": "bpe.json"}, reporter=StopAt(7, signal.SIGINT), **settings)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert train(recipe_file, data={"tokenizer": "../bpe.json"}, resume=True, **settings).result["steps"] == 20
+
+
+def test_a_run_whose_settings_have_a_relative_path_still_resumes(
+    recipe_file: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of earlier versions have: it means what it meant there, seen from the same folder."""
+    from torchdefine.data import train_bpe
+
+    train_bpe([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
+    monkeypatch.chdir(tmp_path)
+    settings: dict[str, Any] = {"data": {"tokenizer": "bpe.json"}, "train": {"steps": 20}, "out": "run"}
+    with pytest.raises(Interrupted):
+        train(recipe_file, reporter=StopAt(7, signal.SIGINT), **settings)
+    config = Path("run/config.yaml")
+    config.write_text(re.sub(r"tokenizer: .*bpe\.json", "tokenizer: bpe.json", config.read_text()))
+    assert train(recipe_file, resume=True, **settings).result["steps"] == 20
