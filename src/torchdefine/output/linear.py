@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
+from torchdefine.ops import exact_dtype
 from torchdefine.output.layer import OutputLayer, hidden_projection
-from torchdefine.output.linear_cross_entropy import Reduction, exact_dtype, linear_cross_entropy
+from torchdefine.output.linear_cross_entropy import Reduction, linear_cross_entropy
 
 
 class FullSoftmax(OutputLayer):

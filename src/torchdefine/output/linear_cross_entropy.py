@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from torchdefine.embedding.map import check_ids
 from torchdefine.errors import UserError
+from torchdefine.ops import exact_dtype
 from torchdefine.ops.softmax_loss import Classes, add_column_sums, add_onto, softmax_loss
 
 Reduction = Literal["mean", "sum", "none"]
@@ -69,11 +70,6 @@ def mean_over(total: Tensor, counted: Tensor) -> Tensor:
 def fitting_tokens(num_embeddings: int) -> int:
     """How many tokens to take at once, so that memory does not grow with their number."""
     return max(FEWEST_TOKENS_AT_ONCE, LOGITS_AT_ONCE // num_embeddings)
-
-
-def exact_dtype(values: Tensor) -> torch.dtype:
-    """What losses and log-probabilities are computed in."""
-    return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
 def check_loss_options(reduction: str, label_smoothing: float) -> None:
