@@ -109,3 +109,19 @@ class OutputLayer(nn.Module, ABC):
 def hidden_projection(hidden_dim: int, map_dim: int) -> nn.Linear | None:
     """What brings hidden vectors to the width of the table they are compared with, if that differs."""
     return None if hidden_dim == map_dim else nn.Linear(hidden_dim, map_dim, bias=False)
+
+
+def resized_bias(bias: nn.Parameter, num_embeddings: int) -> nn.Parameter:
+    """A bias for more or fewer tokens: old numbers stay, new ones are zero."""
+    kept = bias.detach()[:num_embeddings]
+    resized = torch.cat((kept, kept.new_zeros(num_embeddings - len(kept))))
+    return nn.Parameter(resized, requires_grad=bias.requires_grad)
+
+
+def check_bias(bias: Tensor, num_embeddings: int) -> None:
+    """Refuse a bias that did not follow when the table that it belongs to was resized."""
+    if len(bias) != num_embeddings:
+        raise UserError(
+            f"The output layer has {len(bias)} biases, but its table {num_embeddings} rows: "
+            f"call resize({num_embeddings}) here too."
+        )
