@@ -39,9 +39,7 @@ class TiedHead(nn.Module):
 
     def follow_resize(self) -> None:
         """Give the bias the size that the table has got; new tokens start at zero."""
-        if (
-            self.bias is not None and len(self.bias) != self.out_features
-        ):  # else a model may share it
+        if self.bias is not None and len(self.bias) != self.out_features:  # else a model may share it
             self.bias = resized_bias(self.bias, self.out_features)
 
     def extra_repr(self) -> str:

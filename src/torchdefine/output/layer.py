@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchdefine.embedding.map import widened_ids
 from torchdefine.errors import UserError
 from torchdefine.output.linear_cross_entropy import Reduction, fitting_tokens
 
@@ -89,7 +90,7 @@ class OutputLayer(nn.Module, ABC):
                 f"targets have the shape {tuple(targets.shape)}, but hidden needs {tuple(hidden.shape[:-1])}: "
                 f"give one id for each vector."
             )
-        return rows, targets.reshape(-1)
+        return rows, widened_ids(targets.reshape(-1))
 
     def _as_they_lie(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors that lie position by position, as those of an LSTM do, are taken so, and their targets with them.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchdefine.embedding.map import check_ids
+from torchdefine.embedding.map import check_ids, widened_ids
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype
 from torchdefine.ops.softmax_loss import Classes, add_column_sums, add_onto, softmax_loss
@@ -51,6 +51,7 @@ def linear_cross_entropy(
         tokens_at_once = fitting_tokens(weight.shape[0])
     elif tokens_at_once < 1:
         raise UserError(f"tokens_at_once is {tokens_at_once}, but must be at least 1: leave it out for the default.")
+    targets = widened_ids(targets)
     counted = targets != ignore_index
     columns = torch.where(counted, targets, 0)
     check_ids(columns, weight.shape[0])
