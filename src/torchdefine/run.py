@@ -60,7 +60,7 @@ def train(
     keep_freed_memory()
     changes = _changes(data, overrides)
     recipe = _resolve(recipe, changes)
-    with joined_processes() as processes, _chosen_folder(recipe, out, resume, processes) as folder:
+    with joined_processes(device) as processes, _chosen_folder(recipe, out, resume, processes) as folder:
         if folder.result.exists():
             return load_run(folder.path, device=device)
         target = processes.device(device)
