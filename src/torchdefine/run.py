@@ -97,7 +97,7 @@ def train(
                 {**result, **environment, "processes": processes.count, "precision": trainer.precision.name}
             )
         processes.wait()
-        return Run(folder, recipe, corpus.tokenization, model, folder.best)
+        return Run(folder, recipe, corpus.tokenization, model.eval(), folder.best)
 
 
 def load_run(

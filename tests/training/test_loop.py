@@ -331,6 +331,15 @@ def test_loaded_run_evaluates_to_its_result(unbroken: Path) -> None:
     assert text == run.generate("w1 w2", 10, seed=1)
 
 
+def test_a_run_is_ready_for_use_whether_it_was_trained_now_or_before(recipe_file: Path, tmp_path: Path) -> None:
+    run = train(recipe_file, out=tmp_path / "run", train={"steps": 3})
+    again = train(recipe_file, out=tmp_path / "run", train={"steps": 3}, resume=True)
+    ids = torch.arange(40).view(2, 20)
+    first, second = (r.model.log_prob(ids, r.model.initial_state(2))[0] for r in (run, again))
+    assert torch.equal(first, second)  # in training, dropout would make them differ
+    assert not any(part.training for part in run.model.modules())
+
+
 def test_another_vocabulary_or_a_cut_checkpoint_is_refused(unbroken: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(unbroken, copy)
