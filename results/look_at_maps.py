@@ -16,6 +16,7 @@ from torchdefine.analysis.correlation import CorrelationMap, embedding_maps
 from torchdefine.analysis.plots import draw
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.files import read_json, write_json
+from torchdefine.models import LanguageModel
 from torchdefine.run import Run, load_run
 
 HERE = Path(__file__).parent
@@ -23,11 +24,10 @@ FIGURES = HERE.parent / "docs" / "figures"
 NAMES = ["standard", *(f"{kind}-{n}" for kind in ("projective", "define") for n in (64, 128, 256))]
 
 
-def untrained(run: Run) -> Run:
-    """The same model as it was before its first step."""
+def untrained(run: Run) -> LanguageModel:
+    """The run's model as it was before its first step."""
     torch.manual_seed(run.recipe.train.seed)
-    model = build_language_model(run.recipe, VocabularyFacts(len(run.tokenization)))
-    return Run(run.folder, run.recipe, run.tokenization, model)
+    return build_language_model(run.recipe, VocabularyFacts(len(run.tokenization)))
 
 
 def main(runs: Path) -> None:
@@ -35,7 +35,7 @@ def main(runs: Path) -> None:
     for name in NAMES:
         run = load_run(runs / name)
         found = {}
-        for state, model in (("trained", run.model), ("untrained", untrained(run).model)):
+        for state, model in (("trained", run.model), ("untrained", untrained(run))):
             for centred in (False, True):
                 kind = f"{state}{', centred' if centred else ''}"
                 maps = embedding_maps(model.embedding, centred=centred)

@@ -1,15 +1,18 @@
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from torchdefine import train
 from torchdefine.analysis.parameters import parameter_report
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.build_translation import build_translator
 from torchdefine.cli.recipe_page import recipe_page
 from torchdefine.errors import UserError
+from torchdefine.exporting import _without_paths
 from torchdefine.recipe import Recipe, load_recipe, recipe_names
 from torchdefine.recipe_effects import settings_without_effect
 from torchdefine.settings import explain, to_plain
@@ -135,9 +138,10 @@ def test_bad_settings_are_refused_in_one_sentence(overrides: dict, message: str)
         ("tatoeba/laptop", {"context": {"layers": 3}}, "set layers and widths in the section transformer"),
         ("tatoeba/laptop", {"eval": {"length": 3}}, "The section eval is not for the task translation"),
         ("tatoeba/laptop", {"train": {"batch_size": 64}}, r"use bitext\.batch_tokens"),
+        ("tatoeba/laptop", {"bitext": {"joint": False}}, "A shared embedding needs one BPE for both languages"),
     ],
 )
-def test_settings_without_an_effect_are_refused(name: str, overrides: dict, message: str) -> None:
+def test_settings_that_do_not_go_together_are_refused(name: str, overrides: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_recipe(name, overrides)
 
@@ -354,3 +358,12 @@ def test_settings_without_effect_are_those_that_change_neither_model_nor_loss(
             recipe, **{section: dataclasses.replace(getattr(recipe, section), **{name: value})}
         )
         assert (size_and_loss(changed) == before) == (dotted in without_effect), dotted
+
+
+def test_a_recipe_file_may_end_in_yml(recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its path is not the name of the run's folder, and leaves the machine with no export."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(recipe_file, tmp_path / "mine.yml")
+    run = train(tmp_path / "mine.yml", train={"steps": 2}, device="cpu")
+    assert run.folder.path == Path("runs/mine-1")
+    assert _without_paths(run.recipe).name == "mine"

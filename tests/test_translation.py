@@ -12,7 +12,7 @@ pytest.importorskip("sacrebleu")
 
 from torchdefine import cli, load_run, tasks, train
 from torchdefine.analysis.comparison import compare_runs
-from torchdefine.decoding import BeamOptions, SamplingOptions, TranslationOptions
+from torchdefine.decoding import BeamOptions, NeuralCache, SamplingOptions, TranslationOptions
 from torchdefine.errors import UserError
 from torchdefine.run import Run
 from torchdefine.training import Interrupted
@@ -163,6 +163,23 @@ def test_misuse_is_refused_in_one_sentence(
         assert shown.out == ""
         assert message in shown.err
         assert shown.err.count("\n") == 1
+
+
+def test_what_is_for_language_models_alone_is_refused(run: Run) -> None:
+    for setting in ({"batch_size": 1}, {"length": 7}, {"memory": 7}, {"clamp": 7}, {"cache": NeuralCache()}):
+        with pytest.raises(UserError, match=f"{next(iter(setting))} is for language models"):
+            run.evaluate("test", **setting)
+
+
+def test_one_split_is_evaluated_without_reading_the_others(run: Run, bitext_folder: Path, tmp_path: Path) -> None:
+    for language in ("en", "de"):
+        shutil.copy(bitext_folder / f"test.{language}", tmp_path)
+    (tmp_path / "train.en").write_text("one\ntwo\n")
+    (tmp_path / "train.de").write_text("eins\n")  # not line by line: reading it would end the evaluation
+    evaluated = run.evaluate_translations("test", data=tmp_path)
+    assert evaluated.scores.bleu == run.result["test_bleu"]
+    with pytest.raises(UserError, match="has no valid text: it has train, test"):
+        run.evaluate_translations("valid", data=tmp_path)
 
 
 def test_comparison_and_report(run: Run, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from torchdefine.build import VocabularyFacts, build_embedding, build_output
 from torchdefine.context import Transformer, TransformerShape
-from torchdefine.data import Bitext, BitextRules, TokenFile, TokenizerPair, encode_bitext, resolve_bitext
+from torchdefine.data import Bitext, BitextRules, TokenizerPair, encode_bitext, resolve_bitext
 from torchdefine.data.bitext import load_joint_tokenizer
 from torchdefine.decoding import BeamOptions
 from torchdefine.embedding import TokenEmbedding
@@ -25,8 +25,9 @@ def open_bitext(
     *,
     data: str | Path | None = None,
     tokenization: TokenizerPair | None = None,
+    split: str | None = None,
 ) -> Bitext:
-    """The recipe's bitext, encoded; or another one, and with tokenizers that exist already."""
+    """The recipe's bitext, encoded; or another one, with tokenizers that exist already, and maybe one split of it."""
     settings = recipe.bitext
     if tokenization is None and recipe.data.tokenizer is not None:
         tokenization = load_joint_tokenizer(recipe.data.tokenizer)
@@ -34,7 +35,7 @@ def open_bitext(
         settings.source, settings.target, settings.bpe_size, settings.joint, settings.max_length, settings.max_ratio
     )
     path = resolve_bitext(data or recipe.data.corpus)
-    return encode_bitext(path, rules, tokenization=tokenization, progress=progress)
+    return encode_bitext(path, rules, tokenization=tokenization, split=split, progress=progress)
 
 
 def build_translator(recipe: Recipe, source: VocabularyFacts, target: VocabularyFacts, pad_id: int) -> Translator:
@@ -87,7 +88,9 @@ def _source_embedding(
 def trained_facts(bitext: Bitext) -> tuple[VocabularyFacts, VocabularyFacts]:
     """How many subwords each side has and how often they occur in training: bands go by that."""
     pair, train = bitext.tokenization, bitext.splits["train"]
-    return _counted(train.source, len(pair.source)), _counted(train.target, len(pair.target))
+    sides = ((train.source, len(pair.source)), (train.target, len(pair.target)))
+    source, target = (VocabularyFacts(size, file.counts(size)) for file, size in sides)
+    return source, target
 
 
 def loaded_facts(pair: TokenizerPair) -> tuple[VocabularyFacts, VocabularyFacts]:
@@ -100,10 +103,3 @@ def loaded_facts(pair: TokenizerPair) -> tuple[VocabularyFacts, VocabularyFacts]
 def beam_options(recipe: Recipe) -> BeamOptions:
     beam = recipe.beam
     return BeamOptions(beam.size, beam.length_penalty, beam.max_ratio, beam.max_extra)
-
-
-def _counted(file: TokenFile, size: int) -> VocabularyFacts:
-    counts = np.zeros(size, np.int64)
-    for start in range(0, len(file), 1 << 24):
-        counts += np.bincount(file.tokens[start : start + (1 << 24)], minlength=size)
-    return VocabularyFacts(size, counts)

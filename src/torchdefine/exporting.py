@@ -10,7 +10,7 @@ from torchdefine.data import licence_of
 from torchdefine.files import Progress
 from torchdefine.inference.export import export_model
 from torchdefine.inference.export_record import ExportedFrom
-from torchdefine.recipe import Recipe
+from torchdefine.recipe import Recipe, short_name
 
 if TYPE_CHECKING:
     from torchdefine.loaded_run import Run
@@ -43,5 +43,4 @@ def _without_paths(recipe: Recipe) -> Recipe:
         tokenizer=None if tokenizer is None else Path(tokenizer).name,
     )
     train = replace(recipe.train, start_from=None if start_from is None else Path(start_from).name)
-    name = Path(recipe.name).stem if recipe.name.endswith(".yaml") else recipe.name
-    return replace(recipe, name=name, data=data, train=train)
+    return replace(recipe, name=short_name(recipe.name), data=data, train=train)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -174,6 +175,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
             if "No space left" in str(error):  # the package has its own error for what the system says
                 raise _disk_full(path) from error
             raise MachineError(f"{path} could not be written ({error}).") from error
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any]:

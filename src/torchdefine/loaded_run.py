@@ -141,6 +141,10 @@ class Run:
         adds a neural cache, which learns from the text while it reads it.
         """
         if self.recipe.task != "language":
+            settings = {"batch_size": batch_size, "length": length, "memory": memory, "clamp": clamp, "cache": cache}
+            for name, value in settings.items():
+                if value is not None:
+                    raise UserError(f"{name} is for language models, and this is a translator: leave it out.")
             return self.evaluate_translations(split, data=data, progress=progress).predicted
         with _remembering(self.model, memory, clamp):
             return evaluate(
@@ -159,18 +163,22 @@ class Run:
         *,
         data: str | Path | None = None,
         batch_size: int | None = None,
+        length: int | None = None,
+        memory: int | None = None,
+        clamp: int | None = None,
         progress: Progress | None = None,
     ) -> NeuralCache:
-        """The neural cache that does best on the validation text."""
+        """The neural cache that does best on the validation text under the settings of an evaluation."""
         self.check_generates()
-        best, _ = tune_neural_cache(
-            self.model,
-            self._text("valid", data),
-            self.tokenization.eos_id,
-            batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
-            length=self.recipe.eval.length,
-            progress=progress,
-        )
+        with _remembering(self.model, memory, clamp):
+            best, _ = tune_neural_cache(
+                self.model,
+                self._text("valid", data),
+                self.tokenization.eos_id,
+                batch_size=self.recipe.eval.batch_size if batch_size is None else batch_size,
+                length=self.recipe.eval.length if length is None else length,
+                progress=progress,
+            )
         return best
 
     def _text(self, split: str, data: str | Path | None) -> TokenFile:

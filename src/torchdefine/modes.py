@@ -9,10 +9,11 @@ from torch import nn
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Have a module evaluate; afterwards each of its parts is in the mode it was in, which may not be the whole's."""
-    training = [part for part in module.modules() if part.training]
-    module.eval()
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Have modules evaluate; afterwards each of their parts is in the mode it was in, which may not be the whole's."""
+    training = [part for module in modules for part in module.modules() if part.training]
+    for module in modules:
+        module.eval()
     try:
         yield
     finally:

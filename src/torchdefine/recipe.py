@@ -28,6 +28,8 @@ from torchdefine.spelling import did_you_mean
 from torchdefine.translation_settings import BeamSettings, BitextSettings, TransformerSettings
 
 FORMAT_VERSION = 1
+FILE_ENDINGS = (".yaml", ".yml")
+"""A recipe whose name ends so is a file; any other name is that of a shipped one."""
 SECTIONS_OF_THE_OTHER_TASK = {"language": ("bitext", "transformer", "beam"), "translation": ("context", "eval")}
 
 
@@ -58,6 +60,11 @@ class Recipe:
             f"train.batch_size {self.train.batch_size} cannot be cut into {self.train.accumulate} equal parts.",
         )
         self._check_sections()
+        joint = self.bitext.joint or self.data.tokenizer is not None
+        require(
+            joint or self.transformer.share != "embedding",
+            "A shared embedding needs one BPE for both languages: use bitext.joint true, or another transformer.share.",
+        )
         if self.embedding.kind == "tokens" and self.embedding.map == "adaptive":
             require(
                 not (self.output.tied and self.output.kind == "full"),
@@ -104,6 +111,11 @@ def recipe_names() -> list[str]:
     return sorted(name for name in found if not name.rsplit("/", 1)[-1].startswith("_"))
 
 
+def short_name(name: str) -> str:
+    """A recipe's name without the folders and the ending of a file."""
+    return Path(name).stem if name.endswith(FILE_ENDINGS) else name
+
+
 def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """A shipped recipe by name, or a YAML file by path, with overrides by section: ``{"optim": {"lr": 10}}``."""
     values = merge(_read_recipe(str(name)), overrides or {})
@@ -130,7 +142,7 @@ def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     below: dict[str, Any] = {}
     for one in bases:  # each over those before it, and the recipe's own values over all
         require(isinstance(one, str), f"A base of the recipe {name} is {one!r}, but must be a name or a file.")
-        if one.endswith((".yaml", ".yml")) and not Path(one).is_absolute():
+        if one.endswith(FILE_ENDINGS) and not Path(one).is_absolute():
             one = str(Path(name).parent / one)  # files refer to their neighbours
         inherited = _read_recipe(one, (*above, name))
         inherited.pop("published", None)  # the numbers of another row
@@ -139,7 +151,7 @@ def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def _recipe_text(name: str) -> tuple[str, str]:
-    if name.endswith((".yaml", ".yml")):
+    if name.endswith(FILE_ENDINGS):
         path = Path(name)
         if not path.is_file():
             raise UserError(f"The recipe file {name} does not exist.")

@@ -16,7 +16,7 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.loaded_run import Run
 from torchdefine.models import LanguageModel, Translator
-from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.recipe import Recipe, load_recipe, short_name
 from torchdefine.settings import to_plain
 from torchdefine.tasks import (
     describe,
@@ -60,7 +60,7 @@ def train(
     keep_freed_memory()
     changes = _changes(data, overrides)
     recipe = _resolve(recipe, changes)
-    with joined_processes() as processes, _chosen_folder(recipe, out, resume, processes) as folder:
+    with joined_processes(device) as processes, _chosen_folder(recipe, out, resume, processes) as folder:
         if folder.result.exists():
             return load_run(folder.path, device=device)
         target = processes.device(device)
@@ -97,7 +97,7 @@ def train(
                 {**result, **environment, "processes": processes.count, "precision": trainer.precision.name}
             )
         processes.wait()
-        return Run(folder, recipe, corpus.tokenization, model, folder.best)
+        return Run(folder, recipe, corpus.tokenization, model.eval(), folder.best)
 
 
 def load_run(
@@ -174,13 +174,23 @@ def _resolve(recipe: str | Path | Recipe, changes: Mapping[str, Any]) -> Recipe:
         recipe = load_recipe(str(recipe), changes)
     elif changes:
         raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
-    corpus = Path(recipe.data.corpus).expanduser()
-    if recipe.data.corpus and corpus.exists():  # a run must find its text from anywhere
-        recipe = replace(recipe, data=replace(recipe.data, corpus=str(corpus.resolve())))
-    if recipe.train.start_from is not None:
-        start_from = Path(recipe.train.start_from).expanduser().resolve()
-        recipe = replace(recipe, train=replace(recipe.train, start_from=str(start_from)))
-    return recipe
+    return _with_whole_paths(recipe)
+
+
+def _with_whole_paths(recipe: Recipe) -> Recipe:
+    """A run must find its text, its tokenizer and the run it starts from, from anywhere."""
+    data, training = recipe.data, recipe.train
+    if data.corpus and Path(data.corpus).expanduser().exists():  # else it is the name of a corpus
+        data = replace(data, corpus=_whole_path(data.corpus))
+    if data.tokenizer is not None:
+        data = replace(data, tokenizer=_whole_path(data.tokenizer))
+    if training.start_from is not None:
+        training = replace(training, start_from=_whole_path(training.start_from))
+    return replace(recipe, data=data, train=training)
+
+
+def _whole_path(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
 
 
 @contextmanager
@@ -194,7 +204,7 @@ def _chosen_folder(recipe: Recipe, out: str | Path | None, resume: bool, process
         raise UserError("The run's folder is empty text: pass a name as --out.")
     folder = RunFolder(out if out is not None else _new_path(recipe.name))
     if resume:
-        changed = _first_difference(to_plain(folder.recipe()), to_plain(recipe))
+        changed = _first_difference(to_plain(_with_whole_paths(folder.recipe())), to_plain(recipe))
         if changed:
             raise UserError(
                 f"The run in {folder.path} was started with another {changed}: resume it with the same settings, or "
@@ -219,7 +229,7 @@ def _first_difference(one: Any, other: Any, place: str = "") -> str:
 
 
 def _new_path(name: str) -> Path:
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem if name.endswith(".yaml") else name) or "run"
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", short_name(name)) or "run"
     number = 1
     while (path := Path("runs") / f"{stem}-{number}").exists():
         number += 1

@@ -23,7 +23,7 @@ from torchdefine.training.distributed import Processes
 from torchdefine.training.kept_checkpoints import keep_checkpoint
 from torchdefine.training.loop import Position
 from torchdefine.training.progress import Reporter
-from torchdefine.training.result import describe_result, training_counts
+from torchdefine.training.result import describe_result
 from torchdefine.translation import check_translation_packages, describe_translation, pair_data, pair_validation
 
 
@@ -149,5 +149,5 @@ def _loaded_facts(tokenization: Tokenization) -> VocabularyFacts:
 
 def _trained_facts(corpus: Corpus) -> VocabularyFacts:
     """Words are in frequency order; subwords are not, so their bands go by how often they occur in training."""
-    subwords = corpus.tokenization.kind == "subwords"
-    return VocabularyFacts(len(corpus.tokenization), training_counts(corpus) if subwords else None)
+    size, subwords = len(corpus.tokenization), corpus.tokenization.kind == "subwords"
+    return VocabularyFacts(size, corpus.splits["train"].counts(size) if subwords else None)

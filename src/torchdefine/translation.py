@@ -153,14 +153,12 @@ def evaluate_translator(
 ) -> TranslationEvaluation:
     """Perplexity, BLEU and chrF on a split of the recipe's bitext, or of another one."""
     require_sacrebleu()
-    path = resolve_bitext(data or recipe.data.corpus)
-    files = find_bitext(path, recipe.bitext.source, recipe.bitext.target, require_train=False)
-    if split not in files:
-        raise UserError(f"{path} has no {split} text: it has {', '.join(files)}.")
-    bitext = bitext or open_bitext(recipe, data=data, tokenization=tokenization)
+    bitext = bitext or open_bitext(recipe, data=data, tokenization=tokenization, split=split)
     predicted = evaluate_pairs(
         model, bitext.splits[split], tokenization, batch_tokens=recipe.bitext.batch_tokens, progress=progress
     )
+    path = resolve_bitext(data or recipe.data.corpus)
+    files = find_bitext(path, recipe.bitext.source, recipe.bitext.target, require_train=False)
     blocks = list(read_pairs(files[split]))
     sources = [one_line(line) for block in blocks for line in block.source]
     references = [one_line(line) for block in blocks for line in block.target]

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,19 @@ def test_unfinished_runs_are_reported_and_called_so(
     runs: dict[str, Path], tmp_path: Path, name: str, words: str
 ) -> None:
     assert words in report([runs[name]], tmp_path)
+
+
+def test_a_name_of_a_run_is_text_everywhere(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["define"], tmp_path / 'a" onload="x" <b>&')
+    found: set[str] = set()
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            found.update((tag, *(name for name, _ in attributes)))
+
+    Reader().feed(report([tmp_path / 'a" onload="x" <b>&'], tmp_path))
+    assert {"svg", "aria-label"} <= found
+    assert not {"b", "onload"} & found
 
 
 def test_finished_and_unfinished_runs_share_a_report(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -125,6 +125,10 @@ def test_bad_folders_are_refused_in_one_sentence(tmp_path: Path) -> None:
         "one side": ({"train.en": "a\n"}, r"no train file that ends in \.de"),
         "both kinds": ({"train.en": "a\n", "train.de": "b\n", "train.tsv": "a\tb\n"}, "both a table and parallel"),
         "other names": ({"train-a.en": "a\n", "train-b.de": "b\n"}, "not pairs of the same name"),
+        "two splits": (
+            {"train.en": "a\n", "train.de": "b\n", "dev-test.en": "a\n", "dev-test.de": "b\n"},
+            r"dev-test\... names several splits \(test, valid\): rename it",
+        ),
         "no tab": ({"train.tsv": "a\tb\nab\n"}, r"Line 2 of .*train\.tsv has no second column"),
         "all left out": ({"train.en": "\n", "train.de": "x\n"}, "No pair of .* is kept"),
     }

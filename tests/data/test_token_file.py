@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from torchdefine.data import token_file
 from torchdefine.data.token_file import TokenFile, write_token_file
 from torchdefine.data.vocabulary import EOS, UNK, Vocabulary
 from torchdefine.errors import UserError
@@ -40,6 +41,16 @@ def test_tokens_and_header(token_path: Path) -> None:
         "text_sha256": hashlib.sha256(text).hexdigest(),
         "tokens_sha256": hashlib.sha256(np.array(file.tokens, dtype="<u2").tobytes()).hexdigest(),
     }
+    file.verify()
+
+
+@pytest.mark.parametrize("read_at_once", [1, 4, 100])
+def test_tokens_are_counted_and_verified_part_by_part(
+    token_path: Path, read_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_file, "_READ_AT_ONCE", read_at_once)
+    file = TokenFile.open(token_path)
+    assert file.counts(5).tolist() == [2, 2, 3, 2, 0]
     file.verify()
 
 

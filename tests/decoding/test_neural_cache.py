@@ -70,6 +70,8 @@ def test_tuning_finds_the_best_of_its_choices_in_one_pass(run: Run, corpus: Path
     losses = [run.evaluate("valid", batch_size=2, cache=choice).loss for choice in choices]
     assert best == choices[int(np.argmin(losses))]
     assert loss == pytest.approx(min(losses), rel=1e-6)
+    only = tune_neural_cache(run.model, text, run.tokenization.eos_id, batch_size=2, choices=choices[:1])
+    assert only == (choices[0], pytest.approx(losses[0], rel=1e-6))
 
 
 def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,3 +94,22 @@ def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture
     with pytest.raises(UserError, match="share of the cache is 1"):
         NeuralCache(share=1.0)
     assert load_run(folder).evaluate("test").perplexity > 1
+
+
+def test_a_cache_is_tuned_under_the_settings_that_it_is_used_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict = {}
+
+    def remember(*_: object, **settings: object) -> tuple[NeuralCache, float]:
+        seen.update(settings)
+        return NeuralCache(), 0.0
+
+    monkeypatch.setattr("torchdefine.loaded_run.tune_neural_cache", remember)
+    with pytest.raises(SystemExit) as done:
+        main(["eval", str(run.folder.path), "--tune-cache", "--length", "9", "--batch-size", "3", "--device", "cpu"])
+    assert done.value.code == 0
+    assert (seen["length"], seen["batch_size"]) == (9, 3)
+    seen.clear()
+    with pytest.raises(SystemExit) as refused:  # an LSTM has no such memory
+        main(["eval", str(run.folder.path), "--tune-cache", "--memory", "9", "--device", "cpu"])
+    assert refused.value.code == 2
+    assert not seen, "what is refused must not be tuned first"

@@ -45,6 +45,13 @@ def test_draws_follow_the_options() -> None:
     assert seen(temperature=0) == {0}
 
 
+def test_a_draw_leaves_the_probabilities_as_they_are() -> None:
+    log_probs = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64).log()
+    before = log_probs.clone()
+    assert draw(log_probs, SamplingOptions(temperature=0, forbidden=(0,))) == 1
+    assert torch.equal(log_probs, before)
+
+
 def test_frequencies_are_the_probabilities() -> None:
     log_probs = torch.tensor([0.7, 0.2, 0.1]).log()
     draws = torch.tensor([draw(log_probs, SamplingOptions()) for _ in range(4000)])

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, UnitOptions
-from torchdefine.embedding import VARIANTS, table
+from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap, UnitOptions
+from torchdefine.embedding import VARIANTS, TokenEmbedding, table
 from torchdefine.errors import UserError
 
 FILES_OF_RELEASED_VERSIONS = Path(__file__).parent.parent / "released"
@@ -28,6 +28,17 @@ EMBEDDINGS = {
     "ranked": lambda: DeFINE.over(AdaptiveMap(50, 16, (10,), padding_idx=2, counts=range(50)), 24, 64),
     "normed": lambda: small(unit=UnitOptions.of("define", norm="layer", dropout=0.1), padding_idx=2),
 }
+
+
+def test_a_table_by_a_borrowed_unit_drops_nothing_out() -> None:
+    """The unit is no part of the embedding that borrows it, so its mode is not changed along with it."""
+    lender = small(unit=UnitOptions.of("define", dropout=0.5))
+    borrower = TokenEmbedding.beside(StandardMap(50, 16), lender)
+    both = torch.nn.ModuleList((lender, borrower)).eval()
+    expected = borrower.table()
+    both.train()
+    assert torch.equal(borrower.table(), expected)
+    assert all(part.training for part in both.modules())
 
 
 def test_a_table_leaves_every_part_in_its_mode() -> None:

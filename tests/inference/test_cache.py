@@ -8,11 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from torchdefine import AdaptiveMap, DeFINE, load_run, train
+from torchdefine import AdaptiveMap, DeFINE, StandardMap, UnitOptions, load_run, train
 from torchdefine.cli import main
-from torchdefine.embedding import TokenEmbedding
+from torchdefine.embedding import TokenEmbedding, table
 from torchdefine.errors import UserError
-from torchdefine.inference import cache as cache_file
 from torchdefine.inference.cache import use_cache, weights_sha256, write_cache
 from torchdefine.training.checkpoint import read_checkpoint, write_checkpoint
 
@@ -46,7 +45,7 @@ def test_cached_and_live_evaluation_agree_and_the_unit_is_not_called(run_folder:
 
 @pytest.mark.parametrize(("dtype", "close"), [("fp32", 1e-5), ("bf16", 1e-2), ("fp16", 1e-3)])
 def test_the_file_holds_the_finished_table(tmp_path: Path, dtype: str, close: float, monkeypatch) -> None:
-    monkeypatch.setattr(cache_file, "TOKENS_AT_ONCE", 7)
+    monkeypatch.setattr(table, "TOKENS_AT_ONCE", 7)
     bands = AdaptiveMap(50, 16, (10, 30), division=2)
     embedding = DeFINE.over(bands, 24, 64)
     seen = []
@@ -108,6 +107,23 @@ def test_the_hash_sees_map_unit_and_a_shared_unit() -> None:
         one.bands[2].weight[-1, -1] += 1
     assert weights_sha256(embedding) != after[0]
     assert weights_sha256(beside) == after[1]
+
+
+def test_writing_a_cache_computes_anew_and_leaves_a_look_up_in_place(tmp_path: Path) -> None:
+    unit = UnitOptions.of("define", dropout=0.5)
+    lender = DeFINE(50, 24, map_dim=16, expand_dim=64, unit=unit)
+    embedding = TokenEmbedding.beside(StandardMap(50, 16), lender)
+    lender.eval()
+    exact = embedding.eval().table()
+    for name in ("of training", "of evaluation"):
+        lender.train(name == "of training")
+        write_cache(tmp_path / name, embedding)
+        assert torch.equal(load_file(tmp_path / name)["table"], exact)
+    rounded = exact.bfloat16()
+    embedding.look_up(rounded)
+    write_cache(tmp_path / "again", embedding)
+    assert torch.equal(load_file(tmp_path / "again")["table"], exact)
+    assert embedding.finished is rounded
 
 
 def test_a_table_of_another_size_is_refused() -> None:

@@ -67,6 +67,15 @@ def test_every_method_keeps_within_its_bytes_and_most_of_the_vectors(method: str
         assert made.bytes <= codes_bytes(embedding, how)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_the_padding_token_stays_zero(method: str) -> None:
+    embedding = DeFINE(200, 16, map_dim=8, expand_dim=32, padding_idx=3)
+    how = Compression(method, codebooks=4, entries=16, learning=QUICK)
+    table = compress_embedding(embedding, how, counts=list(range(200))).table
+    assert table.padding_idx == 3
+    assert not table(torch.tensor([3])).any()
+
+
 def test_codes_lose_less_than_product_codes_of_as_many_bytes() -> None:
     torch.manual_seed(0)
     directions = torch.randn(12, 64)

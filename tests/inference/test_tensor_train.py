@@ -40,3 +40,14 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tltorch", None)
     with pytest.raises(UserError, match=r"torchdefine\[tt\]"):
         tensor_train_table(torch.randn(50, 24), 4)
+
+
+@pytest.mark.parametrize(
+    ("row_factors", "width_factors", "ranks"),
+    [([2, 4], [2, 2, 2], [1, 2, 1]), ([2, 4], [2, 2], [1, 2]), ([2, 2], [2, 2], [1, 2, 1])],
+)
+def test_factors_and_ranks_that_do_not_belong_together_are_refused(
+    row_factors: list[int], width_factors: list[int], ranks: list[int]
+) -> None:
+    with pytest.raises(UserError, match=r"with the ranks .* do not hold 8 rows"):
+        TensorTrainRows(8, row_factors, width_factors, ranks)

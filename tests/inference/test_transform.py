@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from torchdefine.errors import UserError
-from torchdefine.inference import FactorisedRows, MixedBitRows, frequent_rows_table, svd_table, transform_table
+from torchdefine.inference import (
+    FactorisedRows,
+    MixedBitRows,
+    frequent_rows_table,
+    mixed_bits,
+    svd_table,
+    transform_table,
+)
 from torchdefine.inference.bit_allocation import LADDERS, LOSSES, Ladder, allocate
 from torchdefine.inference.mixed_bits import fitted_levels, mixed_bit_rows, nearest_levels
 from torchdefine.inference.tables import as_weights
@@ -33,6 +40,19 @@ def test_fitted_levels_lose_what_theory_says_for_a_normal_variable(bits: int) ->
     error = (values - levels[nearest_levels(values, levels)]).square().mean()
     assert len(levels) == 2**bits
     assert float(error) == pytest.approx(LOSSES[bits], rel=0.1)
+
+
+def test_levels_are_fitted_to_all_columns_where_not_all_values_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every so many values of a row after row may all be of one column."""
+    x = torch.randn(4000, 8)
+    x[:, 0] = torch.sign(x[:, 0])
+
+    def lost() -> float:
+        return float((mixed_bit_rows(x, [[3, 8]]).matrix() - x).square().mean())
+
+    everything = lost()
+    monkeypatch.setattr(mixed_bits, "VALUES_LOOKED_AT", 4000)
+    assert lost() < 1.1 * everything
 
 
 def test_mixed_bits_match_a_naive_loop() -> None:

@@ -221,6 +221,16 @@ def test_a_resized_map_is_seen() -> None:
     model["out"].loss(hidden, torch.tensor([V + 2, V, 0, 15])).backward()
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_targets_may_be_of_any_whole_number_type(dtype: torch.dtype) -> None:
+    layer = AdaptiveSoftmax.untied(WIDTH, 600, (10, 30)).double()
+    targets = torch.arange(256 if dtype == torch.uint8 else 600)
+    hidden = torch.randn(len(targets), WIDTH, dtype=torch.float64)
+    for hint, ignored in ((None, 3), ((30, 590), 3), (None, -100)):
+        expected = layer.loss(hidden, targets, ignore_index=ignored, hint=hint)
+        assert layer.loss(hidden, targets.to(dtype), ignore_index=ignored, hint=hint) == expected
+
+
 def test_autocast_gives_float32() -> None:
     layer = tied(HIDDEN).float()["out"]
     hidden, targets = torch.randn(50, HIDDEN), torch.randint(0, V, (50,))

@@ -284,3 +284,12 @@ def test_a_bias_may_be_a_column_of_something_else(device: str) -> None:
     losses = linear_cross_entropy(hidden, matrix[:, :-1], targets, matrix[:, -1], reduction="none")
     expected = F.cross_entropy(hidden @ matrix[:, :-1].T + matrix[:, -1], targets, reduction="none")
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_targets_may_be_of_any_whole_number_type(dtype: torch.dtype) -> None:
+    """In uint8, -100 is 156, which is a token like any other."""
+    hidden, weight = torch.randn(200, 6, dtype=torch.float64), torch.randn(300, 6, dtype=torch.float64)
+    targets = torch.arange(200)
+    expected = F.cross_entropy(hidden @ weight.T, targets)
+    torch.testing.assert_close(linear_cross_entropy(hidden, weight, targets.to(dtype)), expected)

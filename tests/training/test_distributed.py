@@ -35,7 +35,7 @@ def command(processes: int, recipe: Path, out: Path, *more: str) -> list[str]:
             "c10d",
         ]
         start = [sys.executable, "-m", *run, "--rdzv-endpoint", "localhost:0", "-m", "torchdefine"]
-    return [*start, "train", str(recipe), "--out", str(out), *STILL, *more]
+    return [*start, "train", str(recipe), "--out", str(out), "--device", "cpu", *STILL, *more]
 
 
 def losses(out: Path) -> list[float]:
@@ -72,7 +72,7 @@ def judged_by_its_own_process(rank: int, port: int, folder: str) -> None:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=str(port)
     )
-    with joined_processes() as processes:
+    with joined_processes("cpu") as processes:
         Path(folder, str(rank)).write_text(str(processes.of_first(0.1 + rank, torch.device("cpu"))))
 
 
@@ -116,3 +116,23 @@ def test_two_processes_train_with_recurrent_dropout(recipe_file: Path, tmp_path:
     run(command(2, recipe_file, tmp_path / "run", "--context.recurrent_dropout", "0.3"))
     found = losses(tmp_path / "run")
     assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize(
+    ("wish", "backend", "taken"), [("cpu", "gloo", []), (None, "nccl", [1]), ("cuda", "nccl", [1])]
+)
+def test_processes_on_the_cpu_of_a_machine_with_gpus_speak_gloo(
+    wish: str | None, backend: str, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL carries nothing that lies on a CPU."""
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    started, devices = [], []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", started.append)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    with joined_processes(wish) as processes:
+        assert (processes.rank, processes.count) == (1, 2)
+    assert (started, devices) == ([backend], taken)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -330,6 +331,15 @@ def test_loaded_run_evaluates_to_its_result(unbroken: Path) -> None:
     assert text == run.generate("w1 w2", 10, seed=1)
 
 
+def test_a_run_is_ready_for_use_whether_it_was_trained_now_or_before(recipe_file: Path, tmp_path: Path) -> None:
+    run = train(recipe_file, out=tmp_path / "run", train={"steps": 3})
+    again = train(recipe_file, out=tmp_path / "run", train={"steps": 3}, resume=True)
+    ids = torch.arange(40).view(2, 20)
+    first, second = (r.model.log_prob(ids, r.model.initial_state(2))[0] for r in (run, again))
+    assert torch.equal(first, second)  # in training, dropout would make them differ
+    assert not any(part.training for part in run.model.modules())
+
+
 def test_another_vocabulary_or_a_cut_checkpoint_is_refused(unbroken: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(unbroken, copy)
@@ -426,3 +436,34 @@ def test_subwords_end_to_end(recipe_file: Path, corpus: Path, tmp_path: Path) ->
     assert loaded.evaluate("test").perplexity == pytest.approx(run.result["test_perplexity"], rel=1e-6)
     assert run.result["evaluation"]["test"]["bits_per_byte"] > 0
     assert isinstance(loaded.generate("w1", 5, seed=0), str)
+
+
+def test_a_run_with_a_tokenizer_file_resumes_from_another_folder(
+    recipe_file: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchdefine.data import train_bpe
+
+    train_bpe([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
+    monkeypatch.chdir(tmp_path)
+    settings: dict[str, Any] = {"train": {"steps": 20}, "out": tmp_path / "run"}
+    with pytest.raises(Interrupted):
+        train(recipe_file, data={"tokenizer": "bpe.json"}, reporter=StopAt(7, signal.SIGINT), **settings)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert train(recipe_file, data={"tokenizer": "../bpe.json"}, resume=True, **settings).result["steps"] == 20
+
+
+def test_a_run_whose_settings_have_a_relative_path_still_resumes(
+    recipe_file: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of earlier versions have: it means what it meant there, seen from the same folder."""
+    from torchdefine.data import train_bpe
+
+    train_bpe([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
+    monkeypatch.chdir(tmp_path)
+    settings: dict[str, Any] = {"data": {"tokenizer": "bpe.json"}, "train": {"steps": 20}, "out": "run"}
+    with pytest.raises(Interrupted):
+        train(recipe_file, reporter=StopAt(7, signal.SIGINT), **settings)
+    config = Path("run/config.yaml")
+    config.write_text(re.sub(r"tokenizer: .*bpe\.json", "tokenizer: bpe.json", config.read_text()))
+    assert train(recipe_file, resume=True, **settings).result["steps"] == 20

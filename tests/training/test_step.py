@@ -1,3 +1,4 @@
+import gc
 import json
 from pathlib import Path
 
@@ -6,8 +7,19 @@ import torch
 from safetensors.torch import load_file
 
 from torchdefine import train
-from torchdefine.training.recording import room_for
+from torchdefine.training.recording import _without_garbage_collection, room_for
 from torchdefine.training.step import TrainingStep
+
+
+def test_a_recording_leaves_garbage_collection_as_it_was() -> None:
+    for before in (False, True):
+        (gc.enable if before else gc.disable)()
+        try:
+            with _without_garbage_collection():
+                assert not gc.isenabled()
+            assert gc.isenabled() == before
+        finally:
+            gc.enable()
 
 
 def test_room_is_enough_round_and_not_much_more() -> None:

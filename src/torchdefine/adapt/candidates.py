@@ -6,7 +6,7 @@ For a budget of bytes the large parts are packed, as no table of floats comes ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -102,13 +102,13 @@ def _low_rank(source: Source, budget: Budget) -> Iterator[Candidate]:
         if rank:
             make = partial(svd_table, source.table, rank, storage=storage)
             yield Candidate("weighted SVD", f"SVD {rank}, {storage}", _build(source, make))
-    for storage in ("float32",) if budget.floats_only else ("int4",):
-        for kept in (int(share * rows) for share in KEPT_SHARES):
-            rank = largest_fitting(width, partial(low_rank_bytes, rows, width, storage, kept), budget.bytes)
-            if rank and 0 < kept < rows:
-                make = partial(frequent_rows_table, source.table, rank, kept, storage=storage)
-                name = f"{kept} rows whole, rest SVD {rank}, {storage}"
-                yield Candidate("frequent rows whole", name, _build(source, make))
+    storage = storages[-1]  # the smallest
+    for kept in (int(share * rows) for share in KEPT_SHARES):
+        rank = largest_fitting(width, partial(low_rank_bytes, rows, width, storage, kept), budget.bytes)
+        if rank and 0 < kept < rows:
+            make = partial(frequent_rows_table, source.table, rank, kept, storage=storage)
+            name = f"{kept} rows whole, rest SVD {rank}, {storage}"
+            yield Candidate("frequent rows whole", name, _build(source, make))
 
 
 def _quantised(source: Source, budget: Budget) -> Iterator[Candidate]:
@@ -154,15 +154,12 @@ def _tensor_train(source: Source, budget: Budget) -> Iterator[Candidate]:
 
 def _units(source: Source, budget: Budget, fitting: UnitFitting) -> Iterator[Candidate]:
     rows, width = source.table.shape
-    storages = ("float32",) if budget.floats_only else ("int8",)
-    for unit in ("define", "mlp"):
-        for storage in storages:
-            n = 4 * largest_fitting(width // 4, partial(_unit_bytes, rows, width, unit, storage), budget.bytes)
-            if n:
-                settings = UnitFitting(fitting.steps, fitting.batch_size, fitting.lr, storage, fitting.seed)
-                make = partial(unit_table, source.table, unit, n, sensitivity=source.sensitivity, fitting=settings)
-                label = {"define": "DeFINE", "mlp": "MLP"}[unit]
-                yield Candidate(label, f"{label} {n}, {storage}", _build(source, make, reports=True))
+    fitting = replace(fitting, storage="float32" if budget.floats_only else "int8")
+    for unit, label in (("define", "DeFINE"), ("mlp", "MLP")):
+        n = 4 * largest_fitting(width // 4, partial(_unit_bytes, rows, width, unit, fitting.storage), budget.bytes)
+        if n:
+            make = partial(unit_table, source.table, unit, n, sensitivity=source.sensitivity, fitting=fitting)
+            yield Candidate(label, f"{label} {n}, {fitting.storage}", _build(source, make, reports=True))
 
 
 def _build(source: Source, make: Callable[..., CompactTable], *, counted: bool = True, reports: bool = False) -> Build:
@@ -173,14 +170,6 @@ def _build(source: Source, make: Callable[..., CompactTable], *, counted: bool =
         return make(padding_idx=source.padding_idx, **more)
 
     return build
-
-
-def _coded_bytes(rows: int, width: int, books: int) -> int:
-    return table_bytes(CodedRows, rows, width, 1, books, ENTRIES)
-
-
-def _train_bytes(rows: int, width: int, rank: int) -> int:
-    return table_bytes(TensorTrainRows, rows, *train_shape(rows, width, rank))
 
 
 def _unit_bytes(rows: int, width: int, unit: str, storage: str, quarter: int) -> int:

@@ -51,7 +51,6 @@ def distill(
             optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
             for step, index in enumerate(order):
-                behaviour.original(index)
                 optimizer.zero_grad(set_to_none=True)
                 cosine = behaviour.cosines(table, index).mean()
                 (1 - cosine).backward()

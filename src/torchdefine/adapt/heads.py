@@ -11,6 +11,7 @@ from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.embedding.table import TOKENS_AT_ONCE
 from torchdefine.errors import UserError
+from torchdefine.output.layer import resized_bias
 
 
 class TiedHead(nn.Module):
@@ -38,11 +39,8 @@ class TiedHead(nn.Module):
 
     def follow_resize(self) -> None:
         """Give the bias the size that the table has got; new tokens start at zero."""
-        if self.bias is None or len(self.bias) == self.out_features:
-            return
-        kept = self.bias.detach()[: self.out_features]
-        resized = torch.cat((kept, kept.new_zeros(self.out_features - len(kept))))
-        self.bias = nn.Parameter(resized, requires_grad=self.bias.requires_grad)
+        if self.bias is not None and len(self.bias) != self.out_features:  # else a model may share it
+            self.bias = resized_bias(self.bias, self.out_features)
 
     def extra_repr(self) -> str:
         return f"{self.in_features} → {self.out_features:,}, bias={self.bias is not None}"

@@ -15,7 +15,14 @@ from torchdefine.adapt.behaviour import Behaviour
 from torchdefine.adapt.budget import Budget
 from torchdefine.adapt.distill import Distillation, distill
 from torchdefine.adapt.fit import FitOptions, Fitted, fit
-from torchdefine.adapt.likeness import Likeness, encode_batch, likeness, sentence_batches, sentence_vectors
+from torchdefine.adapt.likeness import (
+    SENTENCES_AT_ONCE,
+    Likeness,
+    encode_batch,
+    likeness,
+    sentence_batches,
+    sentence_vectors,
+)
 from torchdefine.adapt.model_folder import OpenedModel, carry_over, open_model
 from torchdefine.adapt.plain_text import SentenceParts, sentence_parts, token_counts
 from torchdefine.adapt.replace import ReplacementReport, replace_embeddings
@@ -104,9 +111,9 @@ def shrink_model(
     tables = _token_tables(opened)
     with stage("reading the held-out sentences"):
         before = sentence_vectors(opened.model, opened.tokenizer, parts.held_out)
-    rows = sum(table.module.weight.numel() for table in tables)
+    numbers = sum(table.module.weight.numel() for table in tables)
     fitted = {
-        table.name: _fitted(opened, table, parts, allowed.share(table.module.weight.numel() / rows), options, stage)
+        table.name: _fitted(opened, table, parts, allowed.share(table.module.weight.numel() / numbers), options, stage)
         for table in tables
     }
     given = {name: one.table for name, one in fitted.items()}
@@ -162,7 +169,7 @@ def _fitted(
     scale = lookup_scale(opened.model.get_submodule(looked_up))
     if scale is None:
         raise UserError(f"The table {looked_up} does more than look rows up, so it cannot be replaced.")
-    sentences = (parts.choosing, parts.fitting[: 32 * max(options.distill_steps, 1)])
+    sentences = (parts.choosing, parts.fitting[: SENTENCES_AT_ONCE * max(options.distill_steps, 1)])
     choosing, teaching = (
         _InPlace(opened.model, looked_up, scale, sentence_batches(opened.model, opened.tokenizer, some))
         for some in sentences

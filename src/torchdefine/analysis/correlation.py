@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.embedding.table import TOKENS_AT_ONCE
+from torchdefine.embedding.table import id_chunks, in_evaluation
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.modes import evaluating
 
 THRESHOLDS = (0.1, 0.25, 0.5)
 
@@ -127,18 +126,18 @@ def embedding_maps(
     Only one Gram matrix for each is kept in memory, never a table. ``centred`` takes each dimension's mean away first,
     which makes the cosines Pearson's correlations; the paper does not.
     """
-    device = next(embedding.parameters()).device
     sums: dict[str, _Sums] = {}
-    with evaluating(embedding):
-        for start in range(0, embedding.num_embeddings, TOKENS_AT_ONCE):
-            stop = min(start + TOKENS_AT_ONCE, embedding.num_embeddings)
-            for name, vectors in _stages(embedding, torch.arange(start, stop, device=device)).items():
+    done = 0
+    with in_evaluation(embedding):
+        for ids in id_chunks(embedding):
+            for name, vectors in _stages(embedding, ids).items():
                 exact = vectors.double()
                 gram, rows = (exact.T @ exact).cpu(), exact.sum(0).cpu()  # (d, d), (d,)
                 kept = sums.get(name)
                 sums[name] = _Sums(kept.gram + gram, kept.rows + rows) if kept else _Sums(gram, rows)
+            done += len(ids)
             if progress:
-                progress(stop, embedding.num_embeddings)
+                progress(done, embedding.num_embeddings)
     groups = _groups(embedding)
     count = embedding.num_embeddings if centred else None
     return {name: CorrelationMap(name, kept.cosines(count), groups.get(name, 1)) for name, kept in sums.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
@@ -191,4 +192,4 @@ def inline_svg(figure: Figure, description: str) -> str:
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r' id="[A-Za-z]+_?\d+(_\d+)?"', "", svg)  # numbered alike in every figure, and nothing refers to them
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)

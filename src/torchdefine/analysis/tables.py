@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """First columns to the left, numbers to the right; columns whose cells are all empty are left out."""
+    """Columns of numbers to the right, others to the left; the note below, if there is one."""
     from rich.console import Console
     from rich.table import Table
 
@@ -17,9 +17,9 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str 
         table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric or index == 0, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # a name may have brackets
     if not console.is_terminal:
-        console = Console(highlight=False, width=160)
+        console.width = 160
     console.print(table)
     if note:
         console.print(note, style="dim")

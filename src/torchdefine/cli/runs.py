@@ -70,10 +70,11 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if run.recipe.task == "translation":
         eval_translations(run, options)
         return
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("data", "length", "memory", "clamp")}
     if options.tune_cache:
         with work_bar("tuning the cache") as progress:
-            cache = run.tune_cache(data=options.data, batch_size=options.batch_size, progress=progress)
-    settings = {name: getattr(options, name) for name in ("data", "length", "memory", "clamp")} | {"cache": cache}
+            cache = run.tune_cache(batch_size=options.batch_size, progress=progress, **settings)
+    settings["cache"] = cache
     with work_bar("predicting") as progress:
         evaluation = run.evaluate(options.split, batch_size=options.batch_size, progress=progress, **settings)
     public = None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
+from torchdefine.ops import exact_dtype
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Transformer(nn.Module):
 
 def sinusoids(start: int, length: int, width: int, like: Tensor) -> Tensor:
     """Sines and cosines of the positions from ``start`` on, (length, width), where and as precise as ``like``."""
-    exact = torch.float64 if like.dtype == torch.float64 else torch.float32
+    exact = exact_dtype(like)
     positions = torch.arange(start, start + length, device=like.device, dtype=exact)
     rates = torch.exp(torch.arange(0, width, 2, device=like.device, dtype=exact) * (-math.log(10_000.0) / width))
     angles = positions[:, None] * rates  # (length, width / 2)

@@ -24,7 +24,15 @@ from torchdefine.context.relative_attention import (
 )
 from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
-from torchdefine.ops import Scoring, converted, has_attention_kernel, has_fused_kernels, is_plain
+from torchdefine.ops import (
+    Scoring,
+    converted,
+    exact_dtype,
+    has_attention_kernel,
+    has_fused_kernels,
+    is_plain,
+    product_dtype,
+)
 
 INIT_STD = 0.02
 
@@ -226,8 +234,7 @@ class TransformerXL(nn.Module):
 
     def _distance_vectors(self, x: Tensor, distances: Tensor) -> Tensor:
         """(W,) → (W, d), in the dtype of matrix products."""
-        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
-        vectors = sinusoids(distances.clamp(0, self.current_reach.clamp), self.input_dim, exact)
+        vectors = sinusoids(distances.clamp(0, self.current_reach.clamp), self.input_dim, exact_dtype(x))
         return F.dropout(vectors, self.dropout.input, self.training).to(product_dtype(x))
 
 
@@ -283,11 +290,3 @@ def _remember(memory: Tensor, hidden: Tensor) -> Tensor:
     if new.shape[1] >= kept:
         return new[:, new.shape[1] - kept :]
     return torch.cat((memory[:, new.shape[1] :], new), dim=1)
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """What matrix products of ``x`` are computed in."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return x.dtype

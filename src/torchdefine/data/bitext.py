@@ -127,16 +127,24 @@ def encode_bitext(
     cache: str | Path | None = None,
     *,
     tokenization: TokenizerPair | None = None,
+    split: str | None = None,
     progress: Progress | None = None,
 ) -> Bitext:
     """Encode the texts of a folder, or open them from the cache where that has been done before.
 
-    The tokenizers are learned from the training text unless given; with given ones it need not be there.
+    The tokenizers are learned from the training text unless given; with given ones it need not be there, and of one
+    ``split`` alone the others are not read.
     """
     if tokenization is None:
         check_bpe_size(rules.vocabulary_size)
     path = Path(source)
     texts = find_bitext(path, rules.source, rules.target, require_train=tokenization is None)
+    if split is not None:
+        if tokenization is None:
+            raise UserError("One split alone is encoded with tokenizers that exist already: give them.")
+        if split not in texts:
+            raise UserError(f"{path} has no {split} text: it has {', '.join(texts)}.")
+        texts = {split: texts[split]}
     name = path.resolve().name
     folder = cache_folder(cache) / "bitexts" / f"{name}-{_cache_key(texts, rules, tokenization)[:16]}"
     if (folder / MANIFEST_FILE).is_file():

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchdefine.data.text_files import is_candidate, natural_order, read_text, splits_named_by
+from torchdefine.data.text_files import is_candidate, natural_order, read_text, split_named_by
 from torchdefine.errors import UserError
 
 BITEXT_LAYOUT = (
@@ -61,9 +61,8 @@ def find_bitext(path: str | Path, source: str, target: str, *, require_train: bo
     source, target = source.lower(), target.lower()  # as names are read: zh_CN and ZH_cn mean the same
     found: dict[str, dict[str, list[Path]]] = {}
     for file in sorted((file for file in path.iterdir() if is_candidate(file)), key=natural_order):
-        for split in splits_named_by(file):
-            if _kind(file) in (source, target, "tsv"):
-                found.setdefault(split, {}).setdefault(_kind(file), []).append(file)
+        if _kind(file) in (source, target, "tsv") and (split := split_named_by(file)):
+            found.setdefault(split, {}).setdefault(_kind(file), []).append(file)
     splits = {split: _paired(path, split, kinds, source, target) for split, kinds in found.items()}
     if not splits or (require_train and "train" not in splits):
         raise UserError(f"{path} has no training text for {source} and {target}: {BITEXT_LAYOUT}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import http.client
 import shutil
 import tarfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from torchdefine.errors import MachineError
-from torchdefine.files import Progress, atomic_file, write_failure
+from torchdefine.files import Progress, atomic_file, sha256_of, write_failure
 
 ATTEMPTS = 4
 FIRST_WAIT_SECONDS = 1.0
@@ -46,7 +45,7 @@ def download(url: str, target: Path, sha256: str | None = None, progress: Progre
     """
     part = target.with_name(f"{target.name}.part")
     _fetch_with_retries(url, part, progress)
-    found = _sha256_of(part)
+    found = sha256_of(part)
     record = hash_record(target)
     expected = sha256 or (record.read_text().strip() if record.is_file() else found)
     if found != expected:
@@ -158,11 +157,6 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
                     progress(min(have, total), total)
     if total is not None and have < total:
         raise ConnectionError(f"the connection broke off after {have:,} of {total:,} bytes")
-
-
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _unreachable(url: str, reason: str) -> MachineError:

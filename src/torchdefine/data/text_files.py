@@ -88,10 +88,7 @@ def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, 
     splits: dict[str, list[Path]] = {}
     files = sorted((path for path in folder.iterdir() if is_candidate(path)), key=natural_order)
     for path in files:
-        named = splits_named_by(path)
-        if len(named) > 1:
-            raise UserError(f"{path} names several splits ({', '.join(sorted(named))}): rename it to one of them.")
-        for split in named:
+        if split := split_named_by(path):
             splits.setdefault(split, []).append(path)
     for split, parts in splits.items():
         _check_parts_belong_together(folder, split, parts)
@@ -106,9 +103,13 @@ def is_candidate(path: Path) -> bool:
     return path.is_file() and not path.name.startswith(".")
 
 
-def splits_named_by(path: Path) -> set[str]:
+def split_named_by(path: Path) -> str | None:
+    """The split that a part of a file's name says it belongs to; a file that names several is refused."""
     parts = (part.rstrip("0123456789") for part in re.split(r"[._-]+", path.name.lower()))
-    return {_SPLIT_OF_PART[part] for part in parts if part in _SPLIT_OF_PART}
+    named = sorted({_SPLIT_OF_PART[part] for part in parts if part in _SPLIT_OF_PART})
+    if len(named) > 1:
+        raise UserError(f"{path} names several splits ({', '.join(named)}): rename it to one of them.")
+    return named[0] if named else None
 
 
 def natural_order(path: Path) -> list[tuple[int, str]]:

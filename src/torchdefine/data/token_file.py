@@ -38,7 +38,7 @@ _PREFIX = struct.Struct("<8sII")
 _DATA_OFFSET = 1024  # of the files we write; room for any header, as it is filled in after the data
 _ALIGNMENT = 64
 _DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-_HASHED_AT_ONCE = 16 << 20
+_READ_AT_ONCE = 16 << 20  # tokens
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,17 @@ class TokenFile:
     def verify(self) -> None:
         """Read all the data and compare its hash to the header's."""
         digest = hashlib.sha256()
-        for start in range(0, len(self), _HASHED_AT_ONCE):
-            digest.update(self.tokens[start : start + _HASHED_AT_ONCE].data)
+        for start in range(0, len(self), _READ_AT_ONCE):
+            digest.update(self.tokens[start : start + _READ_AT_ONCE].data)
         if digest.hexdigest() != self.header.tokens_sha256:
             raise _damaged(self.path, "its tokens are not those that were written")
+
+    def counts(self, vocabulary_size: int) -> np.ndarray:
+        """How often each id occurs, (V,); the file is read a part at a time."""
+        counts = np.zeros(vocabulary_size, np.int64)
+        for start in range(0, len(self), _READ_AT_ONCE):
+            counts += np.bincount(self.tokens[start : start + _READ_AT_ONCE], minlength=vocabulary_size)
+        return counts
 
 
 def write_token_file(

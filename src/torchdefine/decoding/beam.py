@@ -13,14 +13,11 @@ from torch import Tensor, nn
 from torchdefine.errors import MachineError, UserError
 
 
-class StepState(Protocol):
-    """What a decoder remembers of N = B · K targets of B sources."""
-
-    def select(self, rows: Tensor, sources: Tensor | None = None) -> Any: ...
-
-
 class StepModel(Protocol):
-    """A model that reads sources once and then says of every target which token may come next."""
+    """A model that reads sources once and then says of every target which token may come next.
+
+    A beam takes some rows of its state, and maybe of its sources, by ``state.select(rows, sources)``.
+    """
 
     def start(self, source: Tensor, hypotheses: int = 1) -> Any: ...
 

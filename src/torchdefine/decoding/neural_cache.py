@@ -98,7 +98,7 @@ class _CachedPrediction:
                 mixed[:, 0] = losses[:, 0]
             nats.append(mixed[counted].double().sum())
         self.keys, self.words = keys[:, -self.window :], words[:, -self.window :]
-        return torch.stack(nats) if len(nats) > 1 else nats[0], state
+        return torch.stack(nats), state
 
     def _history(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if self.keys is None or self.words is None:

@@ -68,7 +68,7 @@ def draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator
     """One token from (V,) log-probabilities."""
     log_probs = log_probs.double().cpu()
     if options.forbidden:
-        log_probs[list(options.forbidden)] = -torch.inf
+        log_probs = log_probs.index_fill(0, torch.tensor(options.forbidden), -torch.inf)
     if options.temperature == 0:
         return int(log_probs.argmax())
     log_probs = log_probs / options.temperature

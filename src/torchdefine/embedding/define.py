@@ -105,10 +105,8 @@ class DeFINE(TokenEmbedding):
 
     def save(self, folder: str | Path) -> None:
         """Write settings and weights into a folder, each file whole or not at all."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_safetensors(folder / WEIGHTS_FILE, self.state_dict())
-        write_json(folder / CONFIG_FILE, self.to_config())
+        write_safetensors(Path(folder) / WEIGHTS_FILE, self.state_dict())
+        write_json(Path(folder) / CONFIG_FILE, self.to_config())
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:

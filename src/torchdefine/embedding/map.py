@@ -32,13 +32,19 @@ class MapLayer(Protocol):
 
 
 def as_ids(ids: Tensor, num_embeddings: int) -> Tensor:
-    """Ids of any whole-number type as torch looks them up, checked; small types would be taken for masks."""
+    """Ids of any whole-number type as torch looks them up, checked."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"Ids are a tensor of whole numbers, not {type(ids).__name__}: use torch.tensor(…).")
-    if not (ids.is_floating_point() or ids.is_complex() or ids.dtype in (torch.bool, torch.int32, torch.int64)):
-        ids = ids.long()
+    ids = widened_ids(ids)
     check_ids(ids, num_embeddings)
     return ids
+
+
+def widened_ids(ids: Tensor) -> Tensor:
+    """Ids of a small whole-number type as int64: they would be taken for masks, and -100 for one of them."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype in (torch.bool, torch.int32, torch.int64):
+        return ids
+    return ids.long()
 
 
 def check_ids(ids: Tensor, num_embeddings: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -27,21 +28,34 @@ def finished_table(
     (the embedding's own by default). ``progress`` is called with the tokens done and the tokens in all.
     """
     total = int(embedding.num_embeddings)  # type: ignore[arg-type]
-    weight = next(embedding.parameters())
     table: Tensor | None = None
-    with evaluating(embedding):
-        for start in range(0, total, TOKENS_AT_ONCE):
-            stop = min(start + TOKENS_AT_ONCE, total)
-            vectors = embedding(torch.arange(start, stop, device=weight.device))  # (chunk, m)
+    done = 0
+    with in_evaluation(embedding):
+        for ids in id_chunks(embedding):
+            vectors = embedding(ids)  # (chunk, m)
             if table is None:
                 table = torch.empty(
-                    total, vectors.shape[-1], dtype=dtype or vectors.dtype, device=device or weight.device
+                    total, vectors.shape[-1], dtype=dtype or vectors.dtype, device=device or vectors.device
                 )
-            table[start:stop] = vectors
+            table[done : done + len(ids)] = vectors
+            done += len(ids)
             if progress:
-                progress(stop, total)
+                progress(done, total)
     assert table is not None
     return table
+
+
+def in_evaluation(embedding: nn.Module) -> AbstractContextManager[None]:
+    """Have an embedding evaluate for a while, and with it a unit that it borrows and that is no part of it."""
+    unit = getattr(embedding, "unit", None)
+    return evaluating(embedding, *([unit] if isinstance(unit, nn.Module) else []))
+
+
+def id_chunks(embedding: nn.Module) -> Iterator[Tensor]:
+    """All ids of an embedding where it is, ``TOKENS_AT_ONCE`` at a time."""
+    total, device = int(embedding.num_embeddings), next(embedding.parameters()).device  # type: ignore[arg-type]
+    for start in range(0, total, TOKENS_AT_ONCE):
+        yield torch.arange(start, min(start + TOKENS_AT_ONCE, total), device=device)
 
 
 def cached_embedding(

@@ -10,17 +10,17 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.embedding.table import TOKENS_AT_ONCE
+from torchdefine.embedding.table import id_chunks, in_evaluation
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, atomic_file
-from torchdefine.modes import evaluating
 
 FORMAT = "torchdefine cache"
 FORMAT_VERSION = "1"
@@ -28,6 +28,7 @@ DTYPES = {"fp32": ("F32", torch.float32), "bf16": ("BF16", torch.bfloat16), "fp1
 _HASHED_AT_ONCE = 1 << 20  # rows
 
 
+@torch.no_grad()
 def write_cache(path: Path, embedding: TokenEmbedding, dtype: str = "fp32", progress: Progress | None = None) -> int:
     """Write all finished vectors of an embedding; gives the bytes written. Nothing appears unless all of it does."""
     if dtype not in DTYPES:
@@ -39,14 +40,27 @@ def write_cache(path: Path, embedding: TokenEmbedding, dtype: str = "fp32", prog
     header = {"__metadata__": metadata, "table": {"dtype": name, "shape": shape, "data_offsets": [0, size]}}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as file:
+    done = 0
+    with atomic_file(path) as file, computing(embedding), in_evaluation(embedding):
         file.write(struct.pack("<Q", len(text)) + text)
-        for done, vectors in _finished_vectors(embedding):
-            file.write(vectors.to(kept_as).cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        for ids in id_chunks(embedding):
+            vectors = embedding(ids).to(kept_as)  # (chunk, m)
+            file.write(vectors.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            done += len(ids)
             if progress:
                 progress(done, shape[0])
     return path.stat().st_size
+
+
+@contextmanager
+def computing(embedding: TokenEmbedding) -> Iterator[None]:
+    """Vectors are computed anew, and afterwards looked up again where they were before."""
+    before = embedding.finished if embedding.packed is None else embedding.packed
+    embedding.look_up(None)
+    try:
+        yield
+    finally:
+        embedding.look_up(before)
 
 
 def use_cache(path: Path, embedding: TokenEmbedding) -> None:
@@ -89,14 +103,3 @@ def weights_sha256(embedding: TokenEmbedding) -> str:
             for rows in tensor.detach().reshape(-1).split(_HASHED_AT_ONCE):
                 digest.update(rows.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-@torch.no_grad()
-def _finished_vectors(embedding: TokenEmbedding) -> Iterator[tuple[int, Tensor]]:
-    """Chunks of vectors, (chunk, m), and how many tokens are done after each."""
-    device = next(embedding.map.parameters()).device  # type: ignore[attr-defined]
-    with evaluating(embedding):
-        embedding.look_up(None)
-        for start in range(0, embedding.num_embeddings, TOKENS_AT_ONCE):
-            stop = min(start + TOKENS_AT_ONCE, embedding.num_embeddings)
-            yield stop, embedding(torch.arange(start, stop, device=device))

@@ -6,8 +6,7 @@ compare at equal bytes: those that can be of any size take as much as the codes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.inference.cache import weights_sha256
+from torchdefine.inference.cache import computing, weights_sha256
 from torchdefine.inference.code_learning import CodeLearning
 from torchdefine.inference.codes import CodedRows
 from torchdefine.inference.compact_table import CompactTable, load_table
@@ -106,10 +105,11 @@ def compress_embedding(
             f"{how.codebooks} codebooks of {how.entries} take {budget:,} bytes, and the vectors themselves {whole:,}: "
             "use fewer codebooks or entries, or the method int8."
         )
-    with _computing(embedding):
+    with computing(embedding):
         matrix = embedding.table(dtype=torch.float32)  # (V, m)
     with torch.enable_grad():
         table = METHODS[how.method](matrix, how, budget, counts, progress)
+    table.padding_idx = embedding.padding_idx  # whose vector is zero, not nearly so
     weights = None if counts is None else as_weights(counts, matrix, power=1.0)  # as often as they occur
     return Compressed(
         table,
@@ -120,17 +120,6 @@ def compress_embedding(
         lost_variance(table, matrix),
         None if weights is None else lost_variance(table, matrix, weights),
     )
-
-
-@contextmanager
-def _computing(embedding: TokenEmbedding) -> Iterator[None]:
-    """Vectors are computed anew, and afterwards looked up again where they were before."""
-    before = embedding.finished if embedding.packed is None else embedding.packed
-    embedding.look_up(None)
-    try:
-        yield
-    finally:
-        embedding.look_up(before)
 
 
 def codes_bytes(embedding: TokenEmbedding, how: Compression) -> int:

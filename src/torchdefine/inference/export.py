@@ -7,7 +7,6 @@ program must know, and ``README.md``, the model card. It appears whole or not at
 from __future__ import annotations
 
 import copy
-import hashlib
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +17,15 @@ import torch
 import torchdefine
 from torchdefine.data import Tokenization, TokenizerPair
 from torchdefine.errors import MachineError
-from torchdefine.files import Progress, check_new_folder, new_folder, write_json, write_safetensors, write_text
+from torchdefine.files import (
+    Progress,
+    check_new_folder,
+    new_folder,
+    sha256_of,
+    write_json,
+    write_safetensors,
+    write_text,
+)
 from torchdefine.inference.export_check import TOLERANCE, check_program
 from torchdefine.inference.export_formats import ProgramFormat, program_format, trace
 from torchdefine.inference.export_programs import programs_of
@@ -62,7 +69,7 @@ def export_model(
             "name": about.name,
             "checkpoint": about.checkpoint,
             "vocabulary": {"size": len(tokenization), "sha256": tokenization.sha256},
-            "weights_sha256": _sha256(making / WEIGHTS_FILE),
+            "weights_sha256": sha256_of(making / WEIGHTS_FILE),
             "tolerance": TOLERANCE,
             "programs": {one.program.name: one.to_dict() for one in written},
             "versions": _versions(kind),
@@ -76,7 +83,7 @@ def export_model(
 def file_facts(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and hash of every file in a folder."""
     return {
-        path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
         for path in sorted(folder.iterdir())
         if path.is_file()
     }
@@ -117,11 +124,6 @@ def _write_programs(
         if progress is not None:
             progress(done, len(programs))
     return written
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _versions(kind: ProgramFormat) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from torchdefine.data import Tokenization, TokenizerPair, load_tokenization
 from torchdefine.errors import UserError
-from torchdefine.files import read_json
+from torchdefine.files import read_json, sha256_of
 from torchdefine.inference.export import FACTS_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
 from torchdefine.inference.export_check import CHECKED_AT, wrong_outputs
 from torchdefine.inference.export_formats import Runner, program_format
@@ -140,9 +139,8 @@ def _check_files(folder: Path, facts: Mapping[str, Any]) -> Tokenization | Token
         size = (folder / name).stat().st_size
         if size < file["bytes"]:
             raise UserError(f"{folder / name} was cut short, to {size:,} of {file['bytes']:,} bytes: {EXPORT_AGAIN}.")
-        with (folder / name).open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != file["sha256"]:
-                raise UserError(f"{folder / name} is not the file that was exported: {EXPORT_AGAIN}.")
+        if sha256_of(folder / name) != file["sha256"]:
+            raise UserError(f"{folder / name} is not the file that was exported: {EXPORT_AGAIN}.")
     return tokenization
 
 

@@ -59,7 +59,7 @@ def mixed_bit_rows(matrix: Tensor, runs: Sequence[Sequence[int]]) -> MixedBitRow
     levels, codes, start = [], [], 0
     for bits, columns in runs:
         part = matrix[:, start : start + columns].float() / scales[start : start + columns].float()
-        fitted = stored_as(fitted_levels(part.flatten(), bits), torch.float16)
+        fitted = stored_as(fitted_levels(part, bits), torch.float16)
         levels.append(fitted)
         codes.append(pack(nearest_levels(part, fitted.float()), bits))
         start += columns
@@ -73,9 +73,8 @@ def nearest_levels(values: Tensor, levels: Tensor) -> Tensor:
 
 
 def fitted_levels(values: Tensor, bits: int) -> Tensor:
-    """2^bits ascending levels with little squared error for values of unit variance."""
-    if len(values) > VALUES_LOOKED_AT:
-        values = values[:: -(-len(values) // VALUES_LOOKED_AT)]
+    """2^bits ascending levels with little squared error for values of unit variance, (V,) or (V, columns)."""
+    values = values[:: -(-values.numel() // VALUES_LOOKED_AT)].flatten()  # whole rows, so that no column is left out
     count = 2**bits
     quantiles = (torch.arange(count, device=values.device) + 0.5) / count
     levels = torch.erfinv(2 * quantiles - 1) * 6**0.5  # those of a normal with variance 3: as dense as good levels are

@@ -48,8 +48,7 @@ def _k_means(
     """(parts, V, chunk) → entries (parts, K, chunk) and codes (parts, V)."""
     count = points.shape[1]
     mass = torch.ones(count, device=points.device) if weights is None else weights.float()
-    chances = mass if weights is not None else torch.ones_like(mass)
-    chosen = torch.multinomial(chances.clamp(min=1e-12), entries, generator=generator)
+    chosen = torch.multinomial(mass.clamp(min=1e-12), entries, generator=generator)
     centres = points[:, chosen].clone()  # (parts, K, chunk)
     for iteration in range(ITERATIONS):
         codes = _nearest(points, centres)

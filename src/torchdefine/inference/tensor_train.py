@@ -26,10 +26,12 @@ class TensorTrainRows(Rows):
         dtype: str = "float32",
     ) -> None:
         super().__init__(num_rows, math.prod(width_factors))
-        if math.prod(row_factors) < num_rows or len(ranks) != len(row_factors) + 1 != len(width_factors) + 1:
-            raise UserError(f"The factors {row_factors} and {width_factors} do not hold {num_rows} rows.")
+        if math.prod(row_factors) < num_rows or not len(ranks) - 1 == len(row_factors) == len(width_factors):
+            raise UserError(
+                f"The factors {row_factors} and {width_factors} with the ranks {ranks} do not hold {num_rows} rows."
+            )
         self.row_factors, self.width_factors, self.ranks, self.dtype = row_factors, width_factors, ranks, dtype
-        shapes = zip(ranks, row_factors, width_factors, ranks[1:], strict=False)
+        shapes = zip(ranks[:-1], row_factors, width_factors, ranks[1:], strict=True)
         self.cores = nn.ParameterList(frozen(torch.zeros(*shape, dtype=float_type(dtype))) for shape in shapes)
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.distinct import count_distinct
 from torchdefine.errors import UserError
-from torchdefine.ops import locked_dropout
+from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output import OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
 
@@ -129,7 +128,7 @@ class LanguageModel(nn.Module):
 
     def _penalties(self, hidden: Tensor, dropped: Tensor) -> Tensor:
         """Activation regularisation looks at what the output layer sees, the temporal kind at the vectors before."""
-        total = hidden.new_zeros((), dtype=torch.float64 if hidden.dtype == torch.float64 else torch.float32)
+        total = hidden.new_zeros((), dtype=exact_dtype(hidden))
         if self.options.activation_penalty:
             total = total + self.options.activation_penalty * dropped.to(total.dtype).square().mean()
         if self.options.temporal_penalty and hidden.shape[1] > 1:

@@ -2,6 +2,7 @@
 
 from torchdefine.ops.converted import converted
 from torchdefine.ops.cudnn_lstm import cudnn_lstm
+from torchdefine.ops.dtypes import exact_dtype, product_dtype
 from torchdefine.ops.group_stack import StackForm, StackLayer, group_stack
 from torchdefine.ops.kernel_gate import is_plain, plain_torch
 from torchdefine.ops.locked_dropout import locked_dropout
@@ -20,6 +21,7 @@ __all__ = [
     "add_column_sums",
     "converted",
     "cudnn_lstm",
+    "exact_dtype",
     "group_stack",
     "has_attention_kernel",
     "has_fused_kernels",
@@ -30,6 +32,7 @@ __all__ = [
     "padded_outward",
     "persistent_lstm",
     "plain_torch",
+    "product_dtype",
     "relative_attention",
     "relu_dropout",
     "residual_norm",

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchdefine.ops.dtypes import product_dtype
+
 LSTM_MODE = 2  # cuDNN's number for it
 
 
@@ -21,7 +23,7 @@ def cudnn_lstm(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor]) -> tu
 
     ``weights`` are weight_ih, weight_hh, bias_ih and bias_hh, of any dtype; the arithmetic is that of autocast.
     """
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    dtype = product_dtype(x)
     outputs: tuple[Tensor, Tensor, Tensor] = _PackedLSTM.apply(x.to(dtype), h.to(dtype), c.to(dtype), *weights)
     return outputs
 

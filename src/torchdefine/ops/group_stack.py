@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torchdefine.ops.dtypes import exact_dtype
 from torchdefine.ops.kernel_gate import kernels_run
 
 ALIGNED = 8
@@ -104,7 +105,7 @@ class _GroupStack(torch.autograd.Function):
         for index, seam in enumerate(seams):
             leaving = torch.bmm(entering, padded[index])  # (g, T, w)
             kept += [entering, leaving]
-            statistics = Statistics(*(rows.new_empty(len(rows), dtype=_exact(rows)) for _ in range(2)))
+            statistics = Statistics(*(rows.new_empty(len(rows), dtype=exact_dtype(rows)) for _ in range(2)))
             finish = finishing[3 * index : 3 * index + 3]
             entering = leaving.new_empty(seam.next_groups, len(rows), seam.next_room)
             _seams(leaving)[0](leaving, finish, rows, seam, statistics, entering)
@@ -123,7 +124,7 @@ class _GroupStack(torch.autograd.Function):
         kept, rest = ctx.saved_tensors[: 4 * len(seams)], ctx.saved_tensors[4 * len(seams) :]
         entering, padded, finishing = rest[0], rest[1 : 1 + depth], rest[1 + depth :]
         tokens = entering.shape[1]
-        grad_x = entering.new_empty(tokens, ctx.shape[-1], dtype=_exact(entering))
+        grad_x = entering.new_empty(tokens, ctx.shape[-1], dtype=exact_dtype(entering))
         of_weights: list[Tensor] = []
         of_finishing: list[Tensor | None] = []
         leaving = _split(
@@ -150,10 +151,6 @@ class _GroupStack(torch.autograd.Function):
         first = _joined(of_entering, ctx.shape[-1] // ctx.weights[0][0][0])
         summed = first if not (seams and ctx.form.seen) else grad_x.add_(first)
         return summed.to(ctx.dtype).view(ctx.shape), None, None, None, *of_weights[::-1], *of_finishing
-
-
-def _exact(like: Tensor) -> torch.dtype:
-    return torch.float64 if like.dtype == torch.float64 else torch.float32
 
 
 def _aligned(features: int) -> int:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchdefine.ops.dtypes import exact_dtype, product_dtype
 from torchdefine.ops.kernel_gate import gpu_takes_kernels, kernels_allowed
 
 UNITS_PER_PROGRAM = 16
@@ -34,8 +35,7 @@ def persistent_lstm(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor]) 
     ``weights`` are weight_ih, weight_hh, bias_ih and bias_hh, of any dtype; the arithmetic is that of autocast. The
     state is carried, not trained through.
     """
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    dtype = product_dtype(x)
     outputs: tuple[Tensor, Tensor, Tensor] = _PersistentLSTM.apply(x.to(dtype), h.detach(), c.detach(), *weights)
     return outputs
 
@@ -44,8 +44,7 @@ def has_kernel(x: Tensor, hidden_dim: int) -> bool:
     """Whether a layer of so many units on inputs like (T, B, D) runs as kernels: half precision on a newer GPU."""
     if not x.is_cuda or x.shape[1] > MOST_ROWS or not kernels_allowed():
         return False
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    if dtype not in (torch.float16, torch.bfloat16):
+    if product_dtype(x) not in (torch.float16, torch.bfloat16):
         return False
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count  # so many run at once for certain
     return padded(hidden_dim) // UNITS_PER_PROGRAM <= programs and gpu_takes_kernels(x.device)
@@ -67,7 +66,7 @@ class _PersistentLSTM(torch.autograd.Function):
             from_inputs = torch.addmm(bias, x.view(length * rows, -1), inward.T).view(length, rows, 4, width)
             outputs = x.new_zeros(length + 1, rows, width)  # the first is the state before
             outputs[0, :, :hidden_dim] = h[0]
-            cells = x.new_zeros(length + 1, rows, width, dtype=_exact(x))
+            cells = x.new_zeros(length + 1, rows, width, dtype=exact_dtype(x))
             cells[0, :, :hidden_dim] = c[0]
             gates = torch.empty_like(from_inputs)
             _loops(x)[0](from_inputs, recurrent, outputs, cells, gates)
@@ -93,7 +92,7 @@ class _PersistentLSTM(torch.autograd.Function):
             grad_inward = (flat.T @ x.view(length * rows, -1)).view(4, width, -1)[:, :hidden_dim, :input_dim]
             before = outputs[:-1].reshape(length * rows, width)
             grad_recurrent = (flat.T @ before).view(4, width, width)[:, :hidden_dim, :hidden_dim]
-            grad_bias = flat.sum(0, dtype=_exact(x)).view(4, width)[:, :hidden_dim].reshape(-1)
+            grad_bias = flat.sum(0, dtype=exact_dtype(x)).view(4, width)[:, :hidden_dim].reshape(-1)
         gradients = (
             grad_inward.reshape(4 * hidden_dim, input_dim),
             grad_recurrent.reshape(4 * hidden_dim, hidden_dim),
@@ -113,10 +112,6 @@ def _padded_weights(like: Tensor, hidden_dim: int, weights: Sequence[Tensor]) ->
     bias = like.new_zeros(4, width)
     bias[:, :hidden_dim] = (weights[2] + weights[3]).view(4, hidden_dim)
     return inward.view(4 * width, -1), recurrent, bias.view(4 * width)
-
-
-def _exact(like: Tensor) -> torch.dtype:
-    return torch.float64 if like.dtype == torch.float64 else torch.float32
 
 
 def _loops(like: Tensor) -> tuple[Any, Any]:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torchdefine.ops.dtypes import exact_dtype
 from torchdefine.ops.kernel_gate import gpu_takes_kernels, kernels_allowed
 
 WIDEST_HEAD = 128
@@ -61,7 +62,7 @@ def attend_plainly(
 ) -> Tensor:
     """The same in plain torch, with the kernels' precision at every place."""
     (_, heads, width), features = distances.shape, distances[0].numel()
-    exact = torch.float64 if own.dtype == torch.float64 else torch.float32
+    exact = exact_dtype(own)
 
     def by_head(x: Tensor) -> Tensor:
         return x.unflatten(-1, (heads, width)).transpose(1, 2)  # (B, H, …, P)

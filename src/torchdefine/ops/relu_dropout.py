@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchdefine.ops.dropout_mask import Kept, kept_features
+from torchdefine.ops.dtypes import exact_dtype
 from torchdefine.ops.kernel_gate import kernels_run
 
 
@@ -58,14 +59,13 @@ def _passes(by_kernels: bool) -> tuple[Any, Any]:
 
 def forward_pass(z: Tensor, bias: Tensor | None, kept: Kept, out: Tensor) -> None:
     """Fill ``out`` (N, n)."""
-    exact = z.to(torch.float64 if z.dtype == torch.float64 else torch.float32)
+    exact = z.to(exact_dtype(z))
     passed = (exact if bias is None else exact + bias).relu()
     out.copy_(passed / kept.share if kept.by is None else passed * kept.by / kept.share)
 
 
 def backward_pass(gradient: Tensor, out: Tensor, share: float, grad_z: Tensor, summed: bool) -> Tensor | None:
     """Fill ``grad_z`` (N, n); gives its sums over rows (n,) in full precision, if they are wanted."""
-    exact = torch.float64 if out.dtype == torch.float64 else torch.float32
-    through = torch.where(out > 0, gradient.to(exact) / share, 0.0)
+    through = torch.where(out > 0, gradient.to(exact_dtype(out)) / share, 0.0)
     grad_z.copy_(through)
     return through.sum(0) if summed else None

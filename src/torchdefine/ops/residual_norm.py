@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from torchdefine.ops.dropout_mask import Kept, kept_features
+from torchdefine.ops.dtypes import exact_dtype
 from torchdefine.ops.kernel_gate import kernels_run
 
 WIDEST = 4096
@@ -101,7 +102,7 @@ class _ResidualNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         width, shape = x.shape[-1], x.shape
         x, update = x.reshape(-1, width).contiguous(), update.reshape(-1, width).contiguous()
-        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        exact = exact_dtype(x)
         statistics = Statistics(
             torch.empty_like(x, dtype=exact), x.new_empty(len(x), dtype=exact), x.new_empty(len(x), dtype=exact)
         )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdefine.ops.dtypes import exact_dtype
 from torchdefine.ops.kernel_gate import kernels_run
 
 SMALLEST_HIT = 1e-30
@@ -69,7 +70,7 @@ def add_onto(total: Tensor, values: Tensor) -> None:
 
 def plain_softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
     """The same in torch; the gradient has full precision."""
-    exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    exact = exact_dtype(logits)
     if classes.bias is not None:
         logits = logits.to(exact).add_(classes.bias)
     if classes.number < logits.shape[1]:

@@ -15,12 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.map import check_ids
 from torchdefine.errors import UserError
-from torchdefine.ops import taken_rows
+from torchdefine.ops import exact_dtype, taken_rows
 from torchdefine.output.layer import OutputLayer, hidden_projection
 from torchdefine.output.linear_cross_entropy import (
     Reduction,
     check_loss_options,
-    exact_dtype,
     linear_cross_entropy,
     mean_over,
 )

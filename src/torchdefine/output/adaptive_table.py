@@ -13,6 +13,7 @@ from torchdefine.embedding.adaptive_map import check_cutoffs
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
 from torchdefine.output.adaptive import Band, BandedSoftmax
+from torchdefine.output.layer import check_bias, resized_bias
 
 
 class AdaptiveTableSoftmax(BandedSoftmax):
@@ -72,9 +73,7 @@ class AdaptiveTableSoftmax(BandedSoftmax):
     def resize(self, num_embeddings: int) -> None:
         """Follow a change of the vocabulary at the map: old biases stay, new ones are zero, the last band grows."""
         check_cutoffs(self._cutoffs, num_embeddings)
-        kept = self.bias.detach()[:num_embeddings]
-        resized = torch.cat((kept, kept.new_zeros(num_embeddings - kept.shape[0])))
-        self.bias = nn.Parameter(resized, requires_grad=self.bias.requires_grad)
+        self.bias = resized_bias(self.bias, num_embeddings)
 
     def extra_repr(self) -> str:
         tied = ", ".join(str(band) for band, tied in enumerate(self._tied) if tied)
@@ -88,11 +87,7 @@ class AdaptiveTableSoftmax(BandedSoftmax):
 
     def _bands(self) -> list[Band]:
         """One split of the table, not a slice for each band: the gradients are then put together in one go."""
-        if self.bias.shape[0] != self.num_embeddings:
-            raise UserError(
-                f"The output layer has {self.bias.shape[0]} biases, but its table {self.num_embeddings} rows: "
-                f"call resize({self.num_embeddings}) here too."
-            )
+        check_bias(self.bias, self.num_embeddings)
         edges = (0, *self._cutoffs, self.num_embeddings)
         sizes = [stop - start for start, stop in itertools.pairwise(edges)]
         first, *tables = self._map[0].table.weight.split(sizes)  # (V_i, map_dim) each

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchdefine.embedding.map import widened_ids
 from torchdefine.errors import UserError
 from torchdefine.output.linear_cross_entropy import Reduction, fitting_tokens
 
@@ -89,7 +90,7 @@ class OutputLayer(nn.Module, ABC):
                 f"targets have the shape {tuple(targets.shape)}, but hidden needs {tuple(hidden.shape[:-1])}: "
                 f"give one id for each vector."
             )
-        return rows, targets.reshape(-1)
+        return rows, widened_ids(targets.reshape(-1))
 
     def _as_they_lie(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors that lie position by position, as those of an LSTM do, are taken so, and their targets with them.
@@ -109,3 +110,19 @@ class OutputLayer(nn.Module, ABC):
 def hidden_projection(hidden_dim: int, map_dim: int) -> nn.Linear | None:
     """What brings hidden vectors to the width of the table they are compared with, if that differs."""
     return None if hidden_dim == map_dim else nn.Linear(hidden_dim, map_dim, bias=False)
+
+
+def resized_bias(bias: nn.Parameter, num_embeddings: int) -> nn.Parameter:
+    """A bias for more or fewer tokens: old numbers stay, new ones are zero."""
+    kept = bias.detach()[:num_embeddings]
+    resized = torch.cat((kept, kept.new_zeros(num_embeddings - len(kept))))
+    return nn.Parameter(resized, requires_grad=bias.requires_grad)
+
+
+def check_bias(bias: Tensor, num_embeddings: int) -> None:
+    """Refuse a bias that did not follow when the table that it belongs to was resized."""
+    if len(bias) != num_embeddings:
+        raise UserError(
+            f"The output layer has {len(bias)} biases, but its table {num_embeddings} rows: "
+            f"call resize({num_embeddings}) here too."
+        )

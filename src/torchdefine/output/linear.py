@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
-from torchdefine.output.layer import OutputLayer, hidden_projection
-from torchdefine.output.linear_cross_entropy import Reduction, exact_dtype, linear_cross_entropy
+from torchdefine.ops import exact_dtype
+from torchdefine.output.layer import OutputLayer, check_bias, hidden_projection, resized_bias
+from torchdefine.output.linear_cross_entropy import Reduction, linear_cross_entropy
 
 
 class FullSoftmax(OutputLayer):
@@ -106,10 +107,7 @@ class FullSoftmax(OutputLayer):
         if self.own_map is not None:
             self.own_map.resize(num_embeddings)
         if self.bias is not None:
-            old = self.bias
-            kept = old.detach()[:num_embeddings]
-            resized = torch.cat((kept, kept.new_zeros(num_embeddings - kept.shape[0])))
-            self.bias = nn.Parameter(resized, requires_grad=old.requires_grad)
+            self.bias = resized_bias(self.bias, num_embeddings)
 
     def extra_repr(self) -> str:
         tie = "own table" if self.own_map is not None else "tied to the map"
@@ -119,11 +117,8 @@ class FullSoftmax(OutputLayer):
         return rows if self.projection is None else self.projection(rows)  # (T, map_dim)
 
     def _checked_bias(self) -> Tensor | None:
-        if self.bias is not None and self.bias.shape[0] != self.num_embeddings:
-            raise UserError(
-                f"The output layer has {self.bias.shape[0]} biases, but its table {self.num_embeddings} rows: "
-                f"call resize({self.num_embeddings}) here too."
-            )
+        if self.bias is not None:
+            check_bias(self.bias, self.num_embeddings)
         return self.bias
 
 

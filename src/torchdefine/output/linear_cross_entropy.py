@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchdefine.embedding.map import check_ids
+from torchdefine.embedding.map import check_ids, widened_ids
 from torchdefine.errors import UserError
+from torchdefine.ops import exact_dtype
 from torchdefine.ops.softmax_loss import Classes, add_column_sums, add_onto, softmax_loss
 
 Reduction = Literal["mean", "sum", "none"]
@@ -51,6 +52,7 @@ def linear_cross_entropy(
         tokens_at_once = fitting_tokens(weight.shape[0])
     elif tokens_at_once < 1:
         raise UserError(f"tokens_at_once is {tokens_at_once}, but must be at least 1: leave it out for the default.")
+    targets = widened_ids(targets)
     counted = targets != ignore_index
     columns = torch.where(counted, targets, 0)
     check_ids(columns, weight.shape[0])
@@ -70,11 +72,6 @@ def mean_over(total: Tensor, counted: Tensor) -> Tensor:
 def fitting_tokens(num_embeddings: int) -> int:
     """How many tokens to take at once, so that memory does not grow with their number."""
     return max(FEWEST_TOKENS_AT_ONCE, LOGITS_AT_ONCE // num_embeddings)
-
-
-def exact_dtype(values: Tensor) -> torch.dtype:
-    """What losses and log-probabilities are computed in."""
-    return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
 def check_loss_options(reduction: str, label_smoothing: float) -> None:

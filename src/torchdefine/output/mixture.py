@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from torchdefine.errors import UserError
-from torchdefine.ops import locked_dropout
+from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output.layer import OutputLayer
-from torchdefine.output.linear_cross_entropy import Reduction, check_loss_options, exact_dtype, mean_over
+from torchdefine.output.linear_cross_entropy import Reduction, check_loss_options, mean_over
 
 
 class MixtureSoftmax(OutputLayer):

@@ -77,17 +77,18 @@ class Processes:
 
 
 @contextmanager
-def joined_processes() -> Iterator[Processes]:
-    """Join the processes that torchrun started, if it did; leave them at the end."""
+def joined_processes(device: str | None = None) -> Iterator[Processes]:
+    """Join the processes that torchrun started, if it did, to train on a wished device; leave them at the end."""
     started_by_torchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
     count = int(os.environ["WORLD_SIZE"]) if started_by_torchrun else 1
     if count == 1:
         yield Processes()
         return
     local_rank = int(os.environ["LOCAL_RANK"])
-    if torch.cuda.is_available():
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    if on_gpu:
         torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
         yield Processes(dist.get_rank(), count, local_rank)
     finally:

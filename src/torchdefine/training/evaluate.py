@@ -64,8 +64,7 @@ def evaluate(
     With ``batch_size`` streams, each but the first starts without the context that came before it; 1 is exact.
     ``predict`` takes the place of the model's own loss, and ``note`` says in the protocol what it does.
     """
-    options = {"batch_size": batch_size, "length": length, "progress": progress}
-    nats = float(total_nats(model, text, start_token, predict, **options))  # type: ignore[arg-type]
+    nats = float(total_nats(model, text, start_token, predict, batch_size=batch_size, length=length, progress=progress))
     streams, header = min(batch_size, len(text)), text.header
     return Evaluation(
         tokens=len(text),

@@ -100,11 +100,13 @@ class Recorder:
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
     """Nothing may be freed on the device in a recording, and the graphs of an earlier run die when Python collects."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def _end_failed_recording(device: torch.device, pool: tuple[int, int]) -> None:

@@ -16,11 +16,6 @@ from torchdefine.training.loop import Position
 from torchdefine.training.run_folder import RunFolder
 
 
-def training_counts(corpus: Corpus) -> np.ndarray:
-    """How often each token occurs in the training text."""
-    return np.bincount(np.asarray(corpus.splits["train"].tokens), minlength=len(corpus.tokenization))
-
-
 def describe_result(
     recipe: Recipe,
     changes: Mapping[str, Any],
@@ -32,7 +27,7 @@ def describe_result(
     """What a finished run has to show, from the weights that were best on the validation text."""
     evaluations = _evaluations(recipe, model, corpus, recipe.eval.batch_size)
     public = _evaluations(recipe, model, corpus, PUBLIC_STREAMS) if recipe.eval.public else {}
-    counts = training_counts(corpus)
+    counts = corpus.splits["train"].counts(len(corpus.tokenization))
     unigram = {split: unigram_perplexity(counts, np.asarray(corpus.splits[split].tokens)) for split in evaluations}
     return {
         **describe_training(recipe, changes, model.parameters_by_part(), folder, position),
