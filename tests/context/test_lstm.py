@@ -34,16 +34,22 @@ def test_carried_state_makes_two_segments_one() -> None:
     assert not any(t.requires_grad for pair in state for t in pair)
 
 
-@pytest.mark.parametrize("place", ["input", "hidden"])
-def test_dropout_holds_one_mask_for_all_positions(place: str) -> None:
+@pytest.mark.parametrize(("place", "layer"), [("input", 0), ("hidden", 1)])
+def test_dropout_holds_one_mask_for_all_positions(place: str, layer: int) -> None:
+    """Seen where it is: in what enters the layer behind it, and in no other layer."""
     lstm = LSTM(64, 64, layers=2, dropout=LSTMDropout(**{place: 0.5}))
-    x = torch.ones(2, 9, 64)
-    dropped = lstm._drop(x.transpose(0, 1), 0.5)
-    assert torch.equal(dropped[0], dropped[5])
-    assert not torch.equal(dropped[0, 0], dropped[0, 1])
-    assert set(dropped.unique().tolist()) == {0.0, 2.0}
-    state = lstm.initial_state(2)
-    assert not torch.equal(lstm(x, state)[0], lstm(x, state)[0])
+    x, state = torch.randn(2, 9, 64), lstm.initial_state(2)
+    entered: list[torch.Tensor] = []
+    for part in lstm.layers:
+        part.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))  # (T, B, 64)
+    lstm(x, state)
+    gone = entered[layer] == 0
+    assert torch.equal(gone, gone[:1].expand_as(gone))
+    assert not torch.equal(gone[0, 0], gone[0, 1])
+    assert 0.3 < gone.float().mean() < 0.7
+    assert entered[1 - layer].all()
+    if place == "input":
+        torch.testing.assert_close(entered[0], x.transpose(0, 1) * 2 * ~gone)
     lstm.eval()
     assert torch.equal(lstm(x, state)[0], lstm(x, state)[0])
 
