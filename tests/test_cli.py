@@ -73,6 +73,7 @@ def test_train_eval_generate_compare(torchdefine: Command, recipe_file: Path, fi
 
 
 def test_tensorboard_logs_lie_in_the_run(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
     out = tmp_path / "run"
     done = torchdefine("train", recipe_file, "--out", out, "--tensorboard", "--train.steps", "20")
     assert done.returncode == 0, done.stderr

@@ -4,17 +4,12 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
-import torch
+from tests.ops.compiling import INTERPRETED, compiles_without_gpu
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-pytestmark = pytest.mark.skipif(
-    find_spec("triton") is None or torch.cuda.is_available(),
-    reason="needs Triton, and tells nothing new where there is a GPU",
-)
+pytestmark = compiles_without_gpu
 KINDS = {
     **dict.fromkeys(("z", "out", "gradient", "grad_z", "update", "read", "grad_update", "values"), "*bf16"),
     **dict.fromkeys(("rows", "columns", "width", "together", "apart", "dropped", "number"), "i32"),

@@ -3,18 +3,17 @@
 Without a GPU, the kernels are read by Triton's interpreter and compiled for an H200, where Triton is installed.
 """
 
-import importlib.util
 import math
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.ops.compiling import INTERPRETED, compiles_without_gpu
 from torch import Tensor
 
 from torchdefine.ops.relative_attention import (
@@ -24,12 +23,6 @@ from torchdefine.ops.relative_attention import (
     has_attention_kernel,
     relative_attention,
     visible,
-)
-
-INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
-without_gpu = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or torch.cuda.is_available(),
-    reason="needs Triton, and tells nothing new where there is a GPU",
 )
 
 
@@ -174,7 +167,7 @@ def test_interpreted_kernels_leave_out_gradients_that_nobody_wants() -> None:
     assert torch.equal(ours[2].double(), distances)
 
 
-@without_gpu
+@compiles_without_gpu
 @pytest.mark.skipif(not INTERPRETED, reason="is no interpreter, and so compiles by itself")
 def test_the_compiler_takes_them() -> None:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", "compile_for", __file__]
@@ -183,7 +176,7 @@ def test_the_compiler_takes_them() -> None:
     assert "passed" in finished.stdout
 
 
-@without_gpu
+@compiles_without_gpu
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
 @pytest.mark.parametrize("one", [False, True], ids=["many", "one stream and query"])
 @pytest.mark.parametrize(("width", "padded"), [(8, 16), (48, 64), (104, 128)])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.test_cli import Command, torchdefine  # noqa: F401
-from tests.training.test_loop import StopAt, assert_same_run
+from tests.training.test_loop import StopAt, assert_same_run, with_the_golden_torch
 from torchdefine import load_run, train
 from torchdefine.data import encode_corpus, resolve_corpus
 from torchdefine.decoding import SamplingOptions, generate
@@ -55,6 +55,7 @@ def run(trained: Path) -> Run:
     return load_run(trained, device="cpu")
 
 
+@with_the_golden_torch
 def test_golden_losses(trained: Path) -> None:
     """A few hundred steps on the shipped text; a change that is not meant to change numbers leaves them alone."""
     losses = {str(r["step"]): r["loss"] for r in RunFolder(trained).records("train")}

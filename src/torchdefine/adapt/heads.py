@@ -94,7 +94,7 @@ class FinishedHead(TiedHead):
 
 def tied_map(table: nn.Module) -> StandardMap | ProjectiveMap:
     """The map that an output layer can share, or a refusal."""
-    if isinstance(table, TokenEmbedding) and isinstance(table.map, StandardMap | ProjectiveMap):
+    if isinstance(table, TokenEmbedding) and isinstance(table.map, (StandardMap, ProjectiveMap)):
         return table.map
     kind = type(table.map).__name__ if isinstance(table, TokenEmbedding) else type(table).__name__
     raise UserError(f"The output layer cannot be tied to the map of a {kind}: use heads='untie'.")

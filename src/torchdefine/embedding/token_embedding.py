@@ -101,7 +101,7 @@ class TokenEmbedding(nn.Module):
         """Whether a token's vector depends on nothing else in the batch, so that one computation serves all equals."""
         if isinstance(self.unit, DefineUnit):
             return not (self.training and self.unit.options.dropout)
-        return isinstance(self.unit, nn.Linear | DenseMLP)
+        return isinstance(self.unit, (nn.Linear, DenseMLP))  # torch 2.6 compiles no unions
 
     @property
     def knows_tokens_only(self) -> bool:
