@@ -18,8 +18,12 @@ from torchdefine.cli import main
 from torchdefine.data import DOWNLOADABLE, SHIPPED, SHIPPED_BITEXTS, licence_of
 from torchdefine.errors import MachineError, UserError
 from torchdefine.inference import export as export_file
-from torchdefine.inference.export_formats import FORMATS
+from torchdefine.inference.export_formats import FORMATS, OLDEST_TORCH
 from torchdefine.inference.exported import check_export, load_export
+
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH, reason="needs a newer torch, as exporting does"
+)
 
 
 @pytest.fixture(scope="module")
@@ -323,3 +327,13 @@ def test_places_that_cannot_be_made_anew_are_refused(
     for out in (".", tmp_path / "link"):
         assert command("export", run_folder, "--format", "torch-export", "--out", out) == 2
         assert "give a name for it" in capsys.readouterr().err
+
+
+def test_a_torch_too_old_for_programs_is_refused(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    for format in FORMATS:
+        assert command("export", run_folder, "--format", format, "--out", tmp_path / "x") == 2
+        assert "Programs need torch 2.11 or newer, and this is 2.9.1+cpu" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()

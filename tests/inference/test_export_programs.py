@@ -23,10 +23,14 @@ from torchdefine.context import (
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.inference import CodeLearning, Compression, compress_embedding, export_formats
 from torchdefine.inference.export_check import CHECKED_AT, TOLERANCE, check_program
-from torchdefine.inference.export_formats import FORMATS, TRACED_AT, Runner, trace
+from torchdefine.inference.export_formats import FORMATS, OLDEST_TORCH, TRACED_AT, Runner, trace
 from torchdefine.inference.export_programs import DTYPES, Port, Program, programs_of
 from torchdefine.models import LanguageModel, Translator
 from torchdefine.output import AdaptiveSoftmax, AdaptiveTableSoftmax, FullSoftmax, MixtureSoftmax
+
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH, reason="needs a newer torch, as exporting does"
+)
 
 V = 60
 

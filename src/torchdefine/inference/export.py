@@ -27,7 +27,7 @@ from torchdefine.files import (
     write_text,
 )
 from torchdefine.inference.export_check import TOLERANCE, check_program
-from torchdefine.inference.export_formats import ProgramFormat, program_format, trace
+from torchdefine.inference.export_formats import ProgramFormat, check_torch, program_format, trace
 from torchdefine.inference.export_programs import programs_of
 from torchdefine.inference.export_record import ExportedFrom, WrittenProgram
 from torchdefine.inference.model_card import model_card
@@ -52,6 +52,7 @@ def export_model(
     ``TOLERANCE`` is a MachineError, and no folder is left.
     """
     kind = program_format(format)
+    check_torch()
     kind.check_installed()
     check_new_folder(folder)
     model = _on_the_cpu(model)

@@ -28,6 +28,8 @@ Runner = Callable[[Sequence[Tensor]], list[Tensor]]
 
 TRACED_AT = {"batch": 3, "length": 4, "source_length": 5, "target_length": 6}
 """Any sizes do; different ones cannot be taken for each other."""
+OLDEST_TORCH = (2, 11)
+"""What programs were tried with; 2.6 and 2.9 cannot trace some models, or load what they saved."""
 LARGEST_ONNX_FILE = 1 << 30
 """Bytes of weights; protobuf takes no file of 2 GiB, so more of them go to a second one."""
 
@@ -51,7 +53,7 @@ class TorchExport:
     packages: tuple[str, ...] = ()
 
     def check_installed(self) -> None:
-        """torch is all that it needs."""
+        check_torch()
 
     def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
         whole = io.BytesIO()  # written by torch itself, a full disk would end the process
@@ -103,6 +105,13 @@ class Onnx:
 
 
 FORMATS: dict[str, ProgramFormat] = {"torch-export": TorchExport(), "onnx": Onnx()}
+
+
+def check_torch() -> None:
+    """Refuse a torch whose exporter is too old."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+        needed = ".".join(map(str, OLDEST_TORCH))
+        raise UserError(f"Programs need torch {needed} or newer, and this is {torch.__version__}: upgrade torch.")
 
 
 def program_format(name: str) -> ProgramFormat:
