@@ -14,7 +14,7 @@ help:  ## this list
 setup: $(VENV)/dev  ## the virtual environment with everything a contributor needs
 
 # Threads soon wait asleep: on a machine with other work to do, waiting busily makes steps many times slower.
-demo: $(VENV)/user  ## train four small language models on the shipped text and compare them (a few minutes)
+demo: $(VENV)/user  ## train five small language models on the shipped text and compare them (a few minutes)
 	GOMP_SPINCOUNT=$${GOMP_SPINCOUNT-10000} $(VENV)/bin/torchdefine demo
 
 test: $(VENV)/dev  ## the test suite, without the slow and the GPU part

@@ -25,7 +25,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_compares_four_models_and_writes_a_report(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compares_five_models_and_writes_a_report(small: None, capsys: pytest.CaptureFixture[str]) -> None:
     demo.run_demo(Path("runs/demo"))
     shown = capsys.readouterr()
     for name in demo.MODELS:

@@ -1,4 +1,4 @@
-"""The demo: four small language models on the shipped text, trained alike, and compared."""
+"""The demo: five small language models on the shipped text, trained alike, and compared."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from torchdefine.run import train
 from torchdefine.training import RunFolder
 from torchdefine.training.progress import default_reporter, work_bar
 
-MODELS = ("standard", "adaptive-scaled", "adaptive-projection", "adaptive-define")
+MODELS = ("standard", "standard-scaled", "adaptive-scaled", "adaptive-projection", "adaptive-define")
 
 
 def run_demo(out: Path) -> None:
     """Train, compare, and say where the report is. Runs that are there already are used, or finished."""
-    print("Four language models, the same text, order, steps and seed; they differ only in how they embed words.\n")
+    print(
+        "Five language models, the same text, order, steps and seed; they differ in how they embed words, and in the "
+        "softmax that is tied to that.\n"
+    )
     if busy := others_at_work():
         print(f"{busy}: the demo takes longer then, and its speeds say little.\n", file=sys.stderr)
     folders = []

@@ -57,7 +57,7 @@ def add_commands(command: Command) -> None:
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
 
     sub = command(
-        "demo", _demo, "Train four small language models on the shipped text and compare them: a few minutes."
+        "demo", _demo, "Train five small language models on the shipped text and compare them: a few minutes."
     )
     sub.add_argument("--out", default="runs/demo", help="where the runs and the report go (default: runs/demo)")
 
