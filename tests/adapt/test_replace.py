@@ -2,6 +2,7 @@
 
 import copy
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -560,3 +561,16 @@ def test_an_adaptive_map_cannot_be_tied_to() -> None:
         model, table=DeFINE.over(AdaptiveMap(40, 8, (10,)), 12, expand_dim=16), targets="encoder.tokens", heads="untie"
     )
     assert isinstance(model.head, nn.Linear)
+
+
+def test_a_narrow_table_shrinks_without_a_word() -> None:
+    model = nn.Sequential(nn.Embedding(20_000, 64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = replace_embeddings(model)
+    assert report.parameters_after < report.parameters_before / 2
+
+
+def test_a_model_that_is_a_table_is_told_so() -> None:
+    with pytest.raises(UserError, match=r"itself a table.*use DeFINE"):
+        replace_embeddings(nn.Embedding(50, 8))

@@ -4,11 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchdefine.adapt.unit_width import expand_dim_for
+from torchdefine.adapt.unit_width import expand_dim_for, map_dim_for
 from torchdefine.embedding import UnitOptions
 from torchdefine.embedding.plan import PlanRules, make_plan
 from torchdefine.embedding.unit import VARIANTS
 from torchdefine.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("embedding_dim", "wanted"), [(16, 16), (64, 16), (65, 32), (300, 80), (384, 96), (512, 128), (4096, 128)]
+)
+def test_a_map_is_a_quarter_as_wide_and_falls_into_groups(embedding_dim: int, wanted: int) -> None:
+    assert map_dim_for(embedding_dim) == wanted
+    make_plan(wanted, expand_dim_for(wanted, embedding_dim, PlanRules()), embedding_dim, 3)
 
 
 @pytest.mark.parametrize(

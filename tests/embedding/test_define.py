@@ -214,3 +214,9 @@ def test_reads_embeddings_of_released_versions() -> None:
     embedding = DeFINE.load(FILES_OF_RELEASED_VERSIONS / "embedding-v1").eval()
     expected = json.loads((FILES_OF_RELEASED_VERSIONS / "embedding-v1" / "vectors.json").read_text())
     torch.testing.assert_close(embedding(IDS), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_it_says_what_it_saves() -> None:
+    embedding = DeFINE(5000, 64, map_dim=32, expand_dim=256)
+    count = sum(parameter.numel() for parameter in embedding.parameters())
+    assert f"5,000 → 64: {count:,} parameters, nn.Embedding would have 320,000" in repr(embedding)

@@ -25,7 +25,7 @@ __all__ = ["cache_tables", "with_define", "with_table"]
 def with_define(
     model: Model,
     *,
-    map_dim: int = 128,
+    map_dim: int | None = None,
     expand_dim: int | None = None,
     depth: int = 3,
     unit: UnitOptions | str = "define",
@@ -36,7 +36,8 @@ def with_define(
 
     It saves by ``save_pretrained``, and after ``import torchdefine`` loads by ``AutoModel…from_pretrained``, bit for
     bit. Without torchdefine it is refused. The arguments are those of ``replace_embeddings``, which gives a report;
-    ``expand_dim`` is by default four times the table's width, at most 1024 and at least ``map_dim``.
+    ``map_dim`` is by default a quarter of the table's width, at most 128, and ``expand_dim`` four times that width, at
+    most 1024 and at least ``map_dim``.
     """
     _check(model)
     replace_embeddings(

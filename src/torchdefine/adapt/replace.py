@@ -15,7 +15,7 @@ from torchdefine.adapt.heads import TiedHead
 from torchdefine.adapt.stand_in import HeadKind
 from torchdefine.adapt.survey import Table, Targets, choose, survey
 from torchdefine.adapt.swap import Swap, put_in, scales_of, swaps_of
-from torchdefine.adapt.unit_width import expand_dim_for
+from torchdefine.adapt.unit_width import expand_dim_for, map_dim_for
 from torchdefine.embedding import DeFINE, TokenEmbedding, UnitOptions
 from torchdefine.errors import UserError
 from torchdefine.inference import CompactTable
@@ -74,7 +74,7 @@ class ReplacementReport:
 def replace_embeddings(
     model: nn.Module,
     *,
-    map_dim: int = 128,
+    map_dim: int | None = None,
     expand_dim: int | None = None,
     depth: int = 3,
     unit: UnitOptions | str = "define",
@@ -90,7 +90,8 @@ def replace_embeddings(
     Args:
         model: any module. One of transformers can be saved and loaded afterwards, as ``adapt.huggingface`` says.
         map_dim, expand_dim, depth, unit: of a fresh ``DeFINE``; its vectors start as large as the old ones are.
-            ``expand_dim`` is by default four times the table's width, at most 1024 and at least ``map_dim``.
+            ``map_dim`` is by default a quarter of the table's width, at most 128; ``expand_dim`` four times that
+            width, at most 1024 and at least ``map_dim``.
         table: a table that was fitted to the old one instead (``CompactTable``, ``DeFINE``); for several tables, a
             mapping from their names.
         targets: which tables: a name or the end of one, a pattern ("encoder.*" or compiled), a type, or several of
@@ -100,6 +101,8 @@ def replace_embeddings(
     """
     if heads not in ("tie", "untie"):
         raise UserError(f"heads is {heads!r}, but must be 'tie' or 'untie'.")
+    if isinstance(model, nn.Embedding):
+        raise UserError("The model is itself a table, which cannot be replaced in place: use DeFINE(…) instead of it.")
     chosen = choose(survey(model), targets, _token_tables(model))
     adoptions = _adoptions(model)
     kind: HeadKind = "own" if heads == "untie" else "map" if table is None else "finished"
@@ -162,10 +165,12 @@ def _token_tables(model: nn.Module) -> Iterator[nn.Module]:
                 continue
 
 
-def _fresh(old: Table, map_dim: int, expand_dim: int | None, depth: int, unit: UnitOptions | str) -> DeFINE:
+def _fresh(old: Table, map_dim: int | None, expand_dim: int | None, depth: int, unit: UnitOptions | str) -> DeFINE:
     weight, padding_idx = old.module.weight, old.module.padding_idx
     rows, width = weight.shape
     unit = UnitOptions.of(unit) if isinstance(unit, str) else unit
+    if map_dim is None:
+        map_dim = map_dim_for(width)
     if expand_dim is None:
         expand_dim = expand_dim_for(map_dim, width, unit.rules)
     with weight.device:

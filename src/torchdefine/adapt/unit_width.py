@@ -7,7 +7,15 @@ from torchdefine.embedding.plan import LARGEST_DEFAULT_GROUPS, PlanRules
 TIMES_THE_WIDTH = 4
 """The paper's smallest model: vectors 256 wide, k = 1024. Its larger ones keep that k."""
 WIDEST = 1024
+WIDEST_MAP = 128
+"""The paper's n for vectors 512 wide. A map that is not much narrower than the vectors saves nothing."""
 _MULTIPLE = 2 * LARGEST_DEFAULT_GROUPS  # also half of such a width, which residual layers have, falls into equal groups
+
+
+def map_dim_for(embedding_dim: int) -> int:
+    """A quarter of a table's width, at most 128; a multiple of 16."""
+    quarter = -(-embedding_dim // (4 * LARGEST_DEFAULT_GROUPS)) * LARGEST_DEFAULT_GROUPS
+    return min(quarter, WIDEST_MAP)
 
 
 def expand_dim_for(map_dim: int, embedding_dim: int, rules: PlanRules) -> int:

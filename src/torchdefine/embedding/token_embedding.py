@@ -162,6 +162,11 @@ class TokenEmbedding(nn.Module):
         self.look_up(None)  # a table of the weights that go
         super()._load_from_state_dict(*arguments, **options)
 
+    def extra_repr(self) -> str:
+        own = sum(parameter.numel() for parameter in self.parameters())
+        plain = self.num_embeddings * self.embedding_dim
+        return f"{self.num_embeddings:,} → {self.embedding_dim}: {own:,} parameters, nn.Embedding would have {plain:,}"
+
     def reset_parameters(self) -> None:
         self.look_up(None)
         self.map.reset_parameters()
