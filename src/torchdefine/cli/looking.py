@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,5 +68,6 @@ def _plot(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.analysis.plots import draw
 
     path = Path(options.out)
-    draw(options.kind, options.folders, path, by=options.by, centred=options.centred)
+    for sentence in draw(options.kind, options.folders, path, by=options.by, centred=options.centred):
+        print(sentence, file=sys.stderr)
     print(f"The picture is in {path}.")
