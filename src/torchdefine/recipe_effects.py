@@ -41,7 +41,7 @@ def implied_settings(recipe: Recipe) -> dict[str, Any]:
 
 def _is_open(recipe: Recipe, name: str) -> bool:
     section, _, setting = name.partition(".")
-    return getattr(getattr(recipe, section), setting) is None
+    return section in recipe.used_sections() and getattr(getattr(recipe, section), setting) is None
 
 
 def _implied_by_the_embedding(recipe: Recipe) -> dict[str, Any]:

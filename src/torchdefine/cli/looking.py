@@ -18,7 +18,7 @@ PICTURES = """  curves      validation perplexity of every run
 
 def add_commands(command: Command) -> None:
     """What shows runs to people."""
-    sub = command("compare", _compare, "Put finished runs side by side: parameters, perplexities, speed.")
+    sub = command("compare", _compare, "Put runs side by side: parameters, perplexities, speed, what to beware of.")
     sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
