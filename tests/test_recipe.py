@@ -401,3 +401,38 @@ def test_what_a_registered_part_leaves_open_is_not_guessed() -> None:
     assert "context.output_dim" in implied_settings(Recipe())
     other = load_recipe("demo/standard", {"embedding": {"kind": "mine"}})
     assert implied_settings(other).keys() == {"eval.valid_batch_size"}
+
+
+def test_a_description_says_what_was_changed_of_the_model(tmp_path: Path) -> None:
+    own = "A standard table tied to a full softmax"
+    changed = {"embedding": {"unit": "define", "map_dim": "32"}, "optim": {"lr": 1e-3}}
+    assert load_recipe("demo/standard", changed).description == (
+        f"{own}, changed by embedding.unit define, embedding.map_dim 32"
+    )
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: demo/standard\nembedding: {unit: define}\n")
+    assert load_recipe(mine).description == f"{own}, changed by embedding.unit define"
+    mine.write_text("base: demo/standard\ndescription: Mine\nembedding: {unit: define}\n")
+    assert load_recipe(mine).description == "Mine"
+    assert load_recipe(mine, {"output": {"tied": False}}).description == "Mine, changed by output.tied false"
+    mine.write_text("embedding: {map_dim: 64}\n")
+    assert load_recipe(mine).description == ""
+    assert load_recipe(mine, changed).description == "Changed by embedding.unit define, embedding.map_dim 32"
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"embedding": {"map_dim": "128", "unit": "none"}},
+        {"context": {"layers": 1, "output_dim": "none"}},
+        {"output": {"tied": "true"}},
+        {"optim": {"lr": 1.0}, "train": {"steps": 3}},
+    ],
+)
+def test_a_description_stays_where_the_model_does(same: dict) -> None:
+    assert load_recipe("demo/standard", same).description == load_recipe("demo/standard").description
+
+
+def test_bands_that_stay_are_no_change() -> None:
+    same = {"embedding": {"cutoffs": "1500, 5000"}}
+    assert load_recipe("demo/adaptive-define", same).description == load_recipe("demo/adaptive-define").description

@@ -148,8 +148,10 @@ def test_pictures_that_cannot_be_drawn(runs: dict[str, Path], tmp_path: Path) ->
 def test_the_recipe_of_every_run_stands_at_the_top(runs: dict[str, Path], tmp_path: Path, recipe_file: Path) -> None:
     page = report([runs["standard"], runs["define"]], tmp_path)
     head = page[page.index("<header>") : page.index("</header>")]
-    for name in ("standard", "define"):
-        assert f"<dt>{name}</dt><dd>{recipe_file}: A tiny model for tests</dd>" in head
+    assert f"<dt>define</dt><dd>{recipe_file}: A tiny model for tests</dd>" in head
+    changes = "embedding.unit none, embedding.map standard, embedding.row_dropout 0.0, embedding.dropout 0.0"
+    changed = f"A tiny model for tests, changed by {changes}, output.kind full"
+    assert f"<dt>standard</dt><dd>{recipe_file}: {changed}</dd>" in head
 
 
 def test_a_prompt_of_unknown_words_is_called_so(runs: dict[str, Path], tmp_path: Path) -> None:
