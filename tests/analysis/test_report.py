@@ -59,7 +59,8 @@ def test_a_report_of_finished_runs_has_every_part(runs: dict[str, Path], tmp_pat
     assert "distance to standard" in page
     assert "embedding.unit" in page  # where the recipes differ
     assert page.count('type="radio"') == 3
-    assert "never-seen" not in page
+    assert page.count("<p>No token of its vocabulary, so without neighbours: never-seen.</p>") == 3
+    assert "without neighbours" not in report([runs["define"]], tmp_path, words=["w1"])
     assert len(page) < 5_000_000
 
 

@@ -130,9 +130,12 @@ def _neighbour_section(opened: list[tuple[RunSummary, Run]], options: ReportOpti
         words = options.words or frequent_words(tokens)
         found = nearest_neighbours(run.embedding.table(), tokens, words)
         rows = [[word, ", ".join(f"{other} {cosine:.2f}" for other, cosine in near)] for word, near in found.items()]
-        none = "None of the words is known." if options.words else "No word was seen often enough."
-        table = wide(html_table(["word", "nearest by cosine"], rows)) if rows else f"<p>{none}</p>"
-        parts.append(f"<h3>{html.escape(summary.name)}</h3>{table}")
+        table = wide(html_table(["word", "nearest by cosine"], rows)) if rows else ""
+        without = ", ".join(word for word in words if word not in found)
+        note = f"No token of its vocabulary, so without neighbours: {without}." if without else ""
+        if not words:
+            note = "No word was seen often enough."
+        parts.append(f"<h3>{html.escape(summary.name)}</h3>{table}{f'<p>{html.escape(note)}</p>' if note else ''}")
     return "".join(parts)
 
 

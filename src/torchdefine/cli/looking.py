@@ -58,7 +58,7 @@ def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.training.progress import work_bar
 
     path = Path(options.out) if options.out else Path(options.folders[0]) / "report.html"
-    words = options.words.split(",") if options.words else None
+    words = [word.strip() for word in options.words.split(",") if word.strip()] if options.words else None
     with work_bar("looking at the runs") as progress:
         write_report(options.folders, path, ReportOptions(words, options.prompt), progress)
     print(f"The report is in {path}.")
