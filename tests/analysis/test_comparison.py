@@ -109,6 +109,18 @@ def test_a_run_without_a_text_to_measure_is_called_not_evaluated(
     assert marks(comparison) == [split for split in ("valid", "test") if split not in missing]
 
 
+def test_what_was_not_evaluated_does_not_keep_others_from_being_the_best(runs: list[Path]) -> None:
+    def unmeasured(result: dict[str, Any]) -> None:
+        result["data"].update(vocabulary_sha256="x", splits={"train": result["data"]["splits"]["train"]})
+        result["evaluation"] = {}
+        del result["valid_perplexity"], result["test_perplexity"]
+
+    first, bare = changed(runs, unmeasured).runs
+    comparison = Comparison([first, compare_runs(runs).runs[1], dataclasses.replace(bare, name="bare")])
+    assert comparison.warnings == ["bare was not evaluated: it has no valid or test text."]
+    assert marks(comparison) == ["valid", "test"]
+
+
 def test_a_small_vocabulary_does_not_win_by_saying_that_it_knows_nothing(
     runs: list[Path], recipe_file: Path, tmp_path: Path
 ) -> None:

@@ -34,7 +34,8 @@ def why_incomparable(runs: Sequence[RunSummary]) -> list[str]:
         found.append("The runs were evaluated on different texts, so neither perplexities nor bits per byte compare.")
     if not _is_one([e["protocol"] for run in runs if "protocol" in (e := _evaluation(run, "test"))]):
         found.append("The runs were evaluated by different protocols, so their perplexities compare only roughly.")
-    if not _is_one([run.fact("data")["vocabulary_sha256"] for run in _finished(runs)]):
+    evaluated = [run for run in runs if run.fact("evaluation")]
+    if not _is_one([run.fact("data")["vocabulary_sha256"] for run in evaluated]):
         found.append((same_texts and _different_shares_unknown(runs)) or _different_vocabularies(same_texts))
     return found
 
