@@ -1,3 +1,5 @@
+import json
+import math
 import os
 import signal
 import subprocess
@@ -11,7 +13,7 @@ from safetensors import SafetensorError
 
 from torchdefine import files
 from torchdefine.errors import MachineError
-from torchdefine.files import atomic_file, cache_folder, write_safetensors
+from torchdefine.files import atomic_file, cache_folder, write_json, write_safetensors
 
 
 def test_file_appears_whole_at_the_end(tmp_path: Path) -> None:
@@ -82,6 +84,14 @@ with new_folder(sys.argv[1]) as making:
         (making / "whole").write_text("a program")
     assert {path.name for path in tmp_path.iterdir()} == {"a", of_b, *others}
     assert (tmp_path / "a" / "whole").is_file()
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "some.json", {"a": [math.inf, (1.5, math.nan)], "b": {"c": -math.inf, "d": "Infinity"}})
+    assert json.loads((tmp_path / "some.json").read_text()) == {
+        "a": [None, [1.5, None]],
+        "b": {"c": None, "d": "Infinity"},
+    }
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

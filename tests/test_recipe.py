@@ -11,10 +11,12 @@ from torchdefine.analysis.parameters import parameter_report
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.build_translation import build_translator
 from torchdefine.cli.recipe_page import recipe_page
+from torchdefine.context import TransformerXL
+from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
 from torchdefine.exporting import _without_paths
 from torchdefine.recipe import Recipe, load_recipe, recipe_names
-from torchdefine.recipe_effects import settings_without_effect
+from torchdefine.recipe_effects import implied_settings, settings_without_effect
 from torchdefine.settings import explain, to_plain
 
 
@@ -367,3 +369,70 @@ def test_a_recipe_file_may_end_in_yml(recipe_file: Path, tmp_path: Path, monkeyp
     run = train(tmp_path / "mine.yml", train={"steps": 2}, device="cpu")
     assert run.folder.path == Path("runs/mine-1")
     assert _without_paths(run.recipe).name == "mine"
+
+
+LANGUAGE_RECIPES = [name for name in recipe_names() if load_recipe(name).task == "language"]
+
+
+@pytest.mark.parametrize("name", LANGUAGE_RECIPES)
+def test_what_a_recipe_leaves_open_is_what_is_built(name: str) -> None:
+    recipe = load_recipe(name)
+    implied = implied_settings(recipe)
+    with torch.device("meta"):
+        model = build_language_model(recipe, VocabularyFacts(recipe.data.vocabulary_size or 250_000))
+    built: dict[str, object] = {
+        "embedding.embedding_dim": model.embedding.embedding_dim,
+        "context.output_dim": model.context.output_dim,
+    }
+    if isinstance(model.embedding.unit, DefineUnit):
+        plan = model.embedding.unit.plan
+        built |= {"embedding.max_groups": plan.max_groups}
+        built |= {"embedding.groups": plan.rules.groups, "embedding.skip": plan.rules.skip}
+    if isinstance(model.context, TransformerXL):
+        built |= {"context.eval_memory": model.context.evaluation.memory}
+        assert "context.output_dim" not in implied
+    for setting, value in built.items():
+        section, _, field = setting.partition(".")
+        assert implied.get(setting, value) == value, setting
+        assert (setting in implied) <= (getattr(getattr(recipe, section), field) is None)
+
+
+def test_what_a_registered_part_leaves_open_is_not_guessed() -> None:
+    assert "context.output_dim" in implied_settings(Recipe())
+    other = load_recipe("demo/standard", {"embedding": {"kind": "mine"}})
+    assert implied_settings(other).keys() == {"eval.valid_batch_size"}
+
+
+def test_a_description_says_what_was_changed_of_the_model(tmp_path: Path) -> None:
+    own = "A standard table tied to a full softmax"
+    changed = {"embedding": {"unit": "define", "map_dim": "32"}, "optim": {"lr": 1e-3}}
+    assert load_recipe("demo/standard", changed).description == (
+        f"{own}, changed by embedding.unit define, embedding.map_dim 32"
+    )
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: demo/standard\nembedding: {unit: define}\n")
+    assert load_recipe(mine).description == f"{own}, changed by embedding.unit define"
+    mine.write_text("base: demo/standard\ndescription: Mine\nembedding: {unit: define}\n")
+    assert load_recipe(mine).description == "Mine"
+    assert load_recipe(mine, {"output": {"tied": False}}).description == "Mine, changed by output.tied false"
+    mine.write_text("embedding: {map_dim: 64}\n")
+    assert load_recipe(mine).description == ""
+    assert load_recipe(mine, changed).description == "Changed by embedding.unit define, embedding.map_dim 32"
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"embedding": {"map_dim": "128", "unit": "none"}},
+        {"context": {"layers": 1, "output_dim": "none"}},
+        {"output": {"tied": "true"}},
+        {"optim": {"lr": 1.0}, "train": {"steps": 3}},
+    ],
+)
+def test_a_description_stays_where_the_model_does(same: dict) -> None:
+    assert load_recipe("demo/standard", same).description == load_recipe("demo/standard").description
+
+
+def test_bands_that_stay_are_no_change() -> None:
+    same = {"embedding": {"cutoffs": "1500, 5000"}}
+    assert load_recipe("demo/adaptive-define", same).description == load_recipe("demo/adaptive-define").description

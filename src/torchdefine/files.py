@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -162,7 +163,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Numbers that are not finite become null: JSON has no word for them."""
+    write_text(path, json.dumps(finite_only(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def finite_only(value: Any) -> Any:
+    """The same with None in the place of every number that is not finite, for JSON that every tool reads."""
+    if isinstance(value, Mapping):
+        return {name: finite_only(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_only(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:

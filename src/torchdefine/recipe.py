@@ -31,6 +31,13 @@ FORMAT_VERSION = 1
 FILE_ENDINGS = (".yaml", ".yml")
 """A recipe whose name ends so is a file; any other name is that of a shipped one."""
 SECTIONS_OF_THE_OTHER_TASK = {"language": ("bitext", "transformer", "beam"), "translation": ("context", "eval")}
+SECTIONS_OF_THE_MODEL = {
+    "embedding": EmbeddingSettings,
+    "context": ContextSettings,
+    "output": OutputSettings,
+    "transformer": TransformerSettings,
+}
+"""What a recipe's description is about."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +125,40 @@ def short_name(name: str) -> str:
 
 def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """A shipped recipe by name, or a YAML file by path, with overrides by section: ``{"optim": {"lr": 10}}``."""
-    values = merge(_read_recipe(str(name)), overrides or {})
-    values = _choose_measure(values, overrides or {})
+    below, given = _read_recipe(str(name)), overrides or {}
+    values = _choose_measure(merge(below, given), given)
     values.pop("format_version", None)
-    return read_settings(Recipe, {"name": str(name), **values})
+    return read_settings(Recipe, {"name": str(name), **values, "description": _true_description(below, given)})
+
+
+def _true_description(below: Mapping[str, Any], above: Mapping[str, Any]) -> Any:
+    """The description of ``below`` with what ``above`` changes in the model, or the latter's own."""
+    if "description" in above:
+        return above["description"]
+    description, changed = below.get("description", ""), ", ".join(_changes_of_the_model(below, above))
+    if not changed:
+        return description
+    return f"{description}, changed by {changed}" if description else f"Changed by {changed}"
+
+
+def _changes_of_the_model(below: Mapping[str, Any], above: Mapping[str, Any]) -> list[str]:
+    changed = []
+    for section, kind in SECTIONS_OF_THE_MODEL.items():
+        given, under = above.get(section), below.get(section) or {}
+        if isinstance(given, Mapping) and isinstance(under, Mapping):  # others are refused when they are read
+            before = {**vars(kind()), **under}
+            texts = {name: (_as_text(before.get(name)), _as_text(value)) for name, value in given.items()}
+            changed += [f"{section}.{name} {new}" for name, (old, new) in texts.items() if new != old]
+    return changed
+
+
+def _as_text(value: Any) -> str:
+    """A value as a command line has it, so that it is the same wherever it was written."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return value.strip("[]() ").replace(" ", "") if isinstance(value, str) else str(value)
 
 
 def _choose_measure(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,6 +184,8 @@ def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         inherited = _read_recipe(one, (*above, name))
         inherited.pop("published", None)  # the numbers of another row
         below = _choose_measure(merge(below, inherited), inherited)
+    if below.get("description"):
+        values["description"] = _true_description(below, values)
     return _choose_measure(merge(below, values), values)
 
 

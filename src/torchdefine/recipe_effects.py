@@ -1,7 +1,11 @@
-"""Which settings of a recipe have no effect, given its other settings."""
+"""What settings of a recipe come to, given its other settings: which have no effect, which follow from others."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from torchdefine.embedding.plan import LARGEST_DEFAULT_GROUPS
+from torchdefine.embedding.unit import VARIANTS, UnitOptions
 from torchdefine.recipe import Recipe
 
 _OF_A_DEFINE_UNIT = ("depth", "max_groups", "groups", "skip", "reach_expand_dim", "rounding", "multiple_of")
@@ -22,6 +26,45 @@ def settings_without_effect(recipe: Recipe) -> set[str]:
         "train": {"batch_size", "length", "random_length"} if recipe.task == "translation" else set(),
     }
     return {f"{section}.{name}" for section, names in found.items() for name in names}
+
+
+def implied_settings(recipe: Recipe) -> dict[str, Any]:
+    """What the settings that a recipe leaves open (None) come to, by dotted name, as far as it is known without a text.
+
+    What a registered part makes of its settings is not known.
+    """
+    known: dict[str, Any] = {"eval.valid_batch_size": recipe.eval.batch_size}
+    if recipe.embedding.kind == "tokens":
+        known |= _implied_by_the_embedding(recipe)
+    return {name: value for name, value in known.items() if _is_open(recipe, name)}
+
+
+def _is_open(recipe: Recipe, name: str) -> bool:
+    section, _, setting = name.partition(".")
+    return section in recipe.used_sections() and getattr(getattr(recipe, section), setting) is None
+
+
+def _implied_by_the_embedding(recipe: Recipe) -> dict[str, Any]:
+    settings, context = recipe.embedding, recipe.context
+    projected = settings.projected_dim or settings.embedding_dim or settings.map_dim
+    width = settings.embedding_dim or (projected if settings.map == "projective" else settings.map_dim)
+    spread = round(settings.map_dim**-0.5, 6)
+    known: dict[str, Any] = {
+        "embedding.embedding_dim": width,
+        "embedding.projected_dim": projected,
+        "embedding.init_std": spread,
+        "embedding.projection_std": spread,
+    }
+    if settings.unit in VARIANTS:
+        rules = UnitOptions.of(settings.unit).rules
+        known |= {"embedding.groups": rules.groups, "embedding.skip": rules.skip}
+        known["embedding.max_groups"] = min(2 ** (settings.depth - 1), LARGEST_DEFAULT_GROUPS)
+    if context.kind == "lstm":
+        known["context.output_dim"] = settings.map_dim if recipe.output.tied else context.hidden_dim
+    elif context.kind == "transformer-xl":
+        known |= {"context.head_dim": width // context.heads, "context.inner_dim": 4 * width}
+        known["context.eval_memory"] = context.memory
+    return known
 
 
 def _of_data(recipe: Recipe) -> set[str]:

@@ -1,13 +1,26 @@
 import copy
+import dataclasses
 import json
+import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.training.test_loop import StopAt
 from torchdefine import train
-from torchdefine.analysis.comparison import BASIC_COLUMNS, Comparison, compare_runs
+from torchdefine.analysis.comparison import Comparison, compare_runs
 from torchdefine.analysis.plan_picture import draw_plan
+from torchdefine.analysis.run_summary import RunSummary
+from torchdefine.data.tokenizer import train_bpe
 from torchdefine.embedding import PlanRules, make_plan
+from torchdefine.recipe import load_recipe
+from torchdefine.training import Interrupted
+
+PLAIN = {"map": "standard", "unit": "none", "row_dropout": 0.0, "dropout": 0.0}
+SHORT = {"steps": 8, "log_every": 4}
 
 
 @pytest.fixture(scope="module")
@@ -21,31 +34,227 @@ def runs(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Pa
 def test_equal_runs_compare_without_warnings_and_the_best_is_marked(runs: list[Path]) -> None:
     comparison = compare_runs(runs)
     assert comparison.warnings == []
-    test = BASIC_COLUMNS.index("test")
-    marked = [row for row in comparison.rows() if row[test].endswith("*")]
+    marked = [cell for cell in column(comparison, "test") if cell.endswith("*")]
     best = min(run.result["test_perplexity"] for run in comparison.runs)
-    assert [float(row[test].rstrip("*")) for row in marked] == [round(best, 2)]
+    assert [float(cell.rstrip("*")) for cell in marked] == [round(best, 2)]
+    assert "* marks the best" in comparison.note
+    assert "A model that only counts words has a test perplexity of" in comparison.note
+    assert not {"<unk>", "unigram"} & set(comparison.columns)
     json.dumps(comparison.to_dict())
+
+
+def test_a_run_alone_is_not_the_best_one(runs: list[Path]) -> None:
+    comparison = compare_runs(runs[:1])
+    assert marks(comparison) == []
+    assert "*" not in comparison.note
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda r: r.update(tokens=1), "different numbers of tokens"),
-        (lambda r: r["data"].update(vocabulary_sha256="x"), "different vocabularies"),
-        (lambda r: r["data"]["splits"]["train"].update(text_sha256="x"), "different texts"),
+        (lambda r: r["data"]["splits"]["train"].update(text_sha256="x"), "trained on different texts"),
+    ],
+)
+def test_unequal_runs_are_called_so(runs: list[Path], change: Callable[[Any], None], words: str) -> None:
+    comparison = changed(runs, change)
+    (warning,) = comparison.warnings
+    assert words in warning
+    assert marks(comparison) == ["valid", "test"]  # what the models reached still compares
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: r["data"].update(vocabulary_sha256="x"), "different vocabularies, so their perplexities do not"),
         (lambda r: r["data"]["splits"]["test"].update(text_sha256="x"), "evaluated on different texts"),
-        (lambda r: r["data"]["splits"].pop("valid"), "evaluated on different texts"),
         (lambda r: r["evaluation"]["test"].update(protocol="x"), "different protocols"),
     ],
 )
-def test_unequal_runs_are_called_so(runs: list[Path], change, words: str) -> None:
-    comparison = compare_runs(runs)
-    other = copy.deepcopy(comparison.runs[1])
+def test_among_numbers_that_do_not_compare_none_is_best(
+    runs: list[Path], change: Callable[[Any], None], words: str
+) -> None:
+    comparison = changed(runs, change)
+    (warning,) = comparison.warnings
+    assert words in warning
+    assert marks(comparison) == []
+    assert "*" not in comparison.note
+
+
+def test_tokens_of_the_same_text_are_not_called_another_text(runs: list[Path]) -> None:
+    """Equal texts in other vocabularies have other tokens."""
+
+    def other_vocabulary(result: dict[str, Any]) -> None:
+        result["data"]["vocabulary_sha256"] = "x"
+        for split in result["data"]["splits"].values():
+            split.update(tokens_sha256="x", tokens=split["tokens"] + 1)
+
+    (warning,) = changed(runs, other_vocabulary).warnings
+    assert warning == "The runs have different vocabularies, so their perplexities do not compare; bits per byte do."
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [(["valid", "test"], "no valid or test text"), (["valid"], "no valid text"), (["test"], "no test text")],
+)
+def test_a_run_without_a_text_to_measure_is_called_not_evaluated(
+    runs: list[Path], missing: list[str], words: str
+) -> None:
+    def unmeasured(result: dict[str, Any]) -> None:
+        for split in missing:
+            del result["evaluation"][split], result["data"]["splits"][split], result[f"{split}_perplexity"]
+
+    comparison = changed(runs, unmeasured)
+    assert comparison.warnings == [f"seed-2 was not evaluated: it has {words}."]
+    assert marks(comparison) == [split for split in ("valid", "test") if split not in missing]
+
+
+def test_what_was_not_evaluated_does_not_keep_others_from_being_the_best(runs: list[Path]) -> None:
+    def unmeasured(result: dict[str, Any]) -> None:
+        result["data"].update(vocabulary_sha256="x", splits={"train": result["data"]["splits"]["train"]})
+        result["evaluation"] = {}
+        del result["valid_perplexity"], result["test_perplexity"]
+
+    first, bare = changed(runs, unmeasured).runs
+    comparison = Comparison([first, compare_runs(runs).runs[1], dataclasses.replace(bare, name="bare")])
+    assert comparison.warnings == ["bare was not evaluated: it has no valid or test text."]
+    assert marks(comparison) == ["valid", "test"]
+
+
+def test_a_small_vocabulary_does_not_win_by_saying_that_it_knows_nothing(
+    runs: list[Path], recipe_file: Path, tmp_path: Path
+) -> None:
+    plain = {"embedding": PLAIN, "output": {"kind": "full"}, "train": SHORT}
+    for name, words in (("small", 8), ("large", None)):
+        train(recipe_file, out=tmp_path / name, data={"max_size": words} if words else None, **plain)
+    comparison = compare_runs([tmp_path / "large", tmp_path / "small"])
+    share = comparison.runs[1].of_test("unknown_share")
+    assert share > 0.1
+    assert comparison.warnings == [
+        f"The vocabularies differ, so that {share:.1%} of the test text is <unk> in small and 0.0% in large: neither "
+        "perplexities nor bits per byte compare."
+    ]
+    assert marks(comparison) == []
+    assert column(comparison, "<unk>") == ["0.00%", f"{share:.2%}"]
+    assert [run["test_unknown_share"] for run in comparison.to_dict()["runs"]] == [0.0, share]
+    counted = [f"{run.result['test_unigram_perplexity']:,.1f}" for run in comparison.runs]
+    assert column(comparison, "unigram") == counted
+    assert counted[0] != counted[1]
+    assert "only counts words" not in comparison.note
+
+
+def test_an_unk_that_stands_in_the_text_is_no_difference(recipe_file: Path, tmp_path: Path) -> None:
+    """It is one token of words and of subwords alike, though another share of them."""
+    pytest.importorskip("tokenizers")
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for split, lines in (("train", 200), ("valid", 40), ("test", 40)):
+        (texts / f"{split}.txt").write_text("strawberries <unk> unbelievable\n" * lines)
+    train_bpe([texts / "train.txt"], 262).save(tmp_path / "bpe.json")
+    plain = {"embedding": PLAIN, "output": {"kind": "full"}, "train": SHORT}
+    train(recipe_file, out=tmp_path / "words", data=texts, **plain)
+    train(
+        recipe_file, out=tmp_path / "bpe", data={"corpus": str(texts), "tokenizer": str(tmp_path / "bpe.json")}, **plain
+    )
+    comparison = compare_runs([tmp_path / "words", tmp_path / "bpe"])
+    shares = [run.of_test("unknown_share") for run in comparison.runs]
+    assert shares[0] == 0.25
+    assert 0 < shares[1] < 0.1
+    assert comparison.warnings[0].endswith("perplexities do not compare; bits per byte do.")
+    assert not any("<unk>" in warning for warning in comparison.warnings)
+
+
+def test_a_context_model_that_shrank_with_the_map_is_named_with_the_cure(recipe_file: Path, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"output": {"kind": "full"}, "train": SHORT}
+    narrow = {**PLAIN, "map_dim": 4, "unit": "projection", "embedding_dim": 16}
+    train(recipe_file, out=tmp_path / "wide", embedding=PLAIN, **common)
+    train(recipe_file, out=tmp_path / "narrow", embedding=narrow, **common)
+    train(recipe_file, out=tmp_path / "cured", embedding=narrow, context={"output_dim": 16}, **common)
+    comparison = compare_runs([tmp_path / "wide", tmp_path / "narrow"])
+    counts = {run.name: run.parameters["context"] / 1e6 for run in comparison.runs if run.parameters}
+    assert comparison.warnings == [
+        f"The context model has {counts['wide']:.3f} M parameters in wide and {counts['narrow']:.3f} M in narrow: a "
+        "tied LSTM ends as wide as embedding.map_dim; to compare embeddings alone, give all of them "
+        "--context.output_dim 16."
+    ]
+    assert compare_runs([tmp_path / "wide", tmp_path / "cured"]).warnings == []
+
+
+def test_settings_that_differ_beside_the_embedding_are_named(runs: list[Path]) -> None:
+    """But not those that decide nothing, nor the steps where the numbers of tokens say it already."""
+    first, second = compare_runs(runs).runs
+    recipe = second.recipe
+    recipe = dataclasses.replace(
+        recipe,
+        embedding=dataclasses.replace(recipe.embedding, depth=4),
+        optim=dataclasses.replace(recipe.optim, lr=0.1),
+        context=dataclasses.replace(recipe.context, input_dropout=0.5),
+        train=dataclasses.replace(recipe.train, log_every=1, checkpoint_every=3, steps=30),
+    )
+    other = dataclasses.replace(second, recipe=recipe)
+    named = "context.input_dropout (0.2, 0.5), optim.lr (0.005, 0.1)"
+    sentence = "Settings outside embedding and output differ: "
+    assert Comparison([first, other]).warnings == [f"{sentence}{named}, train.steps (20, 30)."]
+    assert second.result is not None
+    longer = dataclasses.replace(other, result={**second.result, "tokens": 999_999})
+    assert Comparison([first, longer]).warnings == [
+        f"The runs were trained for different numbers of tokens, from {first.fact('tokens'):,} to 999,999.",
+        f"{sentence}{named}.",
+    ]
+    everything = {f.name: 0.5 for f in dataclasses.fields(recipe.context) if f.name.endswith("dropout")}
+    context = dataclasses.replace(recipe.context, **everything)
+    many = dataclasses.replace(second, recipe=dataclasses.replace(recipe, context=context))
+    (warning,) = Comparison([first, many]).warnings
+    assert warning.endswith(" and 1 more.")
+
+
+def test_a_translator_beside_a_language_model(runs: list[Path]) -> None:
+    first, second = compare_runs(runs).runs
+    translator = dataclasses.replace(second, recipe=dataclasses.replace(load_recipe("tatoeba/laptop")))
+    comparison = Comparison([first, translator])
+    (warning,) = comparison.warnings
+    assert warning.startswith("Language models and translators stand side by side")
+    assert marks(comparison) == []
+
+
+def test_an_unfinished_run_is_shown_as_such(runs: list[Path], recipe_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(
+            recipe_file, out=tmp_path / "early", train={"seed": 1, "steps": 20, "eval_every": 5}, reporter=StopAt(7, 15)
+        )
+    comparison = compare_runs([*runs, tmp_path / "early"])
+    assert column(comparison, "run") == ["seed-1", "seed-2", "early (unfinished)"]
+    assert column(comparison, "test")[2] == "–"
+    assert column(comparison, "valid")[2] == f"{comparison.runs[2].perplexity('valid'):,.2f}"  # and never the best
+    assert "early is not finished: its log ends at step 7" in comparison.warnings[-1]
+    assert [run["finished"] for run in comparison.to_dict()["runs"]] == [True, True, False]
+
+
+def test_a_perplexity_that_is_not_finite_is_called_so(runs: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(runs[1], tmp_path / "infinite")
+    path = tmp_path / "infinite" / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "test_perplexity": None}))
+    comparison = compare_runs([runs[0], tmp_path / "infinite"])
+    assert comparison.runs[1].perplexity("test") == math.inf
+    assert column(comparison, "test")[1] == "not finite"
+    assert column(comparison, "test")[0].endswith("*")
+
+
+def column(comparison: Comparison, name: str) -> list[str]:
+    return [row[comparison.columns.index(name)] for row in comparison.rows()]
+
+
+def marks(comparison: Comparison) -> list[str]:
+    """The columns in which something is marked as the best."""
+    return [name for name in comparison.columns if any(cell.endswith("*") for cell in column(comparison, name))]
+
+
+def changed(runs: list[Path], change: Callable[[Any], None]) -> Comparison:
+    """Two finished runs, the second with another result."""
+    first, second = compare_runs(runs).runs
+    other: RunSummary = copy.deepcopy(second)
     change(other.result)
-    warnings = Comparison([comparison.runs[0], other]).warnings
-    assert len(warnings) == 1
-    assert words in warnings[0]
+    return Comparison([first, other])
 
 
 @pytest.mark.parametrize("skip", ["mix", "concat", "none"])

@@ -1,5 +1,8 @@
 """Reports of runs in every state: finished, broken off early, with one data point, without weights."""
 
+import dataclasses
+import logging
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 from tests.training.test_loop import StopAt
 from torchdefine import load_run, train
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours, readable_token
-from torchdefine.analysis.pictures import curve_figure, readable_ticks
+from torchdefine.analysis.pictures import curve_figure, parameter_figure, readable_ticks, undrawn_curves
 from torchdefine.analysis.plots import draw
 from torchdefine.analysis.report import ReportOptions, write_report
 from torchdefine.analysis.run_summary import summarise
@@ -56,7 +59,8 @@ def test_a_report_of_finished_runs_has_every_part(runs: dict[str, Path], tmp_pat
     assert "distance to standard" in page
     assert "embedding.unit" in page  # where the recipes differ
     assert page.count('type="radio"') == 3
-    assert "never-seen" not in page
+    assert page.count("<p>No token of its vocabulary, so without neighbours: never-seen.</p>") == 3
+    assert "without neighbours" not in report([runs["define"]], tmp_path, words=["w1"])
     assert len(page) < 5_000_000
 
 
@@ -145,8 +149,10 @@ def test_pictures_that_cannot_be_drawn(runs: dict[str, Path], tmp_path: Path) ->
 def test_the_recipe_of_every_run_stands_at_the_top(runs: dict[str, Path], tmp_path: Path, recipe_file: Path) -> None:
     page = report([runs["standard"], runs["define"]], tmp_path)
     head = page[page.index("<header>") : page.index("</header>")]
-    for name in ("standard", "define"):
-        assert f"<dt>{name}</dt><dd>{recipe_file}: A tiny model for tests</dd>" in head
+    assert f"<dt>define</dt><dd>{recipe_file}: A tiny model for tests</dd>" in head
+    changes = "embedding.unit none, embedding.map standard, embedding.row_dropout 0.0, embedding.dropout 0.0"
+    changed = f"A tiny model for tests, changed by {changes}, output.kind full"
+    assert f"<dt>standard</dt><dd>{recipe_file}: {changed}</dd>" in head
 
 
 def test_a_prompt_of_unknown_words_is_called_so(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -185,6 +191,45 @@ def test_curves_begin_where_training_does_and_have_readable_ticks(runs: dict[str
     shown = [text.get_text() for text in axes.get_yticklabels()]
     assert len([text for text in shown if re.fullmatch(r"[\d,.]+", text)]) >= 3
     assert all(low <= tick <= high for tick in axes.get_yticks())
+
+
+def test_a_run_that_is_not_drawn_is_named_with_the_reason(runs: dict[str, Path]) -> None:
+    define, standard, nothing = summarise([runs["define"], runs["standard"], runs["nothing"]])
+    spoilt = [{**record, "perplexity": math.inf} for record in define.valid]
+    infinite = dataclasses.replace(define, name="infinite", valid=spoilt, train=[])
+    partly = dataclasses.replace(define, name="partly", valid=[spoilt[0], *define.valid[1:]])
+    sentences = [
+        "nothing is not drawn: it has logged nothing yet.",
+        "infinite is not drawn: its perplexity is not finite.",
+        "partly is drawn in part: its perplexity is not finite everywhere.",
+    ]
+    assert undrawn_curves([standard, nothing, infinite, partly]) == sentences
+    (axes,) = curve_figure([standard, nothing, infinite, partly]).axes
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert {sentence.rstrip(".") for sentence in sentences} < set(legend)
+    assert "standard" in legend
+    assert curve_figure([infinite]).axes[0].get_legend() is not None
+
+
+def test_only_a_bar_that_is_one_for_all_is_drawn(runs: dict[str, Path]) -> None:
+    (define,) = summarise([runs["define"]])
+    assert define.result is not None
+    other = dataclasses.replace(define, result={**define.result, "valid_unigram_perplexity": 3.0})
+    for shown, is_drawn in (([define, define], True), ([define, other], False)):
+        labels = [text.get_text() for text in curve_figure(shown).axes[0].get_legend().get_texts()]
+        assert ("unigram" in labels) == is_drawn
+
+
+@pytest.mark.parametrize("names", [("1", "3e-3"), ("2024-01-01", "2024-01-02")])
+def test_a_name_that_looks_like_a_number_is_a_name(
+    runs: dict[str, Path], names: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (define,) = summarise([runs["define"]])
+    with caplog.at_level(logging.INFO):
+        (axes,) = parameter_figure([dataclasses.replace(define, name=name) for name in names]).axes
+    assert caplog.messages == []
+    assert tuple(text.get_text() for text in axes.get_yticklabels()) == names
+    assert len({bar.get_y() for bar in axes.patches}) == 2
 
 
 @given(st.floats(1.0, 1e5), st.floats(1.01, 1e4))

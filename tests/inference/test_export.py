@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def run_folder(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("exporting") / "run"
-    train(recipe_file, out=out, train={"steps": 20})
+    train(recipe_file, out=out, train={"steps": 20}, context={"input_dropout": 0.1})
     return out
 
 
@@ -88,6 +88,7 @@ def test_the_card_says_what_the_model_is_and_where_it_comes_from(exported: Path,
     run = load_run(run_folder)
     result = run.result
     for said in (
+        "A tiny model for tests, changed by context.input_dropout 0.1\n",
         "an LSTM of 2 layers",
         "a table in bands by frequency, 62 × 16, and a DeFINE unit behind it",
         f"| total | {result['parameters']['total']:,} |",
@@ -259,9 +260,15 @@ def test_every_named_corpus_has_a_licence() -> None:
 
 def test_an_unfinished_run_and_other_weights_say_so(run_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(run_folder, tmp_path / "run")
+    result = tmp_path / "run" / "result.json"
+    facts = json.loads(result.read_text())
+    facts["evaluation"]["test"]["perplexity"] = None
+    result.write_text(json.dumps(facts))
     run = load_run(tmp_path / "run", checkpoint="last")
     run.export(tmp_path / "last")
-    assert "These are the numbers of the run's best weights" in (tmp_path / "last" / "README.md").read_text()
+    card = (tmp_path / "last" / "README.md").read_text()
+    assert "These are the numbers of the run's best weights" in card
+    assert "| test | perplexity | not finite |" in card
     (tmp_path / "run" / "result.json").unlink()
     run.export(tmp_path / "unfinished")
     assert "it was not finished when it was exported" in (tmp_path / "unfinished" / "README.md").read_text()

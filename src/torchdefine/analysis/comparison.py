@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torchdefine.analysis.fairness import what_else_differs, what_is_missing, why_incomparable
 from torchdefine.analysis.parameters import PARTS
 from torchdefine.analysis.run_summary import RunSummary, summarise
-from torchdefine.analysis.tables import print_table
-from torchdefine.errors import UserError
+from torchdefine.analysis.tables import NOT_FINITE, print_table
 
-BASIC_COLUMNS = ["run", "unit", "context", "tables", "total M", "valid", "test", "bits/byte", "tokens/s", "seconds"]
+PART_COLUMNS = {"define": "unit", "context": "context", "input_output": "tables", "total": "total M"}
+UNIGRAM = "test_unigram_perplexity"
+"""The test perplexity of a model that only counts words."""
 
 
 @dataclass(frozen=True)
@@ -24,65 +28,63 @@ class Comparison:
     @property
     def warnings(self) -> list[str]:
         """Why the numbers may not be comparable; empty if nothing speaks against it."""
-        questions: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
-            ("were trained on different texts", lambda r: r["data"]["splits"].get("train")),
-            (
-                "have different vocabularies, so their perplexities do not compare",
-                lambda r: r["data"]["vocabulary_sha256"],
-            ),
-            ("were trained for different numbers of tokens", lambda r: r["tokens"]),
-            (
-                "were evaluated on different texts",
-                lambda r: [r["data"]["splits"].get(split, {}).get("text_sha256") for split in ("valid", "test")],
-            ),
-            ("were evaluated by different protocols", lambda r: r["evaluation"].get("test", {}).get("protocol")),
-        ]
-        results = [run.result for run in self.runs if run.result is not None]
-        found = [
-            f"The runs {what}."
-            for what, value in questions
-            if any(value(result) != value(results[0]) for result in results)
-        ]
-        return found + [run.status for run in self.runs if run.status]
+        return [*why_incomparable(self.runs), *what_else_differs(self.runs), *what_is_missing(self.runs)]
 
-    @property
-    def unigram(self) -> float | None:
-        """The test perplexity of a model that only counts words."""
-        return next((run.result.get("test_unigram_perplexity") for run in self.runs if run.result is not None), None)
+    @cached_property
+    def best(self) -> dict[str, float]:
+        """The best perplexity of each split that has one: where perplexities of at least two finished runs compare."""
+        if why_incomparable(self.runs):
+            return {}
+        reached = {
+            split: [p for run in self.runs if run.result is not None and (p := run.perplexity(split)) is not None]
+            for split in ("valid", "test")
+        }
+        return {split: min(p) for split, p in reached.items() if len(p) > 1 and math.isfinite(min(p))}
 
     @property
     def note(self) -> str:
-        counted = (
-            f" A model that only counts words has a test perplexity of {self.unigram:,.1f}." if self.unigram else ""
+        marked = "; * marks the best perplexity" if self.best else ""
+        counted = self._values(UNIGRAM)
+        beside = (
+            f" A model that only counts words has a test perplexity of {counted[0]:,.1f}." if len(counted) == 1 else ""
         )
-        return f"Unit, context model, tables and total in millions of parameters; * marks the best perplexity.{counted}"
-
-    @property
-    def translates(self) -> bool:
-        return any(run.recipe.task == "translation" for run in self.runs)
+        return f"Unit, context model, tables and total in millions of parameters{marked}.{beside}"
 
     @property
     def columns(self) -> list[str]:
-        return [*BASIC_COLUMNS, *(["BLEU", "chrF"] if self.translates else [])]
+        return list(self._cells(self.runs[0])) if self.runs else []
 
     def rows(self) -> list[list[str]]:
         """The cells under ``columns``; the best perplexities are marked."""
-        best = {
-            split: min((p for run in self.runs if (p := run.perplexity(split)) is not None), default=None)
-            for split in ("valid", "test")
-        }
-        return [
-            [
-                run.name,
-                *(f"{run.parameters[part] / 1e6:.3f}" if run.parameters else "–" for part in PARTS),
-                *(_perplexity(run.perplexity(split), best[split]) for split in ("valid", "test")),
-                _number((run.fact("evaluation") or {}).get("test", {}).get("bits_per_byte"), ".4f"),
-                _number(run.fact("tokens_per_second"), ",.0f"),
-                _number(run.fact("seconds"), ",.0f"),
-                *([_number(run.fact(f"test_{score}"), ".2f") for score in ("bleu", "chrf")] if self.translates else []),
-            ]
-            for run in self.runs
-        ]
+        return [list(self._cells(run).values()) for run in self.runs]
+
+    def _cells(self, run: RunSummary) -> dict[str, str]:
+        """One row by its columns; some are there only where a run has something to show in them."""
+        cells = {"run": run.name if run.result is not None else f"{run.name} (unfinished)"}
+        for part in PARTS:
+            cells[PART_COLUMNS[part]] = f"{run.parameters[part] / 1e6:.3f}" if run.parameters else "–"
+        for split in ("valid", "test"):
+            cells[split] = self._perplexity(run, split)
+        if len(self._values(UNIGRAM)) > 1:
+            cells["unigram"] = _number(run.fact(UNIGRAM), ",.1f")
+        cells["bits/byte"] = _number(run.of_test("bits_per_byte"), ".4f")
+        if any(other.of_test("unknown_share") for other in self.runs):
+            cells["<unk>"] = _number(run.of_test("unknown_share"), ".2%")
+        cells["tokens/s"] = _number(run.fact("tokens_per_second"), ",.0f")
+        cells["seconds"] = _number(run.fact("seconds"), ",.0f")
+        if any(other.recipe.task == "translation" for other in self.runs):
+            cells["BLEU"] = _number(run.fact("test_bleu"), ".2f")
+            cells["chrF"] = _number(run.fact("test_chrf"), ".2f")
+        return cells
+
+    def _perplexity(self, run: RunSummary, split: str) -> str:
+        value = run.perplexity(split)
+        is_best = run.result is not None and value is not None and value == self.best.get(split)
+        return f"{_number(value, ',.2f')}{'*' if is_best else ''}"
+
+    def _values(self, fact: str) -> list[Any]:
+        """The different values that a fact has in the runs that have it."""
+        return list(dict.fromkeys(value for run in self.runs if (value := run.fact(fact)) is not None))
 
     def to_dict(self) -> dict[str, Any]:
         facts = (
@@ -91,7 +93,7 @@ class Comparison:
             "tokens",
             "seconds",
             "tokens_per_second",
-            "test_unigram_perplexity",
+            UNIGRAM,
             "test_bleu",
             "test_chrf",
             "commit",
@@ -100,10 +102,13 @@ class Comparison:
         runs = [
             {
                 "run": run.name,
+                "finished": run.result is not None,
                 "recipe": run.recipe.name,
                 "parameters": run.parameters,
                 "valid_perplexity": run.perplexity("valid"),
                 "test_perplexity": run.perplexity("test"),
+                "test_bits_per_byte": run.of_test("bits_per_byte"),
+                "test_unknown_share": run.of_test("unknown_share"),
                 **{fact: run.fact(fact) for fact in facts},
             }
             for run in self.runs
@@ -112,12 +117,8 @@ class Comparison:
 
 
 def compare_runs(folders: Sequence[str | Path]) -> Comparison:
-    """Compare finished runs."""
-    comparison = Comparison(summarise(folders))
-    for run, path in zip(comparison.runs, folders, strict=True):
-        if run.result is None:
-            raise UserError(f"The run in {path} is not finished: go on with `torchdefine train` and --resume.")
-    return comparison
+    """Compare runs; one that is not finished is called so."""
+    return Comparison(summarise(folders))
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -126,9 +127,7 @@ def print_comparison(comparison: Comparison) -> None:
         print(f"Beware: {warning}")
 
 
-def _perplexity(value: float | None, best: float | None) -> str:
-    return "–" if value is None else f"{value:,.2f}{'*' if value == best else ''}"
-
-
 def _number(value: float | None, shape: str) -> str:
-    return "–" if value is None else format(value, shape)
+    if value is None:
+        return "–"
+    return format(value, shape) if math.isfinite(value) else NOT_FINITE

@@ -57,7 +57,10 @@ def drawing() -> Iterator[type[Figure]]:
 
 
 def curve_figure(runs: Sequence[RunSummary], by: Axis = "tokens") -> Figure:
-    """Validation perplexity of every run, with training perplexity as a thin line; that alone if there is no other."""
+    """Validation perplexity of every run, with training perplexity as a thin line; that alone if there is no other.
+
+    The legend names the runs that are not drawn, too, and why.
+    """
     with drawing() as figure_class:
         from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
 
@@ -71,11 +74,13 @@ def curve_figure(runs: Sequence[RunSummary], by: Axis = "tokens") -> Figure:
             if valid or train:
                 label = run.name if valid else f"{run.name} (training)"
                 axes.plot(*zip(*(valid or train), strict=True), label=label, marker="o", markersize=3.5, **style)
-        if any(run.valid and run.train for run in runs):
+        if any(_points(run.valid, by) and _points(run.train, by) for run in runs):
             axes.plot([], [], color="#888888", linewidth=0.7, label="training")
-        counted = next((u for run in runs if (u := run.fact("valid_unigram_perplexity"))), None)
-        if counted:
-            axes.axhline(counted, color="#888888", linewidth=1, linestyle=":", label="unigram")
+        counted = {u for run in runs if (u := run.fact("valid_unigram_perplexity"))}
+        if len(counted) == 1:  # that of other vocabularies is another
+            axes.axhline(counted.pop(), color="#888888", linewidth=1, linestyle=":", label="unigram")
+        for sentence in undrawn_curves(runs):
+            axes.plot([], [], linestyle="none", label=sentence.rstrip("."))
         axes.set(xlabel=AXIS_NAMES[by], ylabel="perplexity (log scale)", yscale="log")
         axes.xaxis.set_major_formatter(EngFormatter())
         axes.yaxis.set_major_locator(FixedLocator(readable_ticks(*axes.get_ylim())))
@@ -85,6 +90,20 @@ def curve_figure(runs: Sequence[RunSummary], by: Axis = "tokens") -> Figure:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
         return figure
+
+
+def undrawn_curves(runs: Sequence[RunSummary]) -> list[str]:
+    """A sentence on every run of which a picture of curves shows nothing, or not all validations."""
+    sentences = []
+    for run in runs:
+        finite = len(_points(run.valid, "step"))
+        if not run.valid and not run.train:
+            sentences.append(f"{run.name} is not drawn: it has logged nothing yet.")
+        elif not finite and not _points(run.train, "step"):
+            sentences.append(f"{run.name} is not drawn: its perplexity is not finite.")
+        elif finite < len(run.valid):
+            sentences.append(f"{run.name} is drawn in part: its perplexity is not finite everywhere.")
+    return sentences
 
 
 def _points(records: Sequence[dict[str, Any]], by: Axis) -> list[tuple[float, float]]:
@@ -111,14 +130,15 @@ def parameter_figure(runs: Sequence[RunSummary]) -> Figure:
         figure = figure_class(figsize=(7.2, 1.2 + 0.42 * len(counted)), layout="constrained")
         axes = figure.add_subplot()
         left = [0.0] * len(counted)
-        names = [name for name, _ in counted]
+        places = range(len(counted))  # a name may look like a number or a date
         for part, colour in PART_COLOURS.items():
             widths = [parameters[part] / 1e6 for _, parameters in counted]
-            axes.barh(names, widths, left=left, color=colour, label=PART_NAMES[part], height=0.62)
+            axes.barh(places, widths, left=left, color=colour, label=PART_NAMES[part], height=0.62)
             left = [a + b for a, b in zip(left, widths, strict=True)]
         for row, total in enumerate(left):
             axes.text(total, row, f" {total:.2f}", va="center", ha="left")
         axes.set(xlabel="millions of parameters", xlim=(0, 1.12 * max(left, default=1.0)))
+        axes.set_yticks(places, [name for name, _ in counted])
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.45, 1.0))

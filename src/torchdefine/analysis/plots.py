@@ -14,6 +14,7 @@ from torchdefine.analysis.pictures import (
     maps_figure,
     parameter_figure,
     save_figure,
+    undrawn_curves,
 )
 from torchdefine.analysis.report_maps import layer_rows, layout_rows
 from torchdefine.analysis.run_summary import RunSummary, summarise
@@ -23,9 +24,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(kind: str, folders: Sequence[str | Path], path: Path, *, by: Axis = "tokens", centred: bool = False) -> None:
-    """Draw one kind of picture of the runs into a file; ``by`` is for curves and ``centred`` for maps."""
-    save_figure(_figure(kind, summarise(folders), by, centred), path)
+def draw(
+    kind: str, folders: Sequence[str | Path], path: Path, *, by: Axis = "tokens", centred: bool = False
+) -> list[str]:
+    """Draw one kind of picture of the runs into a file; ``by`` is for curves and ``centred`` for maps.
+
+    Gives a sentence for every run that could not be drawn.
+    """
+    runs = summarise(folders)
+    save_figure(_figure(kind, runs, by, centred), path)
+    return undrawn_curves(runs) if kind == "curves" else []
 
 
 def _figure(kind: str, runs: list[RunSummary], by: Axis, centred: bool) -> Figure:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchdefine.analysis.comparison import Comparison
+from torchdefine.analysis.comparison import Comparison, compare_runs
 from torchdefine.analysis.correlation import embedding_maps
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours
 from torchdefine.analysis.pictures import AXIS_NAMES, curve_figure, inline_svg, parameter_figure
 from torchdefine.analysis.report_maps import map_section
-from torchdefine.analysis.run_summary import RunSummary, summarise
+from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.analysis.settings_table import NO_EFFECT, differing_settings
 from torchdefine.analysis.tables import figure, html_table, wide
 from torchdefine.files import Progress, write_text
@@ -36,7 +36,7 @@ def write_report(
 ) -> None:
     """Write the report of one or more runs; what a run does not have yet is said, not left out in silence."""
     options = options or ReportOptions()
-    comparison = Comparison(summarise(folders))
+    comparison = compare_runs(folders)
     opened: list[tuple[RunSummary, Run]] = []
     for done, summary in enumerate(comparison.runs, start=1):
         run = summary.open()
@@ -130,9 +130,12 @@ def _neighbour_section(opened: list[tuple[RunSummary, Run]], options: ReportOpti
         words = options.words or frequent_words(tokens)
         found = nearest_neighbours(run.embedding.table(), tokens, words)
         rows = [[word, ", ".join(f"{other} {cosine:.2f}" for other, cosine in near)] for word, near in found.items()]
-        none = "None of the words is known." if options.words else "No word was seen often enough."
-        table = wide(html_table(["word", "nearest by cosine"], rows)) if rows else f"<p>{none}</p>"
-        parts.append(f"<h3>{html.escape(summary.name)}</h3>{table}")
+        table = wide(html_table(["word", "nearest by cosine"], rows)) if rows else ""
+        without = ", ".join(word for word in words if word not in found)
+        note = f"No token of its vocabulary, so without neighbours: {without}." if without else ""
+        if not words:
+            note = "No word was seen often enough."
+        parts.append(f"<h3>{html.escape(summary.name)}</h3>{table}{f'<p>{html.escape(note)}</p>' if note else ''}")
     return "".join(parts)
 
 

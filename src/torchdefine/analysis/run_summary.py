@@ -56,6 +56,10 @@ class RunSummary:
         last = max((*self.train, *self.valid), key=lambda r: r["step"], default={})
         return self.start.get(name, last.get(name))
 
+    def of_test(self, name: str) -> Any:
+        """Something of the evaluation of the test text; None where there is none."""
+        return (self.fact("evaluation") or {}).get("test", {}).get(name)
+
     def open(self) -> Run | None:
         """The run with its best weights, or its last ones; None if it has written none that can be read."""
         for checkpoint in ("best", "last"):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+NOT_FINITE = "not finite"
+"""Stands in a column of numbers."""
+
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
     """Columns of numbers to the right, others to the left; the note below, if there is one."""
@@ -48,4 +51,4 @@ def figure(svg: str) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return not cell or cell[0] in "0123456789–+-"
+    return not cell or cell[0] in "0123456789–+-" or cell == NOT_FINITE

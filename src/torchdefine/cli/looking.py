@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ PICTURES = """  curves      validation perplexity of every run
 
 def add_commands(command: Command) -> None:
     """What shows runs to people."""
-    sub = command("compare", _compare, "Put finished runs side by side: parameters, perplexities, speed.")
+    sub = command("compare", _compare, "Put runs side by side: parameters, perplexities, speed, what to beware of.")
     sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
@@ -57,7 +58,7 @@ def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.training.progress import work_bar
 
     path = Path(options.out) if options.out else Path(options.folders[0]) / "report.html"
-    words = options.words.split(",") if options.words else None
+    words = [word.strip() for word in options.words.split(",") if word.strip()] if options.words else None
     with work_bar("looking at the runs") as progress:
         write_report(options.folders, path, ReportOptions(words, options.prompt), progress)
     print(f"The report is in {path}.")
@@ -67,5 +68,6 @@ def _plot(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.analysis.plots import draw
 
     path = Path(options.out)
-    draw(options.kind, options.folders, path, by=options.by, centred=options.centred)
+    for sentence in draw(options.kind, options.folders, path, by=options.by, centred=options.centred):
+        print(sentence, file=sys.stderr)
     print(f"The picture is in {path}.")

@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from torchdefine.files import finite_only
+
 Command = Callable[..., argparse.ArgumentParser]
 """Adds a command: its name, what runs it, a summary, and more to read before and after the options in its help."""
 
@@ -14,7 +16,8 @@ CHECKPOINTS = ["best", "last", "average"]
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """Numbers that are not finite are null."""
+    print(json.dumps(finite_only(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,7 +136,9 @@ def _results(about: ExportedFrom, rounded: bool) -> str:
         return "The run has no result: it was not finished when it was exported."
     rows = []
     for split, evaluation in about.result["evaluation"].items():
-        rows.append([split, "perplexity", f"{evaluation['perplexity']:.2f}", evaluation.get("protocol", "")])
+        perplexity = evaluation["perplexity"]
+        shown = f"{perplexity:.2f}" if math.isfinite(perplexity) else "not finite"
+        rows.append([split, "perplexity", shown, evaluation.get("protocol", "")])
         for name, signature in (("bleu", "bleu_signature"), ("chrf", "chrf_signature")):
             if name in evaluation:
                 shown = {"bleu": "BLEU", "chrf": "chrF"}[name]

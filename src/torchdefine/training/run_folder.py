@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from torchdefine.errors import UserError
-from torchdefine.files import cache_folder, read_json, write_failure, write_json, write_text
+from torchdefine.files import cache_folder, finite_only, read_json, write_failure, write_json, write_text
 from torchdefine.recipe import Recipe, load_recipe
 
 RESULT_VERSION = 1
@@ -127,7 +128,7 @@ class RunFolder:
     def log(self, kind: str, record: dict[str, Any]) -> None:
         try:
             with self.journal.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"kind": kind, **record}) + "\n")
+                file.write(_line({"kind": kind, **record}))
         except OSError as error:
             raise write_failure(self.journal, error) from error
 
@@ -137,7 +138,7 @@ class RunFolder:
         if self.journal.exists():
             for line in self.journal.read_text(encoding="utf-8", errors="replace").split("\n"):
                 try:
-                    record = json.loads(line)
+                    record = _restored(json.loads(line))
                 except json.JSONDecodeError:
                     continue
                 whole = isinstance(record, dict) and isinstance(record.get("step"), int)
@@ -148,7 +149,7 @@ class RunFolder:
     def forget_after(self, step: int) -> None:
         """Drop what was logged after the checkpoint that a run goes on from; it will be logged again."""
         kept = [r for r in self.records() if r["step"] <= step]
-        write_text(self.journal, "".join(json.dumps(r) + "\n" for r in kept))
+        write_text(self.journal, "".join(map(_line, kept)))
 
     def write_result(self, result: dict[str, Any]) -> None:
         write_json(self.result, {"format_version": RESULT_VERSION, **result})
@@ -162,4 +163,23 @@ class RunFolder:
         missing = [name for name in needed if name not in result]
         if missing:
             raise UserError(f"{self.result} is damaged: it lacks {', '.join(missing)}.")
-        return result
+        restored: dict[str, Any] = _restored(result)
+        return restored
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(finite_only(record), allow_nan=False) + "\n"
+
+
+def _restored(value: Any) -> Any:
+    """What was read with infinite losses and perplexities, which are null in the file; older files say Infinity."""
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: math.inf if item is None and _is_measure(name) else _restored(item) for name, item in value.items()}
+
+
+def _is_measure(name: str) -> bool:
+    """Whether a value of this name is a number wherever it stands, so that null says that it was not finite."""
+    return name in ("loss", "perplexity") or name.endswith("_perplexity")

@@ -1,0 +1,50 @@
+"""What a run writes is JSON for every tool, and what older versions wrote is still read."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchdefine.training import RunFolder
+
+RESULT = {"recipe": "r", "settings": {}, "parameters": {}, "data": {}, "steps": 1, "tokens": 1, "seconds": 1.0}
+
+
+def strict_json(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_perplexity_that_is_not_finite_is_null_in_the_files(tmp_path: Path, value: float) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log("valid", {"step": 1, "loss": 800.0, "perplexity": value})
+    folder.log("valid", {"step": 2, "loss": 1.0, "perplexity": math.e})
+    curve = [{"step": 1, "loss": 800.0, "perplexity": value}]
+    evaluation = {"test": {"perplexity": value, "bits_per_byte": None}}
+    folder.write_result({**RESULT, "test_perplexity": value, "evaluation": evaluation, "curve": curve})
+
+    assert strict_json(folder.journal.read_text().splitlines()[0])["perplexity"] is None
+    assert strict_json(folder.result.read_text())["evaluation"]["test"]["perplexity"] is None
+    assert [record["perplexity"] for record in folder.records()] == [math.inf, math.e]
+    result = folder.read_result()
+    assert result["test_perplexity"] == result["curve"][0]["perplexity"] == math.inf
+    assert result["evaluation"]["test"] == {"perplexity": math.inf, "bits_per_byte": None}
+
+    folder.forget_after(1)
+    strict_json(folder.journal.read_text())
+    assert folder.records() == [{"kind": "valid", "step": 1, "loss": 800.0, "perplexity": math.inf}]
+
+
+def test_files_of_older_versions_are_read(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.journal.write_text('{"kind": "valid", "step": 1, "loss": 800.0, "perplexity": Infinity}\n')
+    old = {**RESULT, "format_version": 1, "test_perplexity": math.inf, "evaluation": {}, "curve": []}
+    folder.result.write_text(json.dumps(old))
+    assert "Infinity" in folder.result.read_text()
+    assert folder.records("valid")[0]["perplexity"] == math.inf
+    assert folder.read_result()["test_perplexity"] == math.inf
