@@ -151,6 +151,35 @@ def test_the_command_starts_as_a_module() -> None:
     assert done.stdout == f"torchdefine {__version__}\n"
 
 
+def test_an_interrupt_while_torch_is_being_imported_is_one_word() -> None:
+    code = """
+import sys
+
+class Impatient:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Impatient())
+from torchdefine.cli import main
+main(["recipes"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "torchdefine: Interrupted.\n")
+
+
+def test_names_and_rooms_of_the_package_come_with_their_first_use() -> None:
+    code = """
+import sys, torchdefine
+assert "torch" not in sys.modules
+assert set(torchdefine.__all__) <= set(dir(torchdefine))
+assert all(getattr(torchdefine, name).__name__ == name for name in torchdefine.__all__)
+assert torchdefine.adapt.fit and torchdefine.errors.UserError
+assert not hasattr(torchdefine, "nothing")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def folder_with(tmp_path: Path, **texts: bytes) -> Path:
     folder = tmp_path / "texts"
     folder.mkdir()
