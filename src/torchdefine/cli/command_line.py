@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from torchdefine import __version__
-from torchdefine.cli import exporting, inference, looking, models, recipes, runs, translation
+from torchdefine.cli import counting, exporting, inference, looking, models, recipes, runs, translation
 from torchdefine.errors import MachineError, UserError
 from torchdefine.recipe import SECTIONS, Recipe
 from torchdefine.settings import explain
-from torchdefine.spelling import did_you_mean_setting
+from torchdefine.spelling import did_you_mean, did_you_mean_setting
 
 DESCRIPTION = """Deep factorised token embeddings: train language models and translators with them, and compare fairly.
 
@@ -42,7 +42,10 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         words, settings = _without_settings(sys.argv[1:] if arguments is None else arguments)
-        options, rest = _parser().parse_known_args(words)
+        parser, commands = _parser()
+        if words and not words[0].startswith("-") and words[0] not in commands:
+            raise UserError(f"The command {words[0]!r} is unknown{did_you_mean(words[0], commands)}")
+        options, rest = parser.parse_known_args(words)
         overrides = _overrides([*settings, *rest], options.command)
         options.run(options, overrides)
     except UserError as error:
@@ -69,7 +72,8 @@ class _Parser(argparse.ArgumentParser):
         _fail(f"{message[0].upper()}{message[1:]}. See `{self.prog} --help`.", 2)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
+    """What reads the command line, and the names of the commands."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog="torchdefine", description=DESCRIPTION, formatter_class=shape, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"torchdefine {__version__}")
@@ -89,9 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for room in (recipes, runs, translation, inference, exporting, looking, models):
+    for room in (recipes, counting, runs, translation, inference, exporting, looking, models):
         room.add_commands(command)
-    return parser
+    return parser, list(commands.choices)
 
 
 def _without_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
