@@ -38,8 +38,13 @@ def test_a_single_file_is_a_test_text(run: Run, corpus: Path, tmp_path: Path) ->
 
 
 def test_training_is_shown_to_whoever_is_there(
-    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    recipe_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    caplog.set_level("WARNING", logger="torchdefine")  # as in a program that has set up no logging
     short = {"train": {"steps": 5}}
     assert not watched()
     train(recipe_file, out=tmp_path / "quiet", **short)

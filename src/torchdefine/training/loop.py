@@ -345,7 +345,7 @@ class Trainer:
 
 
 def _steps_between_validations(recipe: Recipe, data: TrainingData) -> int:
-    """As the recipe says, 0 for once an epoch; where the steps end before an epoch does, there are five all the same."""
+    """As the recipe says, 0 for once an epoch; where the steps end before an epoch does, there are five."""
     ends_before = recipe.train.steps is not None and data.total_steps < data.steps_per_epoch
     if recipe.train.eval_every or not ends_before or recipe.trains_by_validations():
         return recipe.train.eval_every
