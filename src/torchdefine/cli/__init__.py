@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit: 0 done, 1 failed, 2 misused."""
     try:
-        from torchdefine.cli.command_line import run_command  # seconds, for torch comes with it
+        with _ended_by_interrupts():
+            from torchdefine.cli.command_line import run_command  # seconds, for torch comes with it
 
         run_command(arguments)
     except KeyboardInterrupt:
-        if sys.stderr is not None:
-            print("torchdefine: Interrupted.", file=sys.stderr)
+        _say_interrupted()
         sys.exit(1)
     sys.exit(0)
+
+
+@contextmanager
+def _ended_by_interrupts() -> Iterator[None]:
+    """Ctrl-C ends the process on the spot: as an exception it would abort the libraries that are being loaded."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def end(*_: object) -> NoReturn:
+        _say_interrupted()
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _say_interrupted() -> None:
+    if sys.stderr is not None:
+        print("torchdefine: Interrupted.", file=sys.stderr, flush=True)
