@@ -91,6 +91,68 @@ def test_params_prints_what_was_asked_for(torchdefine: Command) -> None:
     assert deeper["define"] > report["define"]
 
 
+def test_params_counts_with_another_text_and_for_a_run(
+    torchdefine: Command, finished: Path, corpus: Path, tmp_path: Path
+) -> None:
+    def counted(*arguments: str | Path) -> dict:
+        return json.loads(torchdefine("params", *arguments, "--json").stdout)
+
+    assert counted("table1a/r3", "--data", corpus, "--embedding.cutoffs", "20,40")["vocabulary_size"] == 62
+    assert (
+        counted("table1a/r3", "--data", corpus, "--data.max_size", "50", "--embedding.cutoffs", "20,40")[
+            "vocabulary_size"
+        ]
+        == 50
+    )
+    of_run = counted(finished)
+    assert of_run["vocabulary_size"] == 62
+    assert of_run["counts"] == json.loads((finished / "result.json").read_text())["parameters"]
+    assert counted(finished, "--embedding.depth", "4")["define"] != of_run["define"]
+    assert_refused(torchdefine("params", "tatoeba/laptop", "--data", corpus), "leave --data out")
+
+
+def test_recipes_lists_a_group(torchdefine: Command) -> None:
+    names = [row["name"] for row in json.loads(torchdefine("recipes", "demo", "--json").stdout)]
+    assert names == ["demo/adaptive-define", "demo/adaptive-projection", "demo/adaptive-scaled", "demo/standard"]
+    listing = torchdefine("recipes", "demo/").stdout
+    assert "demo/standard" in listing
+    assert "table1a" not in listing
+
+
+def test_resume_needs_no_recipe(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert torchdefine("train", recipe_file, "--out", out, "--train.steps", "8").returncode == 0
+    (out / "result.json").unlink()
+    done = torchdefine("train", "--out", out, "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["overrides"] == {"train": {"steps": "8"}}
+    assert_refused(
+        torchdefine("train", "--out", out, "--resume", "--optim.lr", "3"), "another optim.lr (0.005, not 3.0)"
+    )
+
+
+def test_a_run_worse_than_counting_words_says_so_last(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
+    done = torchdefine("train", recipe_file, "--out", tmp_path / "short", "--train.steps", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("A model that only counts words does better, with a perplexity of ")
+    done = torchdefine("train", recipe_file, "--out", tmp_path / "wild", "--train.steps", "9", "--optim.lr", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("The model is worse than guessing evenly among the 62 tokens")
+    plain = ("--embedding.map", "standard", "--embedding.unit", "none", "--output.kind", "full")
+    wild = ("--train.steps", "9", "--optim.lr", "1e9", *plain)
+    done = torchdefine("train", recipe_file, "--out", tmp_path / "lost", *wild)
+    assert_refused(done, "No validation gave a finite perplexity", code=1)
+
+
+def test_eval_of_a_single_file(torchdefine: Command, finished: Path, corpus: Path) -> None:
+    done = torchdefine("eval", finished, "--data", corpus / "test.txt")
+    assert done.returncode == 0, done.stderr
+    unigram = json.loads((finished / "result.json").read_text())["test_unigram_perplexity"]
+    assert f"(unigram {unigram:,.1f}, loss " in done.stdout
+    shown = json.loads(torchdefine("eval", finished, "--data", corpus / "test.txt", "--json").stdout)
+    assert shown["unigram_perplexity"] == pytest.approx(unigram)
+
+
 def test_recipes_and_help_teach(torchdefine: Command) -> None:
     names = [row["name"] for row in json.loads(torchdefine("recipes", "--json").stdout)]
     assert "table1a/r3" in names
@@ -113,7 +175,8 @@ def test_recipes_and_help_teach(torchdefine: Command) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("optim.learning_rate", "is unknown: optim has optimizer, lr, momentum, "),
+        ("optim.learning_rate", "did you mean 'optim.lr'?"),
+        ("optim.rate", "is unknown: optim has optimizer, lr, momentum, "),
         ("optim.batch_size", "did you mean 'train.batch_size' or 'eval.batch_size' or"),
         ("lr", "did you mean 'optim.lr'?"),
         ("context.hiden_dim", "did you mean 'context.hidden_dim'?"),
@@ -150,6 +213,36 @@ def test_the_command_starts_as_a_module() -> None:
         [sys.executable, "-m", "torchdefine", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"torchdefine {__version__}\n"
+
+
+def test_an_interrupt_while_torch_is_being_imported_is_one_word() -> None:
+    code = """
+import os, signal, sys
+
+class Impatient:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+sys.meta_path.insert(0, Impatient())
+from torchdefine.cli import main
+main(["recipes"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "torchdefine: Interrupted.\n")
+
+
+def test_names_and_rooms_of_the_package_come_with_their_first_use() -> None:
+    code = """
+import sys, torchdefine
+assert "torch" not in sys.modules
+assert set(torchdefine.__all__) <= set(dir(torchdefine))
+assert all(getattr(torchdefine, name).__name__ == name for name in torchdefine.__all__)
+assert torchdefine.adapt.fit and torchdefine.errors.UserError
+assert not hasattr(torchdefine, "nothing")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def folder_with(tmp_path: Path, **texts: bytes) -> Path:
@@ -190,13 +283,19 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "holds no run": ["eval", tmp_path],
         "There is neither a folder nor a corpus called nowhere": ["train", recipe_file, "--data", "nowhere"],
         "has no train": ["eval", finished, "--split", "trainn"],
-        "invalid choice: 'trian'": ["trian"],
+        "The command 'trian' is unknown: did you mean 'train'?": ["trian"],
         "The argument '--frobnicate' is not understood": ["eval", finished, "--frobnicate", "1"],
         "needs a value": ["train", recipe_file, "--optim.lr"],
         "optim.lr needs a value": ["train", "--optim.lr", "--out", tmp_path / "new", recipe_file],
         "optim.lr is 'fast'": ["train", "--optim.lr", "fast", recipe_file],
         "temperature is -2": ["generate", finished, "--temperature", "-2"],
         "say which": ["train", recipe_file, "--resume"],
+        "Name a recipe to train, or go on with a run by resume": ["train", "--out", tmp_path / "x"],
+        "'demo' is no recipe, but some begin so: name one of demo/adaptive-define": ["train", "demo"],
+        "bitext.bpe_size is 100, but must be at least 260": ["params", "tatoeba/laptop", "--bitext.bpe_size", "100"],
+        "is a single file, which is a test text and no valid text": [
+            *("eval", finished, "--split", "valid", "--data", recipe_file)
+        ],
         "The length of an evaluation is -5": ["eval", finished, "--length", "-5"],
         "The batch_size of an evaluation is 0": ["eval", finished, "--batch-size", "0"],
         "The device 'tpu' is unknown": ["eval", finished, "--device", "tpu"],

@@ -1,3 +1,4 @@
+import gzip
 import io
 import json
 import shutil
@@ -97,7 +98,9 @@ def test_a_loaded_run_translates_alike_for_every_batch_size(run: Run) -> None:
     assert [found[0].text for found in greedy] == [found[0].text for found in drawn]
 
 
-def test_commands_on_a_translator(run: Run, bitext_folder: Path, capfd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_on_a_translator(
+    run: Run, bitext_folder: Path, tmp_path: Path, capfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = str(run.folder.path)
     test, refs = bitext_folder / "test.en", str(bitext_folder / "test.de")
     assert command("translate", folder, "--refs", refs, stdin=test.read_bytes(), monkeypatch=monkeypatch) == 0
@@ -114,8 +117,11 @@ def test_commands_on_a_translator(run: Run, bitext_folder: Path, capfd, monkeypa
 
     assert command("translate", folder, "--sample", "--seed", "3", stdin=b"one\n\ntwo", monkeypatch=monkeypatch) == 0
     assert capfd.readouterr().out.count("\n") == 3
-    assert command("translate", folder, stdin=b"", monkeypatch=monkeypatch) == 0
-    assert capfd.readouterr().out == ""
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
+    for empty in (("--input", str(tmp_path / "empty.txt")), ("--input", str(tmp_path / "empty.gz")), ()):
+        assert command("translate", folder, *empty, stdin=b"", monkeypatch=monkeypatch) == 0
+        assert capfd.readouterr() == ("", "There is no line to translate.\n")
     assert command("translate", folder, stdin=b"word " * 10_000 + b"\n\n", monkeypatch=monkeypatch) == 0
     shown = capfd.readouterr()
     assert shown.out.count("\n") == 2
@@ -129,6 +135,8 @@ def test_commands_on_a_translator(run: Run, bitext_folder: Path, capfd, monkeypa
     assert json.loads(capfd.readouterr().out)["averaged_steps"] == [150, 200]
     assert command("eval", folder, "--checkpoint", "average", monkeypatch=monkeypatch) == 0
     assert "BLEU" in capfd.readouterr().out
+    assert command("params", folder, "--json", monkeypatch=monkeypatch) == 0
+    assert json.loads(capfd.readouterr().out)["counts"] == run.result["parameters"]
     assert command("compare", folder, monkeypatch=monkeypatch) == 0
     assert "chrF" in capfd.readouterr().out
 

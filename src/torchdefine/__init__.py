@@ -1,22 +1,28 @@
 """Deep factorised token embeddings for PyTorch."""
 
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from torchdefine.import_hook import register_with_transformers
+
 __version__ = "0.1.0"
 
-from torchdefine.adapt.import_hook import register_with_transformers
-from torchdefine.adapt.replace import ReplacementReport, replace_embeddings, restore
-from torchdefine.build import register_context, register_embedding, register_output
-from torchdefine.embedding import (
-    AdaptiveMap,
-    DeFINE,
-    DefineUnit,
-    GroupLinear,
-    PlanRules,
-    ProjectiveMap,
-    StandardMap,
-    UnitOptions,
-    make_plan,
-)
-from torchdefine.run import Run, load_run, train
+if TYPE_CHECKING:
+    from torchdefine.adapt.replace import ReplacementReport, replace_embeddings, restore
+    from torchdefine.build import register_context, register_embedding, register_output
+    from torchdefine.embedding import (
+        AdaptiveMap,
+        DeFINE,
+        DefineUnit,
+        GroupLinear,
+        PlanRules,
+        ProjectiveMap,
+        StandardMap,
+        UnitOptions,
+        make_plan,
+    )
+    from torchdefine.run import Run, load_run, train
 
 __all__ = [
     "AdaptiveMap",
@@ -38,5 +44,26 @@ __all__ = [
     "restore",
     "train",
 ]
+
+_ROOMS = {
+    "adapt.replace": ("ReplacementReport", "replace_embeddings", "restore"),
+    "build": ("register_context", "register_embedding", "register_output"),
+    "run": ("Run", "load_run", "train"),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Names and rooms come with their first use: torch takes seconds, which the command must be able to break off."""
+    if name in __all__:
+        return getattr(import_module(f"{__name__}.{_ROOM_OF.get(name, 'embedding')}"), name)
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 register_with_transformers()

@@ -228,7 +228,7 @@ def _fitting_cutoffs(section: str, cutoffs: tuple[int, ...], size: int, divisors
         without_bands = {"embedding": "use a standard map", "output": "use output.kind full"}[section]
         raise UserError(
             f"All of {section}.cutoffs {cutoffs} lie outside the vocabulary of {size}: "
-            f"{without_bands}, or --{section}.cutoffs {suggested}, say."
+            f"{without_bands}, or {section}.cutoffs {suggested}, say."
         )
     return fitting
 

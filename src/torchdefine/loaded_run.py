@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchdefine.context import TransformerXL
@@ -34,12 +35,13 @@ from torchdefine.inference.compress import (
     write_compressed,
 )
 from torchdefine.models import LanguageModel
-from torchdefine.recipe import Recipe
+from torchdefine.recipe import Recipe, short_name
 from torchdefine.training import Evaluation, RunFolder, evaluate
+from torchdefine.training.evaluate import unigram_perplexity
 from torchdefine.translation import TranslationEvaluation, evaluate_translator, translate_text
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A trained model with its vocabulary, settings and result."""
 
@@ -51,6 +53,15 @@ class Run:
     """A ``LanguageModel`` or a ``Translator``."""
     weights: Path
     """The checkpoint that the model's weights came from."""
+
+    def __repr__(self) -> str:
+        measured = "not finished"
+        if self.folder.result.exists():
+            scores = {split: self.result.get(f"{split}_perplexity") for split in ("test", "valid")}
+            found = [f"{split} perplexity {score:,.2f}" for split, score in scores.items() if score is not None]
+            measured = found[0] if found else "nothing measured"
+        parameters = self.model.parameters_by_part()["total"]
+        return f"Run({self.folder.path}: {short_name(self.recipe.name)}, {parameters:,} parameters, {measured})"
 
     @property
     def embedding(self) -> TokenEmbedding:
@@ -137,6 +148,7 @@ class Run:
     ) -> Evaluation:
         """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary.
 
+        ``data`` is a folder, a named corpus, or a single text file, which is a test text.
         What is None is as in the recipe; ``memory`` and ``clamp`` are how far back a Transformer-XL looks. ``cache``
         adds a neural cache, which learns from the text while it reads it.
         """
@@ -181,8 +193,18 @@ class Run:
             )
         return best
 
+    def unigram_perplexity(self, split: str = "test", *, data: str | Path | None = None) -> float | None:
+        """What a model gets that only counts the words of the training text; None for subwords: nobody counted them."""
+        counts = self.token_counts()
+        return None if counts is None else unigram_perplexity(counts, np.asarray(self._text(split, data).tokens))
+
     def _text(self, split: str, data: str | Path | None) -> TokenFile:
-        source = resolve_corpus(str(data or self.recipe.data.corpus))
+        if data is not None and (file := Path(data).expanduser()).is_file():
+            if split != "test":
+                raise UserError(f"{data} is a single file, which is a test text and no {split} text: name a folder.")
+            source = file
+        else:
+            source = resolve_corpus(str(data or self.recipe.data.corpus))
         return encode_corpus(source, vocabulary=self.tokenization, split=split).splits[split]
 
     def generate(
@@ -259,5 +281,5 @@ def _remembering(model: LanguageModel, memory: int | None, clamp: int | None) ->
     if memory is None and clamp is None:
         return nullcontext()
     if not isinstance(model.context, TransformerXL):
-        raise UserError("Only a Transformer-XL can be evaluated with another --memory or --clamp: leave them out.")
+        raise UserError("Only a Transformer-XL can be evaluated with another memory or clamp: leave them out.")
     return model.context.remembering(memory, clamp)

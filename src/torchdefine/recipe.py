@@ -98,6 +98,11 @@ class Recipe:
         """The sections that the recipe's task has; all others are at their defaults."""
         return [section for section in SECTIONS if section not in SECTIONS_OF_THE_OTHER_TASK[self.task]]
 
+    def trains_by_validations(self) -> bool:
+        """Whether validations decide how training goes on, so that more of them would make another run."""
+        by_stalls = self.optim.averaging == "stalled" or self.train.stop_when_stalled
+        return by_stalls or self.schedule.kind == "plateau"
+
     def to_plain(self) -> dict[str, Any]:
         """Plain values for YAML or JSON, of the sections that the task has."""
         return {k: v for k, v in to_plain(self).items() if k not in SECTIONS_OF_THE_OTHER_TASK[self.task]}
@@ -118,6 +123,11 @@ def recipe_names() -> list[str]:
     return sorted(name for name in found if not name.rsplit("/", 1)[-1].startswith("_"))
 
 
+def recipes_below(name: str) -> list[str]:
+    """The shipped recipes whose names begin with that of a folder of them."""
+    return [one for one in recipe_names() if name.rstrip("/") and one.startswith(f"{name.rstrip('/')}/")]
+
+
 def short_name(name: str) -> str:
     """A recipe's name without the folders and the ending of a file."""
     return Path(name).stem if name.endswith(FILE_ENDINGS) else name
@@ -128,7 +138,9 @@ def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) ->
     below, given = _read_recipe(str(name)), overrides or {}
     values = _choose_measure(merge(below, given), given)
     values.pop("format_version", None)
-    return read_settings(Recipe, {"name": str(name), **values, "description": _true_description(below, given)})
+    values["description"] = _true_description(below, given)
+    recipe = read_settings(Recipe, {"name": str(name), **values})
+    return _validated_on_the_way(recipe, given.get("train") or {})
 
 
 def _true_description(below: Mapping[str, Any], above: Mapping[str, Any]) -> Any:
@@ -159,6 +171,21 @@ def _as_text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return value.strip("[]() ").replace(" ", "") if isinstance(value, str) else str(value)
+
+
+def _validated_on_the_way(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
+    """A run whose caller chose its steps alone has five validations, where the recipe would have fewer in so many."""
+    training = recipe.train
+    if given.get("steps") is None or "eval_every" in given or recipe.trains_by_validations():
+        return recipe
+    assert training.steps is not None
+    every = min(training.eval_every, for_five_validations(training.steps))
+    return dataclasses.replace(recipe, train=dataclasses.replace(training, eval_every=every))
+
+
+def for_five_validations(steps: int) -> int:
+    """How many steps apart five validations are, the last of them at the end."""
+    return -(-steps // 5)
 
 
 def _choose_measure(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,6 +227,10 @@ def _recipe_text(name: str) -> tuple[str, str]:
             raise UserError(f"The recipe file {name} is not UTF-8 text: save it as such.") from None
     shipped = resources.files("torchdefine") / "recipes" / f"{name}.yaml"
     if not shipped.is_file():
+        below = recipes_below(name)
+        if below:
+            shown = ", ".join(below[:8]) + (f" and {len(below) - 8} more" if len(below) > 8 else "")
+            raise UserError(f"{name!r} is no recipe, but some begin so: name one of {shown}.")
         close = did_you_mean(name, recipe_names())
         way_out = close if "did you mean" in close else ": `torchdefine recipes` lists them all."
         raise UserError(f"The recipe {name!r} is unknown{way_out}")

@@ -217,7 +217,7 @@ class TrainSettings:
     start_from: str | None = setting(None, "A run whose best weights this one starts from, as fine-tuning does.")
     stop_when_stalled: bool = setting(False, "End the run when validation has stalled, by optim.stall_patience.")
     seed: int = setting(1, "Decides initial weights, dropout, random lengths and the order of sentence pairs.")
-    eval_every: int = setting(0, "Steps between validations; 0 for once an epoch.")
+    eval_every: int = setting(0, "Steps between validations; 0 for once an epoch, or for five in a run of fewer steps.")
     log_every: int = setting(50, "Steps between lines of the log.")
     checkpoint_every: int = setting(
         500, "Steps between checkpoints to go on from; the best weights are kept at every validation."

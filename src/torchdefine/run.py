@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchdefine.describe_data import describe_amount, describe_tokens
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.loaded_run import Run
 from torchdefine.models import LanguageModel, Translator
-from torchdefine.recipe import Recipe, load_recipe, short_name
-from torchdefine.settings import to_plain
-from torchdefine.tasks import (
-    describe,
-    describe_amount,
-    fresh_model,
-    load_tokens,
-    make_trainer,
-    open_data,
-    unloaded_model,
-)
+from torchdefine.recipe import Recipe
+from torchdefine.spelling import option
+from torchdefine.starting import changes_by_section, chosen_folder, wanted_recipe
+from torchdefine.tasks import describe, fresh_model, load_tokens, make_trainer, open_data, unloaded_model
 from torchdefine.training import RunFolder
 from torchdefine.training.checkpoint import load_weights, read_checkpoint
 from torchdefine.training.distributed import Processes, joined_processes
@@ -34,13 +26,14 @@ from torchdefine.training.environment import describe_environment
 from torchdefine.training.kept_checkpoints import average_checkpoints
 from torchdefine.training.memory import keep_freed_memory
 from torchdefine.training.precision import flush_denormals
-from torchdefine.training.progress import QuietReporter, Reporter
+from torchdefine.training.progress import QuietReporter, Reporter, default_reporter, say, watched, work_bar
+from torchdefine.training.result import shortfall
 
 log = logging.getLogger(__name__)
 
 
 def train(
-    recipe: str | Path | Recipe,
+    recipe: str | Path | Recipe | None = None,
     *,
     data: str | Path | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
@@ -48,23 +41,29 @@ def train(
     device: str | None = None,
     reporter: Reporter | None = None,
     progress: Progress | None = None,
+    verbose: bool | None = None,
     **overrides: Mapping[str, Any],
 ) -> Run:
     """Train a recipe and return the finished run: ``train("table1a/r3", data="my_corpus/", optim={"lr": 10})``.
 
     ``data`` is a folder or a named corpus, or settings of that section. ``out`` is the run's folder, a new one under
-    ``runs/`` by default. ``resume`` goes on with the run in ``out``. ``reporter`` is told of every log line and
-    validation, ``progress`` of the encoding of the text.
+    ``runs/`` by default. ``resume`` goes on with the run in ``out``, and needs no recipe. ``reporter`` is told of every
+    log line and validation, ``progress`` of the encoding of the text; without a reporter, ``verbose`` says whether
+    they are shown, as they are by default on a terminal and in a notebook.
     """
     flush_denormals()
     keep_freed_memory()
-    changes = _changes(data, overrides)
-    recipe = _resolve(recipe, changes)
-    with joined_processes(device) as processes, _chosen_folder(recipe, out, resume, processes) as folder:
+    recipe, changes = wanted_recipe(recipe, changes_by_section(data, overrides), out, resume)
+    shown = reporter is None and (watched() if verbose is None else verbose)
+    with (
+        joined_processes(device) as processes,
+        chosen_folder(recipe, out, resume, processes) as folder,
+        work_bar("reading the text") if shown and progress is None else nullcontext(progress) as reading,
+    ):
         if folder.result.exists():
             return load_run(folder.path, device=device)
         target = processes.device(device)
-        corpus = open_data(recipe, processes, progress)
+        corpus = open_data(recipe, processes, reading)
         folder.fingerprint(corpus.tokenization, corpus.splits["train"].tokens_sha256)
         torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
         model = fresh_model(recipe, corpus).to(target)
@@ -74,9 +73,10 @@ def train(
             _take_weights(model, folder, Path(recipe.train.start_from))
         if recipe.train.compile:
             model.compile_parts()
-        if reporter is None or not processes.is_first:  # one process speaks for all
-            reporter = QuietReporter()
-        trainer = make_trainer(model, corpus, recipe, folder, processes, reporter)
+        telling = reporter or (default_reporter() if shown else QuietReporter())
+        if not processes.is_first:  # one process speaks for all
+            telling = QuietReporter()
+        trainer = make_trainer(model, corpus, recipe, folder, processes, telling)
         if resume:
             trainer.resume()
         elif processes.is_first:  # only now, when nothing speaks against the run any more
@@ -84,10 +84,11 @@ def train(
         processes.wait()
         environment = describe_environment(target)
         if processes.is_first:
-            log.info(describe_amount(corpus, trainer.data))
-            folder.log(
-                "start", {"step": trainer.position.step, "parameters": model.parameters_by_part(), **environment}
-            )
+            for sentence in (describe_amount(corpus, trainer.data), *describe_tokens(corpus, recipe)):
+                log.info(sentence)
+                if shown and not log.isEnabledFor(logging.INFO):
+                    say(sentence)
+            folder.log_start(trainer.position.step, changes, {"parameters": model.parameters_by_part(), **environment})
         position = trainer.run()
         processes.wait()
         load_weights(model, read_checkpoint(folder.best, only="model"), folder.best)
@@ -96,6 +97,8 @@ def train(
             folder.write_result(
                 {**result, **environment, "processes": processes.count, "precision": trainer.precision.name}
             )
+            if reporter is None and (trouble := shortfall(result)):  # who has a reporter shows the result as well
+                log.warning(trouble)
         processes.wait()
         return Run(folder, recipe, corpus.tokenization, model.eval(), folder.best)
 
@@ -127,7 +130,7 @@ def load_run(
         raise UserError(f"The run in {path} has no average: make it with `torchdefine average {path}`.")
     if checkpoint == "best" and not file.exists() and folder.last.exists():
         raise UserError(
-            f"The run in {path} has not been validated yet, so it has no best weights: use --checkpoint last."
+            f"The run in {path} has not been validated yet, so it has no best weights: use {option('checkpoint')} last."
         )
     weights = read_checkpoint(file, only="model")
     folder.check_fingerprints(weights.facts, file)
@@ -156,81 +159,3 @@ def _take_weights(model: LanguageModel | Translator, folder: RunFolder, start_fr
     weights = read_checkpoint(file, only="model")
     folder.check_vocabulary(weights.facts, file)
     load_weights(model, weights, file)
-
-
-def _changes(data: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a caller changes of a recipe, by section."""
-    for name, values in overrides.items():
-        if not isinstance(values, Mapping):
-            raise UserError(f"{name} holds several settings, so it cannot be {values!r}: use {name}={{NAME: VALUE}}.")
-    changes = {name: dict(values) for name, values in overrides.items()}
-    if data is not None:
-        changes["data"] = dict(data) if isinstance(data, Mapping) else {"corpus": str(data)}
-    return changes
-
-
-def _resolve(recipe: str | Path | Recipe, changes: Mapping[str, Any]) -> Recipe:
-    if not isinstance(recipe, Recipe):
-        recipe = load_recipe(str(recipe), changes)
-    elif changes:
-        raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
-    return _with_whole_paths(recipe)
-
-
-def _with_whole_paths(recipe: Recipe) -> Recipe:
-    """A run must find its text, its tokenizer and the run it starts from, from anywhere."""
-    data, training = recipe.data, recipe.train
-    if data.corpus and Path(data.corpus).expanduser().exists():  # else it is the name of a corpus
-        data = replace(data, corpus=_whole_path(data.corpus))
-    if data.tokenizer is not None:
-        data = replace(data, tokenizer=_whole_path(data.tokenizer))
-    if training.start_from is not None:
-        training = replace(training, start_from=_whole_path(training.start_from))
-    return replace(recipe, data=data, train=training)
-
-
-def _whole_path(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
-
-
-@contextmanager
-def _chosen_folder(recipe: Recipe, out: str | Path | None, resume: bool, processes: Processes) -> Iterator[RunFolder]:
-    """The run's folder, checked but not yet written to, and kept from other processes that would train in it."""
-    if resume and out is None:
-        raise UserError("To resume a run, say which: pass its folder as --out.")
-    if out is None and processes.count > 1:
-        raise UserError("With several processes, name the run's folder: pass --out.")
-    if out is not None and not str(out):
-        raise UserError("The run's folder is empty text: pass a name as --out.")
-    folder = RunFolder(out if out is not None else _new_path(recipe.name))
-    if resume:
-        changed = _first_difference(to_plain(_with_whole_paths(folder.recipe())), to_plain(recipe))
-        if changed:
-            raise UserError(
-                f"The run in {folder.path} was started with another {changed}: resume it with the same settings, or "
-                f"start a new one with another --out, from these weights by --train.start_from {folder.path}."
-            )
-    else:
-        folder.check_free()
-    with folder.locked() if processes.is_first else nullcontext():
-        yield folder
-
-
-def _first_difference(one: Any, other: Any, place: str = "") -> str:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in [*one, *other]:
-            if name in ("name", "description", "published"):
-                continue
-            found = _first_difference(one.get(name), other.get(name), f"{place}.{name}" if place else name)
-            if found:
-                return found
-        return ""
-    return "" if one == other else place
-
-
-def _new_path(name: str) -> Path:
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", short_name(name)) or "run"
-    number = 1
-    while (path := Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return path

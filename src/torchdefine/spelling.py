@@ -1,31 +1,67 @@
-"""Suggestions for names that were nearly right."""
+"""Suggestions for names that were nearly right, and names that are right in Python and on the command line."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def option(name: str) -> str:
+    """An argument as a sentence names it for both who call from Python and who type: "out (--out)".
+
+    Settings of a recipe need no such care: their dotted names, as in optim.lr, are the same everywhere.
+    """
+    return f"{name} (--{name.replace('_', '-')})"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the closest known one, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f": did you mean {close[0]!r}?" if close else f": use one of {', '.join(names)}."
+    close = closest(name, names)
+    return f": did you mean {close!r}?" if close else f": use one of {', '.join(names)}."
 
 
 def did_you_mean_setting(dotted: str, known: Iterable[str]) -> str:
     """The same for SECTION.NAME: the closest of the section, or one of another section, or all that the section has."""
     names = list(known)
     section, _, name = dotted.rpartition(".")
-    sections = dict.fromkeys(other.split(".", 1)[0] for other in names)
+    sections = list(dict.fromkeys(other.split(".", 1)[0] for other in names))
     own = [other.split(".", 1)[1] for other in names if other.startswith(f"{section}.")]
-    close = difflib.get_close_matches(name, own, n=1, cutoff=0.6)
+    close = closest(name, own)
     if close:
-        return f": did you mean '{section}.{close[0]}'?"
+        return f": did you mean '{section}.{close}'?"
     elsewhere = [other for other in names if other.split(".", 1)[1] == name]
     if elsewhere:
         return f": did you mean {' or '.join(map(repr, elsewhere))}?"
     if own:
         return f": {section} has {', '.join(own)}."
-    near = difflib.get_close_matches(section or name, sections, n=1, cutoff=0.6)
-    return f": did you mean the section {near[0]!r}?" if near else f": its section is one of {', '.join(sections)}."
+    near = closest(section or name, sections)
+    return f": did you mean the section {near!r}?" if near else f": its section is one of {', '.join(sections)}."
+
+
+def did_you_mean_section(name: str, value: Any, known: Iterable[str]) -> str:
+    """The same for an argument in Python that is no section: the setting of that name, in its section."""
+    sections: dict[str, list[str]] = {}
+    for section, _, setting in (dotted.partition(".") for dotted in known):
+        sections.setdefault(section, []).append(setting)
+    meant = [f"{section}={{{name!r}: {value!r}}}" for section, settings in sections.items() if name in settings]
+    if not meant:
+        nearly = ((section, closest(name, settings)) for section, settings in sections.items())
+        meant = [f"{section}={{{near!r}: {value!r}}}" for section, near in nearly if near]
+    near_section = closest(name, list(sections))
+    if near_section and isinstance(value, dict):
+        meant = [f"{near_section}={value!r}"]
+    return f": did you mean {' or '.join(meant)}?" if meant else f": use one of {', '.join(sections)}."
+
+
+def closest(name: str, known: Sequence[str]) -> str | None:
+    """The known name that is spelt most alike, or one that abbreviates the other: lr and learning_rate."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    abbreviated = [other for other in known if other == _initials(name) or name == _initials(other)]
+    return next(iter([*close, *abbreviated]), None)
+
+
+def _initials(name: str) -> str | None:
+    parts = [part for part in name.split("_") if part]
+    return "".join(part[0] for part in parts) if len(parts) > 1 else None

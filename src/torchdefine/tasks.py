@@ -100,15 +100,6 @@ def make_trainer(
     return trainer
 
 
-def describe_amount(corpus: Corpus | Bitext, data: TrainingData) -> str:
-    """How much text there is, and how often the run will read it, in one sentence."""
-    amount, steps = len(corpus.splits["train"]), data.total_steps
-    words = "words and line ends" if corpus.tokenization.kind == "words" else "subwords"
-    counted = "pairs of sentences" if isinstance(corpus, Bitext) else words
-    passes = data.epoch_after(steps)
-    return f"The training text has {amount:,} {counted}; {steps:,} steps are {passes:,.1f} passes over it."
-
-
 def _check_needs_no_validation(recipe: Recipe) -> None:
     """Without a validation text, refuse what would silently have no effect."""
     going_by_it = {

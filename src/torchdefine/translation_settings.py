@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torchdefine.data.tokenizer import SMALLEST_BPE, SPECIALS
 from torchdefine.errors import UserError
 from torchdefine.settings import setting
 
@@ -25,6 +26,11 @@ class BitextSettings:
         for name in ("max_length", "batch_tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"bitext.{name} is {getattr(self, name)}, but must be at least 1.")
+        if self.bpe_size < SMALLEST_BPE:
+            raise UserError(
+                f"bitext.bpe_size is {self.bpe_size}, but must be at least {SMALLEST_BPE}: "
+                f"the 256 bytes and {', '.join(SPECIALS)}."
+            )
         if self.max_ratio < 1:
             raise UserError(f"bitext.max_ratio is {self.max_ratio}, but must be at least 1.")
         if self.source == self.target:

@@ -116,7 +116,7 @@ def test_a_polite_stop_saves_and_resumes_to_the_same_numbers(
 ) -> None:
     torch.set_num_threads(1)
     out = tmp_path / "run"
-    with pytest.raises(Interrupted, match=f"Stopped at step {step}; the same command with --resume"):
+    with pytest.raises(Interrupted, match=f"Stopped at step {step}; the run in .* goes on from there by resume"):
         train(recipe_file, out=out, reporter=StopAt(step, number))
     assert not (out / "result.json").exists()
     train(recipe_file, out=out, resume=True)
@@ -235,7 +235,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
         "stopped being finite at step 24 (10 tokens from token 230 of every stream)" in message
     )  # step 23 spoils the weights, step 24 shows it
     assert "The checkpoint in" in message
-    assert "in a new run, try a smaller --optim.lr" in message
+    assert "in a new run, try a smaller optim.lr" in message
     kept = weights(tmp_path)
     assert all(tensor.isfinite().all() for tensor in kept.values())
     assert json.loads(safe_open(RunFolder(tmp_path).last, "pt").metadata()["facts"])["position"]["step"] == 20
@@ -243,7 +243,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
 
 def test_existing_runs_are_never_overwritten(unbroken: Path, recipe_file: Path) -> None:
     before = (unbroken / "result.json").read_bytes()
-    with pytest.raises(UserError, match="holds a run already: go on with --resume"):
+    with pytest.raises(UserError, match="holds a run already: go on with it by resume"):
         train(recipe_file, out=unbroken)
     with pytest.raises(UserError, match=r"started with another optim\.lr"):
         train(recipe_file, out=unbroken, resume=True, optim={"lr": 1.0})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import shlex
 import sys
@@ -13,25 +12,21 @@ from typing import TYPE_CHECKING, Any
 from torchdefine.cli.recipe_page import recipe_facts, recipe_page
 from torchdefine.cli.shared import Command, add_device, print_json
 from torchdefine.errors import UserError
-from torchdefine.recipe import Recipe, load_recipe, recipe_names
+from torchdefine.recipe import Recipe, load_recipe, recipe_names, recipes_below
 from torchdefine.settings import explain
 
 if TYPE_CHECKING:
     from torchdefine.loaded_run import Run
 
 RECIPES = """  torchdefine recipes                              the list, with parameters and published numbers
+  torchdefine recipes demo                         those that begin so
   torchdefine recipes demo/standard > mine.yaml    one recipe, as a file to change
   torchdefine train mine.yaml"""
 
-COUNTING = """  torchdefine params table1a/r3
-  torchdefine params demo/adaptive-define --embedding.depth 5 --plan
-
-Settings of the sections data, embedding, context and output change the parameters, and of bitext and transformer
-those of a translator: `torchdefine train --help` explains them all."""
 TRAINING = """  torchdefine train demo/adaptive-define --out runs/first
   torchdefine train demo/adaptive-define --data my_texts/ --out runs/second --optim.lr 3e-3 --train.steps 2000
   torchdefine train mine.yaml --out runs/third           a recipe of your own
-  torchdefine train mine.yaml --out runs/third --resume  where it was broken off"""
+  torchdefine train --out runs/third --resume            go on where it was broken off"""
 
 
 def add_commands(command: Command) -> None:
@@ -39,16 +34,17 @@ def add_commands(command: Command) -> None:
     sub = command(
         "recipes", _recipes, "List what there is to train, or show one recipe with all its settings.", RECIPES
     )
-    sub.add_argument("recipe", nargs="?", help="a recipe's name, or a YAML file, to show instead of the list")
-    sub.add_argument("--json", action="store_true", help="print JSON")
-
-    sub = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", COUNTING)
-    sub.add_argument("recipe", help="a recipe's name, or a YAML file")
-    sub.add_argument("--plan", action="store_true", help="print the layers of the unit too")
+    sub.add_argument(
+        "recipe", nargs="?", help="a recipe's name, or a YAML file, to show; of demo, say, all that begin so"
+    )
     sub.add_argument("--json", action="store_true", help="print JSON")
 
     sub = command("train", _train, "Train a recipe on a text.", TRAINING, _settings_help())
-    sub.add_argument("recipe", help="a recipe's name, or a YAML file")
+    sub.add_argument(
+        "recipe",
+        nargs="?",
+        help="a recipe's name, or a YAML file; with --resume not needed: the run has its own",
+    )
     sub.add_argument("--data", help="a folder with train, valid and test text, or a named corpus")
     sub.add_argument("--out", help="the run's folder (default: a new one under runs/)")
     sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
@@ -79,14 +75,15 @@ def _settings_help() -> str:
 
 
 def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    if options.recipe is not None:
+    below = recipes_below(options.recipe or "")
+    if options.recipe is not None and not below:
         recipe = load_recipe(options.recipe)
         if options.json:
             print_json(recipe_facts(recipe))
         else:
             print(recipe_page(recipe))
         return
-    recipes = [load_recipe(name) for name in recipe_names()]
+    recipes = [load_recipe(name) for name in below or recipe_names()]
     if options.json:
         print_json([{"name": r.name, "description": r.description, "published": r.published} for r in recipes])
         return
@@ -110,26 +107,16 @@ def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
     )
 
 
-def _params(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    from torchdefine.analysis.parameters import parameter_report, print_parameters
-
-    recipe = load_recipe(options.recipe, overrides)
-    if overrides:  # another model than the one that numbers were published of
-        recipe = dataclasses.replace(recipe, published={})
-    report = parameter_report(recipe)
-    if options.json:
-        print_json(report.to_dict())
-    else:
-        print_parameters(report, with_plan=options.plan)
-
-
 def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from torchdefine.run import train
+    from torchdefine.starting import changes_by_section, wanted_recipe
     from torchdefine.training.distributed import Processes
     from torchdefine.training.precision import Precision
-    from torchdefine.training.progress import TensorBoardReporter, default_reporter, work_bar
+    from torchdefine.training.progress import TensorBoardReporter, default_reporter, shown_perplexity, work_bar
+    from torchdefine.training.result import shortfall
 
-    recipe = load_recipe(options.recipe, overrides)
+    data = overrides.pop("data", {}) | ({} if options.data is None else {"corpus": options.data})
+    recipe, _ = wanted_recipe(options.recipe, changes_by_section(data, overrides), options.out, options.resume)
     note = Precision(recipe.train.precision, Processes().device(options.device)).note
     if note:
         print(note, file=sys.stderr)
@@ -141,7 +128,7 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     with work_bar("reading the text") as progress:
         run = train(
             options.recipe,
-            data=overrides.pop("data", {}) | ({} if options.data is None else {"corpus": options.data}),
+            data=data,
             out=options.out,
             resume=options.resume,
             device=options.device,
@@ -152,8 +139,11 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     if os.environ.get("RANK", "0") != "0":  # under torchrun one process speaks for all
         return
     result = run.result
+    trouble = shortfall(result)
     if options.json:
         print_json(result)
+        if trouble:
+            print(trouble, file=sys.stderr)
         return
     if "test_bleu" in result:
         print(f"test BLEU {result['test_bleu']:.2f}, chrF {result['test_chrf']:.2f}")
@@ -161,9 +151,11 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
         if f"{split}_perplexity" in result:
             unigram = result.get(f"{split}_unigram_perplexity")
             beside = f" (unigram {unigram:,.1f})" if unigram else ""
-            print(f"{split} perplexity {result[f'{split}_perplexity']:,.2f}{beside}")
+            print(f"{split} perplexity {shown_perplexity(result[f'{split}_perplexity'])}{beside}")
     _print_caveats(run)
     print(f"The run is in {run.folder.path}.")
+    if trouble:
+        print(trouble)
 
 
 def _print_caveats(run: Run) -> None:

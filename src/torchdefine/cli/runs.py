@@ -20,7 +20,7 @@ def add_commands(command: Command) -> None:
     sub = command("eval", _eval, "Measure a run's perplexity on a text; a translator's BLEU and chrF too.")
     sub.add_argument("folder", metavar="RUN", help="a run's folder")
     sub.add_argument("--split", default="test", help="train, valid or test (default: test)")
-    sub.add_argument("--data", help="another text than the run's own: a folder, or a named corpus")
+    sub.add_argument("--data", help="another text than the run's own: a folder, a text file, or a named corpus")
     sub.add_argument("--batch-size", type=int, help="streams the text is cut into; 1 is exact (default: the recipe's)")
     sub.add_argument("--length", type=int, help="tokens a step (default: the recipe's)")
     sub.add_argument("--memory", type=int, help="positions that a Transformer-XL remembers (default: the recipe's)")
@@ -81,15 +81,18 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if run.recipe.eval.public and options.batch_size is None:
         with work_bar("predicting in 10 streams") as progress:
             public = run.evaluate(options.split, batch_size=PUBLIC_STREAMS, progress=progress, **settings)
+    unigram = run.unigram_perplexity(options.split, data=options.data)
     if options.json:
-        beside = {} if cache is None else {"neural_cache": asdict(cache)}
+        beside: dict[str, Any] = {} if unigram is None else {"unigram_perplexity": unigram}
+        beside |= {} if cache is None else {"neural_cache": asdict(cache)}
         beside |= {} if public is None else {"public": public.to_dict()}
         print_json({"run": str(options.folder), "split": options.split, **evaluation.to_dict(), **beside})
         return
     if options.tune_cache and cache is not None:
         print(f"Best on the validation text: --neural-cache {cache.window},{cache.theta:g},{cache.share:g}")
     bits = f", {evaluation.bits_per_byte:.4f} bits per byte" if evaluation.bits_per_byte else ""
-    print(f"{options.split} perplexity {evaluation.perplexity:,.4f} (loss {evaluation.loss:.5f} nats{bits})")
+    counting = "" if unigram is None else f"unigram {unigram:,.1f}, "
+    print(f"{options.split} perplexity {evaluation.perplexity:,.4f} ({counting}loss {evaluation.loss:.5f} nats{bits})")
     print(f"{evaluation.tokens:,} tokens, {evaluation.unknown_share:.2%} of them outside the vocabulary")
     print(evaluation.protocol)
     streams = run.recipe.eval.batch_size if options.batch_size is None else options.batch_size

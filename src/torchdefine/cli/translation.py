@@ -57,9 +57,11 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.training.progress import work_bar
 
     def lines_of(path: str) -> list[str]:
-        return [line for block in read_text(Path(path)) for line in block.lines]
+        return [line for block in read_text(Path(path), may_be_empty=True) for line in block.lines]
 
     lines = lines_of(options.input) if options.input else decode_text(sys.stdin.buffer.read(), "The standard input")
+    if not lines:
+        print("There is no line to translate.", file=sys.stderr)
     references = None
     if options.refs:
         require_sacrebleu()

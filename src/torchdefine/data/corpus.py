@@ -3,7 +3,8 @@
 A text is encoded once, into a folder of the cache whose name is a hash of the source files (path, size, time
 of change) and of the settings:
 
-    corpus.json                                   the format version, the name and the splits; written last
+    corpus.json                                   the format version, the name, the splits, and how many different words
+                                                  the training text has, where they were counted; written last
     vocab.txt or tokenizer.json                   the tokenization
     train.tokens  valid.tokens  test.tokens       the splits (see ``token_file``)
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from torchdefine.data.text_files import find_splits, read_text
 from torchdefine.data.token_file import TokenFile, write_token_file
 from torchdefine.data.tokenization import Tokenization, load_tokenization
 from torchdefine.data.tokenizer import SubwordTokenizer
-from torchdefine.data.vocabulary import Vocabulary, split_words
+from torchdefine.data.vocabulary import EOS, UNK, Vocabulary, split_words
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, atomic_file, cache_folder
 
@@ -40,6 +41,8 @@ class Corpus:
     folder: Path
     tokenization: Tokenization
     splits: dict[str, TokenFile]
+    different_words: int | None = None
+    """Of the training text, <unk> and <eos> aside; None where the vocabulary was not made of them."""
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
@@ -61,6 +64,7 @@ class Corpus:
             folder,
             tokenization,
             {split: TokenFile.open(_token_path(folder, split)) for split in splits},
+            manifest.get("different_words"),
         )
         for file in corpus.splits.values():
             if file.header.vocabulary_sha256 != tokenization.sha256:
@@ -86,11 +90,14 @@ def encode_corpus(
 
     The vocabulary is made of the words of the training text, unless ``tokenizer`` names a tokenizer file or
     ``vocabulary`` is one that exists already; with the latter the folder need not have a training text, and of one
-    ``split`` alone the others are not read.
+    ``split`` alone the others are not read. A file in place of a folder is that split.
     """
     _check_choice(min_count, max_size, tokenizer, vocabulary)
     source = Path(source)
-    texts = find_splits(source, require_train=vocabulary is None)
+    if split is not None and source.is_file():
+        texts = {split: [source]}
+    else:
+        texts = find_splits(source, require_train=vocabulary is None)
     if split is not None:
         if vocabulary is None:
             raise UserError("One split alone is encoded with a vocabulary that exists already: give it.")
@@ -107,12 +114,17 @@ def encode_corpus(
         except UserError:
             pass  # a damaged cache is made again
     meter = Meter(_disk_bytes(texts, passes_over_train=1 if chosen else 2), progress)
-    tokenization = chosen or _count_vocabulary(texts["train"], min_count, max_size, meter.advance)
+    tokenization, different_words = chosen, None
+    if tokenization is None:
+        counts = _count_words(texts["train"], meter.advance)
+        different_words = len(counts.keys() - {UNK, EOS})
+        tokenization = _make_vocabulary(texts["train"], counts, min_count, max_size)
     for split, paths in texts.items():
         write_token_file(_token_path(folder, split), paths, tokenization, meter.advance)
     tokenization.save(folder)
+    manifest = {"version": VERSION, "name": name, "splits": list(texts), "different_words": different_words}
     with atomic_file(folder / MANIFEST_FILE) as file:
-        file.write(json.dumps({"version": VERSION, "name": name, "splits": list(texts)}).encode())
+        file.write(json.dumps(manifest).encode())
     meter.finish()
     return Corpus.open(folder)
 
@@ -129,14 +141,18 @@ def _check_choice(
         )
 
 
-def _count_vocabulary(
-    texts: Sequence[Path], min_count: int, max_size: int | None, advance: Callable[[int], None]
-) -> Vocabulary:
+def _count_words(texts: Sequence[Path], advance: Callable[[int], None]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for text in texts:
         for block in read_text(text):
             counts.update(split_words(block.lines))
             advance(block.disk_bytes)
+    return counts
+
+
+def _make_vocabulary(
+    texts: Sequence[Path], counts: Mapping[str, int], min_count: int, max_size: int | None
+) -> Vocabulary:
     vocabulary = Vocabulary.from_counts(counts, min_count, max_size)
     if len(vocabulary) < 3:
         raise UserError(

@@ -19,13 +19,14 @@ from typing import IO
 
 from torchdefine.errors import MachineError
 from torchdefine.files import Progress, atomic_file, sha256_of, write_failure
+from torchdefine.spelling import option
 
 ATTEMPTS = 4
 FIRST_WAIT_SECONDS = 1.0
 TIMEOUT_SECONDS = 30.0
 
 _CHUNK_BYTES = 256 << 10
-_BY_HAND = "try again later, or fetch it by hand, put its text files into a folder and pass that with --data"
+_BY_HAND = f"try again later, or fetch it by hand, put its text files into a folder and pass that as {option('data')}"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torchdefine.data.download import download, extract, hash_record
 from torchdefine.data.text_files import FOLDER_LAYOUT, find_splits
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress, cache_folder
+from torchdefine.spelling import option
 
 _log = logging.getLogger(__name__)
 _SAMPLES = Path(__file__).parent / "samples"
@@ -115,7 +116,7 @@ def resolve_bitext(name_or_path: str | Path) -> Path:
         return _SAMPLES / str(name_or_path)
     raise UserError(
         f"There is neither a folder nor a bitext called {str(name_or_path)!r}: {', '.join(SHIPPED_BITEXTS)} comes with "
-        f"torchdefine, and {BITEXT_LAYOUT}; name yours with --data."
+        f"torchdefine, and {BITEXT_LAYOUT}; name yours as {option('data')}."
     )
 
 

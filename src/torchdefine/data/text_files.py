@@ -47,8 +47,10 @@ class TextBlock:
     """How many bytes of the file, as it lies on disk, were read for this block: the measure of progress."""
 
 
-def read_text(path: Path) -> Iterator[TextBlock]:
-    """Stream the lines of a UTF-8 file; an empty, binary, damaged or cut-off one is a UserError."""
+def read_text(path: Path, *, may_be_empty: bool = False) -> Iterator[TextBlock]:
+    """Stream the lines of a UTF-8 file; a binary, damaged or cut-off one is a UserError, and mostly an empty one."""
+    if may_be_empty and path.is_file() and not path.stat().st_size:
+        return
     position = lines_before = bytes_before = 0
     with _open(path) as file:
         for raw in _whole_lines(_unpack(path, file), path):
@@ -63,7 +65,7 @@ def read_text(path: Path) -> Iterator[TextBlock]:
             position = reached
             lines_before += len(lines)
             bytes_before += len(raw)
-    if not bytes_before:
+    if not bytes_before and not may_be_empty:
         raise UserError(f"{path} is empty: give a file with text in it.")
 
 

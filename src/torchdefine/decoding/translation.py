@@ -39,7 +39,7 @@ class TranslationOptions:
             raise UserError(f"n_best is {self.n_best}, but must be at least 1.")
         if self.sampling is None and self.n_best > self.beam.size:
             raise UserError(
-                f"A beam of {self.beam.size} has no {self.n_best} best translations: use --beam {self.n_best} or more."
+                f"A beam of {self.beam.size} has no {self.n_best} best translations: use one of {self.n_best} or more."
             )
 
 

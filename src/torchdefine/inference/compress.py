@@ -165,7 +165,7 @@ def _product_codes(
         if fitting and rows >= entries:
             tried.append(product_quantised_table(matrix, fitting[-1], entries, counts=counts, progress=progress))
     if not tried:
-        raise UserError(f"No product codes of this table fit {budget:,} bytes: use more --codebooks.")
+        raise UserError(f"No product codes of this table fit {budget:,} bytes: use more codebooks.")
     weights = None if counts is None else as_weights(counts, matrix)
     return min(tried, key=lambda table: lost_variance(table, matrix, weights))
 
@@ -176,7 +176,7 @@ def _svd(
     rows, width = matrix.shape
     rank = largest_fitting(width, partial(low_rank_bytes, rows, width, "int8", 0), budget)
     if not rank:
-        raise UserError(f"No low rank of this table fits {budget:,} bytes: use more --codebooks.")
+        raise UserError(f"No low rank of this table fits {budget:,} bytes: use more codebooks.")
     return svd_table(matrix, rank, counts=counts, storage="int8")
 
 

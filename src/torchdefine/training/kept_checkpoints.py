@@ -35,7 +35,7 @@ def average_checkpoints(folder: RunFolder, last: int | None = None) -> list[int]
     if len(kept) < 2:
         raise UserError(
             f"The run in {folder.path} has kept {len(kept)} checkpoints, but an average needs two: train with "
-            "--train.keep 5, say."
+            "train.keep 5, say."
         )
     if last is not None and not 2 <= last <= len(kept):
         raise UserError(f"The run in {folder.path} has kept {len(kept)} checkpoints: average 2 to {len(kept)} of them.")

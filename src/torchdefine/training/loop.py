@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from torchdefine.errors import MachineError
-from torchdefine.recipe import Recipe
+from torchdefine.recipe import Recipe, for_five_validations
+from torchdefine.spelling import option
 from torchdefine.training.averaging import WeightAverage, stalled
 from torchdefine.training.batches import TrainingData
 from torchdefine.training.checkpoint import (
@@ -33,6 +34,9 @@ from torchdefine.training.run_folder import RunFolder
 from torchdefine.training.schedules import Schedule
 from torchdefine.training.step import StepParts, TrainingStep
 from torchdefine.training.stopping import stop_requests
+
+CURE = "in a new run, try a smaller optim.lr, a schedule.warmup or a smaller optim.clip"
+"""What helps a run whose numbers grow beyond all bounds."""
 
 
 class Interrupted(MachineError):
@@ -109,6 +113,7 @@ class Trainer:
         drop_unit = 1.0 if self.settings.steps else data.steps_per_epoch
         self.schedule = Schedule(recipe.schedule, data.total_steps, drop_unit)
         self.position = Position()
+        self.eval_every = _steps_between_validations(recipe, data)
         self._rate = 0.0
         self._steps_since_log = self._tokens_since_log = 0
         self._seconds_since_log = 0.0
@@ -141,6 +146,8 @@ class Trainer:
                 self._steps(stop_asked)
         finally:
             self.reporter.finished()
+        if not self.position.best_step:
+            raise Diverged(f"No validation gave a finite perplexity, so no weights were kept as best; {CURE}.")
         return self.position
 
     def _steps(self, stop_asked: Callable[[], bool]) -> None:
@@ -160,7 +167,9 @@ class Trainer:
                 self._write_last()
             if not ends and self._all_agree_to_stop(stop_asked(), logging):
                 self._write_last()
-                raise Interrupted(f"Stopped at step {step}; the same command with --resume goes on from there.")
+                raise Interrupted(
+                    f"Stopped at step {step}; the run in {self.folder.path} goes on from there by {option('resume')}."
+                )
 
     def _all_agree_to_stop(self, asked: bool, may_ask_others: bool) -> bool:
         """Several processes must stop at the same step, so they ask each other, and only when they log."""
@@ -212,7 +221,7 @@ class Trainer:
         self._clock = now
 
     def _validation_due(self) -> bool:
-        step, every = self.position.step, self.settings.eval_every
+        step, every = self.position.step, self.eval_every
         epoch_ends = self.data.epoch_after(step).is_integer()
         return (step % every == 0 if every else epoch_ends) or step == self.data.total_steps
 
@@ -231,7 +240,7 @@ class Trainer:
     def _judge(self, evaluation: Validation) -> None:
         position, averaged = self.position, self.average.running
         loss = self.processes.of_first(evaluation.loss, self.device)
-        better = loss < position.best_loss
+        better = loss < position.best_loss and math.isfinite(perplexity(loss))
         if better:
             position.best_loss, position.best_step, position.stale_validations = loss, position.step, 0
             self._write_best()
@@ -280,10 +289,7 @@ class Trainer:
             if self.folder.last.exists()
             else ("No checkpoint was written yet")
         )
-        raise Diverged(
-            f"{what} ({place}). {kept}; in a new run, try a smaller --optim.lr, a --schedule.warmup, a smaller "
-            "--optim.clip, or --train.precision fp32."
-        )
+        raise Diverged(f"{what} ({place}). {kept}; {CURE}, or train.precision fp32.")
 
     def _write_best(self) -> None:
         if self.processes.is_first:
@@ -336,3 +342,11 @@ class Trainer:
         self.step.summed_loss.copy_(own["losses"][0])
         self.step.steps_done.fill_(self.position.step)
         self._steps_since_log = int(own["losses"][1])
+
+
+def _steps_between_validations(recipe: Recipe, data: TrainingData) -> int:
+    """As the recipe says, 0 for once an epoch; where the steps end before an epoch does, there are five."""
+    ends_before = recipe.train.steps is not None and data.total_steps < data.steps_per_epoch
+    if recipe.train.eval_every or not ends_before or recipe.trains_by_validations():
+        return recipe.train.eval_every
+    return for_five_validations(data.total_steps)

@@ -54,14 +54,16 @@ class LineReporter:
             return
         self.last_line = now
         left = (now - self.began) * (self.total - record["step"]) / max(record["step"] - self.first, 1)
+        perplexity = shown_perplexity(record["perplexity"], 1)
         self._say(
-            f"step {record['step']:,}/{self.total:,}  loss {record['loss']:.3f}  "
-            f"perplexity {record['perplexity']:,.1f}  {record['tokens_per_second']:,.0f} tokens/s  {clock(left)} left"
+            f"step {record['step']:,}/{self.total:,}  loss {record['loss']:.3f}  perplexity {perplexity}  "
+            f"{record['tokens_per_second']:,.0f} tokens/s  {clock(left)} left"
         )
 
     def validated(self, record: dict[str, Any]) -> None:
         best = "  best so far" if record["best"] else ""
-        self._say(f"step {record['step']:,}/{self.total:,}  validation perplexity {record['perplexity']:,.2f}{best}")
+        perplexity = shown_perplexity(record["perplexity"])
+        self._say(f"step {record['step']:,}/{self.total:,}  validation perplexity {perplexity}{best}")
 
     def finished(self) -> None: ...
 
@@ -86,13 +88,13 @@ class BarReporter:
 
     def trained(self, record: dict[str, Any]) -> None:
         description = (
-            f"loss {record['loss']:.2f} ppl {record['perplexity']:,.1f}{self.valid} "
+            f"loss {record['loss']:.2f} ppl {shown_perplexity(record['perplexity'], 1)}{self.valid} "
             f"{record['tokens_per_second'] / 1e3:,.1f}k tok/s"
         )
         self.bar.update(self.task, completed=record["step"], description=description)
 
     def validated(self, record: dict[str, Any]) -> None:
-        self.valid = f" (valid {record['perplexity']:,.1f})"
+        self.valid = f" (valid {shown_perplexity(record['perplexity'], 1)})"
 
     def finished(self) -> None:
         self.bar.stop()
@@ -127,7 +129,36 @@ class TensorBoardReporter:
 
 
 def default_reporter() -> BarReporter | LineReporter:
-    return BarReporter() if sys.stderr.isatty() else LineReporter()
+    return BarReporter() if _on_terminal() else LineReporter(_stream())
+
+
+def watched() -> bool:
+    """Whether somebody may be looking on: at a terminal, or in a notebook."""
+    return _on_terminal() or _in_notebook()
+
+
+def say(sentence: str) -> None:
+    """One line where the default reporter writes."""
+    with suppress(OSError, ValueError):
+        print(sentence, file=_stream(), flush=True)
+
+
+def _stream() -> TextIO:
+    return (sys.stdout if _in_notebook() else sys.stderr) or io.StringIO()  # a notebook paints errors red
+
+
+def _on_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")  # whoever runs one has imported it
+    return ipython is not None and ipython.get_ipython() is not None
+
+
+def shown_perplexity(perplexity: float, digits: int = 2) -> str:
+    """With commas as long as somebody can read it."""
+    return f"{perplexity:,.{digits}f}" if perplexity < 1e7 else f"{perplexity:.1e}"
 
 
 def clock(seconds: float) -> str:
@@ -139,7 +170,7 @@ def clock(seconds: float) -> str:
 @contextmanager
 def work_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar for any long work that reports (done, total); it shows itself on a terminal when the first report comes."""
-    if not sys.stderr.isatty():
+    if not _on_terminal():
         yield lambda done, total: None
         return
     from rich.console import Console

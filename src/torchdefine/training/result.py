@@ -51,6 +51,27 @@ def describe_result(
     }
 
 
+def shortfall(result: Mapping[str, Any]) -> str:
+    """A sentence on a run that has learned less than it should, and what to do; empty for all others."""
+    valid, size = result.get("valid_perplexity"), result["data"]["vocabulary_size"]
+    unigram = result.get("valid_unigram_perplexity")
+    last = result["curve"][-1]["perplexity"] if result["curve"] else None
+    if valid is None:
+        return ""
+    guessing = f"worse than guessing evenly among the {size:,} tokens of the vocabulary"
+    if valid > size:
+        return f"The model is {guessing}: try a smaller optim.lr, a schedule.warmup, or more steps."
+    if last is None or not last <= size:
+        kept = f"the weights that were kept are those of step {result['best_step']:,}"
+        return f"The model became {guessing}, and {kept}: try a smaller optim.lr or a schedule.warmup."
+    if unigram is not None and valid > unigram:
+        return (
+            f"A model that only counts words does better, with a perplexity of {unigram:,.1f} on the validation text: "
+            "train longer, or try another optim.lr."
+        )
+    return ""
+
+
 def describe_training(
     recipe: Recipe, changes: Mapping[str, Any], parameters: dict[str, int], folder: RunFolder, position: Position
 ) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from torchdefine.errors import UserError
 from torchdefine.files import cache_folder, finite_only, read_json, write_failure, write_json, write_text
 from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.spelling import option
 
 RESULT_VERSION = 1
 
@@ -48,16 +49,17 @@ class RunFolder:
         return self.config.exists()
 
     def check_free(self) -> None:
-        """Refuse a place that holds a run, or files that a run would write over."""
+        """Refuse a place that holds a run, or anything else: a run has a folder of its own."""
         if self.exists():
-            raise UserError(f"{self.path} holds a run already: go on with --resume, or choose another --out.")
+            raise UserError(
+                f"{self.path} holds a run already: go on with it by {option('resume')}, or choose another folder."
+            )
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path} is a file, but a run is a folder: choose another --out.")
-        tokenizers = ("vocab.txt", "tokenizer.json", "source.tokenizer.json", "target.tokenizer.json")
-        ours = (*tokenizers, "log.jsonl", "result.json", "last", "best", "kept", "average")
-        found = [name for name in ours if (self.path / name).exists()]
+            raise UserError(f"{self.path} is a file, but a run is a folder: choose another {option('out')}.")
+        found = sorted(file.name for file in self.path.iterdir()) if self.path.is_dir() else []
         if found:
-            raise UserError(f"{self.path} holds {', '.join(found)} already: choose another --out.")
+            shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+            raise UserError(f"{self.path} holds {shown} already, but no run: choose another {option('out')}.")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -79,14 +81,19 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(
-                    f"Another process is training in {self.path}: wait for it, or choose another --out."
+                    f"Another process is training in {self.path}: wait for it, or choose another {option('out')}."
                 ) from None
             yield
 
     def create(self, recipe: Recipe, tokenization: Fingerprinted) -> None:
         """Start a new run here; a place that is not free is left alone."""
         self.check_free()
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"The folder {self.path} cannot be made ({error.strerror}): choose another {option('out')}."
+            ) from error
         tokenization.save(self.path)
         write_text(self.config, recipe.to_yaml())
 
@@ -114,8 +121,8 @@ class RunFolder:
         text = self.fingerprints.get("train_tokens_sha256")
         if text is not None and facts.get("train_tokens_sha256") != text:
             raise UserError(
-                f"The training text has changed since {path} was written: restore it, or start a new run with "
-                "another --out."
+                f"The training text has changed since {path} was written: restore it, or start a new run in "
+                "another folder."
             )
 
     def check_vocabulary(self, facts: dict[str, Any], path: Path) -> None:
@@ -124,6 +131,15 @@ class RunFolder:
                 f"{path} was trained with another vocabulary ({facts.get('vocabulary_size')} tokens) than the one "
                 f"given ({self.fingerprints['vocabulary_size']} tokens): use the run's own text and vocabulary."
             )
+
+    def log_start(self, step: int, changes: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Note that training begins or goes on at a step, and with what changes to the recipe."""
+        self.log("start", {"step": step, "overrides": changes, **facts})
+
+    def changes(self) -> dict[str, dict[str, Any]]:
+        """What was changed of the recipe when the run was started, by section."""
+        started = self.records("start")
+        return started[0].get("overrides", {}) if started else {}
 
     def log(self, kind: str, record: dict[str, Any]) -> None:
         try:

@@ -1,0 +1,71 @@
+"""What is said of a text before training: how much there is, how many words, and how many of them are unknown."""
+
+from __future__ import annotations
+
+from torchdefine.data import EOS, UNK, Bitext, Corpus
+from torchdefine.recipe import Recipe
+from torchdefine.training.batches import TrainingData
+
+MANY_UNKNOWN = 0.05
+"""Share of <unk> in the validation text from which on something should be done about it."""
+
+
+def describe_amount(corpus: Corpus | Bitext, data: TrainingData) -> str:
+    """How much text there is, and how often the run will read it, in one sentence."""
+    amount, steps = len(corpus.splits["train"]), data.total_steps
+    words = "words and line ends" if corpus.tokenization.kind == "words" else "subwords"
+    counted = "pairs of sentences" if isinstance(corpus, Bitext) else words
+    passes = data.epoch_after(steps)
+    return f"The training text has {amount:,} {counted}; {steps:,} steps are {passes:,.1f} passes over it."
+
+
+def describe_tokens(corpus: Corpus | Bitext, recipe: Recipe) -> list[str]:
+    """What the text is made of and what of it is lost, in a sentence or two."""
+    if isinstance(corpus, Bitext):
+        return [_describe_pair(corpus, recipe)]
+    words = corpus.tokenization.kind == "words"
+    entries = _describe_words(corpus, recipe) if words else f"The tokenizer has {len(corpus.tokenization):,} subwords."
+    valid = corpus.splits.get("valid")
+    share = valid.header.unknown / len(valid) if valid is not None else 0.0
+    if valid is None or not (words or share):
+        return [entries]
+    cure = _cure(corpus, recipe) if share > MANY_UNKNOWN else "."
+    return [entries, f"Of the validation text {share:.1%} is {UNK}{cure}"]
+
+
+def _describe_words(corpus: Corpus, recipe: Recipe) -> str:
+    size, different = len(corpus.tokenization), corpus.different_words
+    if different is None:
+        return f"The vocabulary has {size:,} entries."
+    words = size - 2
+    if words == different:
+        return f"The vocabulary has {size:,} entries: all {words:,} different words of the text, {UNK} and {EOS}."
+    cuts = {"data.max_size": recipe.data.max_size, "data.min_count": recipe.data.min_count}
+    by = " and ".join(f"{name} {value:,}" for name, value in cuts.items() if value not in (None, 1))
+    return (
+        f"The vocabulary is cut by {by} to {size:,} entries: the {words:,} most frequent of the text's {different:,} "
+        f"different words, {UNK} and {EOS}."
+    )
+
+
+def _cure(corpus: Corpus, recipe: Recipe) -> str:
+    """The end of the sentence on many unknown words."""
+    tokens, data = corpus.tokenization, recipe.data
+    if tokens.kind == "subwords":
+        return ": use a tokenizer that knows this text."
+    ways = ["a larger data.max_size (none keeps every word)"] if data.max_size is not None else []
+    ways += ["a smaller data.min_count"] if data.min_count > 1 else []
+    if not ways and tokens.counts is not None and tokens.unk_id is not None and tokens.counts[tokens.unk_id]:
+        return ", which stands in the training text itself."
+    return f": use {', '.join(ways)}{', or ' if ways else ''}subwords by data.tokenizer."
+
+
+def _describe_pair(bitext: Bitext, recipe: Recipe) -> str:
+    pair = bitext.tokenization
+    sizes = f"{len(pair.target):,}" if pair.joint else f"{len(pair.source):,} and {len(pair.target):,}"
+    if recipe.data.tokenizer is not None:
+        return f"The tokenizer has {sizes} subwords."
+    learned = f"{sizes} subwords were learned from the training text"
+    if max(len(pair.source), len(pair.target)) < recipe.bitext.bpe_size:
+        return f"{learned}, which has no more: bitext.bpe_size is {recipe.bitext.bpe_size:,}."
+    return f"{learned}."

@@ -1,0 +1,117 @@
+"""What a run starts with: its recipe, what the caller changed of it, and its folder, checked before anything is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchdefine.errors import UserError
+from torchdefine.recipe import SECTIONS, Recipe, load_recipe, short_name
+from torchdefine.settings import explain, to_plain
+from torchdefine.spelling import did_you_mean_section, option
+from torchdefine.training import RunFolder
+from torchdefine.training.distributed import Processes
+
+Changes = dict[str, dict[str, Any]]
+"""By section."""
+
+
+def wanted_recipe(
+    recipe: str | Path | Recipe | None, changes: Changes, out: str | Path | None, resume: bool
+) -> tuple[Recipe, Changes]:
+    """The recipe with its changes, and these; a run that goes on without a recipe being named has its own of both."""
+    if recipe is None:
+        if not resume or out is None:
+            raise UserError(
+                f"Name a recipe to train, or go on with a run by {option('resume')} and its folder as {option('out')}."
+            )
+        folder = RunFolder(out)
+        own = folder.recipe()
+        recipe, changes = (load_recipe(folder.config, changes), changes) if changes else (own, folder.changes())
+    elif not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe, changes)
+    elif changes:
+        raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
+    return _with_whole_paths(recipe), changes
+
+
+def changes_by_section(data: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Changes:
+    """What a caller changes of a recipe."""
+    for name, values in overrides.items():
+        if name not in SECTIONS:
+            names = [dotted for dotted, _, _ in explain(Recipe)]
+            raise UserError(f"{name} is no section of a recipe{did_you_mean_section(name, values, names)}")
+        if not isinstance(values, Mapping):
+            raise UserError(f"{name} holds several settings, so it cannot be {values!r}: use {name}={{NAME: VALUE}}.")
+    changes = {name: dict(values) for name, values in overrides.items()}
+    if data is not None:
+        changes["data"] = dict(data) if isinstance(data, Mapping) else {"corpus": str(data)}
+    return {section: values for section, values in changes.items() if values}
+
+
+def _with_whole_paths(recipe: Recipe) -> Recipe:
+    """A run must find its text, its tokenizer and the run it starts from, from anywhere."""
+    data, training = recipe.data, recipe.train
+    if data.corpus and Path(data.corpus).expanduser().exists():  # else it is the name of a corpus
+        data = replace(data, corpus=_whole_path(data.corpus))
+    if data.tokenizer is not None:
+        data = replace(data, tokenizer=_whole_path(data.tokenizer))
+    if training.start_from is not None:
+        training = replace(training, start_from=_whole_path(training.start_from))
+    return replace(recipe, data=data, train=training)
+
+
+def _whole_path(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+@contextmanager
+def chosen_folder(recipe: Recipe, out: str | Path | None, resume: bool, processes: Processes) -> Iterator[RunFolder]:
+    """The run's folder, checked but not yet written to, and kept from other processes that would train in it."""
+    if resume and out is None:
+        raise UserError(f"To resume a run, say which: pass its folder as {option('out')}.")
+    if out is None and processes.count > 1:
+        raise UserError(f"With several processes, name the run's folder: pass {option('out')}.")
+    if out is not None and not str(out):
+        raise UserError(f"The run's folder is empty text: pass a name as {option('out')}.")
+    folder = RunFolder(out if out is not None else _new_path(recipe.name))
+    if resume:
+        _check_same_settings(folder, recipe)
+    else:
+        folder.check_free()
+    with folder.locked() if processes.is_first else nullcontext():
+        yield folder
+
+
+def _check_same_settings(folder: RunFolder, recipe: Recipe) -> None:
+    own = _with_whole_paths(folder.recipe())
+    differing = list(_differences(to_plain(own), to_plain(recipe)))
+    if not differing:
+        return
+    shown = ", ".join(f"{place} ({one}, not {other})" for place, one, other in differing)
+    raise UserError(
+        f"The run in {folder.path} was started with another {shown}: resume it with the same settings or without "
+        f"naming any, or start a new one in another folder, from these weights by train.start_from {folder.path}."
+    )
+
+
+def _differences(one: Any, other: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where settings differ, and both values."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in dict.fromkeys([*one, *other]):
+            if name not in ("name", "description", "published"):
+                yield from _differences(one.get(name), other.get(name), f"{place}.{name}" if place else name)
+    elif one != other:
+        yield place, one, other
+
+
+def _new_path(name: str) -> Path:
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", short_name(name)) or "run"
+    number = 1
+    while (path := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return path

@@ -1,0 +1,84 @@
+"""What is said before training of the words that a text has and that a vocabulary leaves out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchdefine.data import encode_bitext, encode_corpus, train_bpe
+from torchdefine.data.bitext import BitextRules
+from torchdefine.describe_data import describe_tokens
+from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.recipe_sections import DataSettings
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "train.txt").write_text("a b c d e f g h\na b c d\na b\n")
+    (folder / "valid.txt").write_text("a b x y\na b c d\n")
+    return folder
+
+
+def said(texts: Path, **settings: Any) -> list[str]:
+    recipe = Recipe(data=DataSettings(corpus=str(texts), **settings))
+    counted, from_the_cache = (describe_tokens(encode_corpus(texts, **settings), recipe) for _ in range(2))
+    assert counted == from_the_cache
+    return counted
+
+
+def test_all_words_are_kept(texts: Path) -> None:
+    assert said(texts) == [
+        "The vocabulary has 10 entries: all 8 different words of the text, <unk> and <eos>.",
+        "Of the validation text 20.0% is <unk>: use subwords by data.tokenizer.",
+    ]
+
+
+def test_what_cuts_the_vocabulary_is_named_with_its_cure(texts: Path) -> None:
+    assert said(texts, max_size=5) == [
+        "The vocabulary is cut by data.max_size 5 to 5 entries: the 3 most frequent of the text's 8 different words, "
+        "<unk> and <eos>.",
+        "Of the validation text 30.0% is <unk>: use a larger data.max_size (none keeps every word), or subwords by "
+        "data.tokenizer.",
+    ]
+    by_count = said(texts, min_count=2)
+    assert by_count[0].startswith("The vocabulary is cut by data.min_count 2 to 6 entries: the 4 most frequent of")
+    assert by_count[1].endswith("is <unk>: use a smaller data.min_count, or subwords by data.tokenizer.")
+
+
+def test_few_unknown_words_need_no_cure_nor_do_those_of_the_text(texts: Path) -> None:
+    (texts / "valid.txt").write_text("a b c d\n" * 9 + "x b c d\n")
+    assert said(texts)[1] == "Of the validation text 2.0% is <unk>."
+    (texts / "train.txt").write_text("a b c <unk>\n" * 9)
+    (texts / "valid.txt").write_text("a <unk>\n" * 9)
+    assert said(texts)[1] == "Of the validation text 33.3% is <unk>, which stands in the training text itself."
+    (texts / "valid.txt").unlink()
+    assert len(said(texts)) == 1
+
+
+def test_subwords_are_counted(texts: Path, tmp_path: Path) -> None:
+    tokenizer = train_bpe([texts / "train.txt"], 270).save(tmp_path / "bpe.json")
+    size = len(encode_corpus(texts, tokenizer=tokenizer).tokenization)
+    assert said(texts, tokenizer=str(tokenizer)) == [f"The tokenizer has {size} subwords."]
+
+
+def test_learned_subwords_are_counted(bitext_folder: Path) -> None:
+    def sentence(**settings: int | bool) -> str:
+        rules = BitextRules(vocabulary_size=settings["bpe_size"], joint=settings.get("joint", True))
+        recipe = load_recipe("tatoeba/laptop", {"bitext": settings, "transformer": {"share": "nothing"}})
+        return describe_tokens(encode_bitext(bitext_folder, rules), recipe)[0]
+
+    assert sentence(bpe_size=300) == "300 subwords were learned from the training text."
+    assert sentence(bpe_size=280, joint=False) == "280 and 280 subwords were learned from the training text."
+    few = sentence(bpe_size=5000)
+    assert few.endswith("subwords were learned from the training text, which has no more: bitext.bpe_size is 5,000.")
+
+
+def test_an_older_cache_does_not_know_the_words(texts: Path, tmp_path: Path) -> None:
+    corpus = encode_corpus(texts, tmp_path / "cache")
+    manifest = corpus.folder / "corpus.json"
+    manifest.write_text(manifest.read_text().replace(', "different_words": 8', ""))
+    corpus = encode_corpus(texts, tmp_path / "cache")
+    assert corpus.different_words is None
+    assert describe_tokens(corpus, Recipe())[0] == "The vocabulary has 10 entries."

@@ -1,0 +1,68 @@
+"""What can be asked of a run: that it names itself, and that it reads single files."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchdefine import Run, load_run, train
+from torchdefine.errors import UserError
+from torchdefine.training.progress import watched
+
+
+@pytest.fixture(scope="module")
+def run(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(recipe_file, out=tmp_path_factory.mktemp("runs") / "run", train={"steps": 40})
+
+
+def test_a_run_names_itself_in_one_line(run: Run, recipe_file: Path, tmp_path: Path) -> None:
+    result = run.result
+    parameters = f"{result['parameters']['total']:,}"
+    measured = f"test perplexity {result['test_perplexity']:,.2f}"
+    assert repr(run) == str(run) == f"Run({run.folder.path}: tiny, {parameters} parameters, {measured})"
+    (moved := tmp_path / "result.json").write_bytes(run.folder.result.read_bytes())
+    run.folder.result.unlink()
+    assert repr(load_run(run.folder.path)).endswith(f"{parameters} parameters, not finished)")
+    run.folder.result.write_bytes(moved.read_bytes())
+
+
+def test_a_single_file_is_a_test_text(run: Run, corpus: Path, tmp_path: Path) -> None:
+    file = tmp_path / "anything.txt"
+    file.write_bytes((corpus / "test.txt").read_bytes())
+    assert run.evaluate(data=file) == run.evaluate("test")
+    assert run.unigram_perplexity(data=file) == pytest.approx(run.result["test_unigram_perplexity"], rel=1e-9)
+    assert run.unigram_perplexity("valid") == pytest.approx(run.result["valid_unigram_perplexity"], rel=1e-9)
+    for ask in (lambda: run.evaluate("valid", data=file), lambda: run.tune_cache(data=file)):
+        with pytest.raises(UserError, match=r"anything\.txt is a single file, which is a test text and no valid text"):
+            ask()
+
+
+def test_training_is_shown_to_whoever_is_there(
+    recipe_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level("WARNING", logger="torchdefine")  # as in a program that has set up no logging
+    short = {"train": {"steps": 5}}
+    assert not watched()
+    train(recipe_file, out=tmp_path / "quiet", **short)
+    assert "validation perplexity" not in "".join(capsys.readouterr())
+
+    train(recipe_file, out=tmp_path / "verbose", verbose=True, **short)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "The training text has" in shown.err
+    assert "The vocabulary has 62 entries: all 60 different words" in shown.err
+    assert shown.err.count("validation perplexity") == 5
+
+    class Notebook:
+        get_ipython = staticmethod(lambda: "a shell")
+
+    monkeypatch.setitem(sys.modules, "IPython", Notebook)
+    assert watched()
+    train(recipe_file, out=tmp_path / "notebook", **short)
+    assert capsys.readouterr().out.count("validation perplexity") == 5
+    train(recipe_file, out=tmp_path / "hushed", verbose=False, **short)
+    assert "validation perplexity" not in "".join(capsys.readouterr())

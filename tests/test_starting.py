@@ -1,0 +1,109 @@
+"""What a run starts with: recipes, changes and folders, and the sentences about those that do not fit."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.training.test_loop import StopAt, assert_same_run
+from torchdefine import train
+from torchdefine.errors import UserError
+from torchdefine.recipe import load_recipe, recipe_names
+from torchdefine.training import Interrupted, RunFolder
+
+
+def test_a_run_goes_on_without_its_recipe_being_named(recipe_file: Path, tmp_path: Path) -> None:
+    changes = {"optim": {"lr": 0.01}, "train": {"steps": 30}}
+    train(recipe_file, out=tmp_path / "whole", **changes)
+    with pytest.raises(Interrupted, match=r"Stopped at step 14; the run in .*broken goes on from there by resume"):
+        train(recipe_file, out=tmp_path / "broken", reporter=StopAt(14, signal.SIGTERM), **changes)
+    run = train(out=tmp_path / "broken", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+    assert run.result["overrides"] == changes
+    assert run.result["recipe"] == str(recipe_file)
+
+
+def test_a_run_that_wrote_no_checkpoint_keeps_what_was_changed(recipe_file: Path, tmp_path: Path) -> None:
+    changes = {"train": {"steps": 30, "checkpoint_every": 30}}
+    with pytest.raises(Interrupted):
+        train(recipe_file, out=tmp_path, reporter=StopAt(7, signal.SIGTERM), **changes)
+    RunFolder(tmp_path).last.unlink()
+    assert train(out=tmp_path, resume=True).result["overrides"] == changes
+
+
+def test_every_setting_that_differs_is_named(recipe_file: Path, tmp_path: Path) -> None:
+    train(recipe_file, out=tmp_path / "run", train={"steps": 5})
+    before = (tmp_path / "run" / "log.jsonl").read_bytes()
+    for recipe in (recipe_file, None):
+        with pytest.raises(UserError) as caught:
+            train(recipe, out=tmp_path / "run", resume=True, optim={"lr": 0.5, "clip": 2.0}, train={"steps": 5})
+        differing = "optim.lr (0.005, not 0.5), optim.clip (1.0, not 2.0)"
+        assert f"was started with another {differing}: resume it" in str(caught.value)
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
+    with pytest.raises(UserError, match=r"Name a recipe to train, or go on with a run by resume \(--resume\)"):
+        train(out=tmp_path / "run")
+    with pytest.raises(UserError, match="holds no run"):
+        train(out=tmp_path / "nothing", resume=True)
+
+
+def test_a_run_has_a_folder_of_its_own(recipe_file: Path, tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis"
+    thesis.mkdir()
+    (thesis / "chapter.tex").write_text("mine")
+    with pytest.raises(UserError, match=r"thesis holds chapter\.tex already, but no run: choose another out \(--out\)"):
+        train(recipe_file, out=thesis)
+    assert [file.name for file in thesis.iterdir()] == ["chapter.tex"]
+    (tmp_path / "empty").mkdir()
+    assert train(recipe_file, out=tmp_path / "empty", train={"steps": 5}).result["steps"] == 5
+    with pytest.raises(UserError, match=r"chapter\.tex/run cannot be made \(Not a directory\): choose another out"):
+        train(recipe_file, out=thesis / "chapter.tex" / "run", train={"steps": 5})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"lr": 1}, r"lr is no section of a recipe: did you mean optim=\{'lr': 1\}\?"),
+        ({"learning_rate": 1}, r"did you mean optim=\{'lr': 1\}\?"),
+        ({"max_length": 9}, r"did you mean bitext=\{'max_length': 9\}\?"),
+        ({"optm": {"lr": 1}}, r"did you mean optim=\{'lr': 1\}\?"),
+        ({"zebra": 1}, "zebra is no section of a recipe: use one of data, embedding, context,"),
+        ({"optim": {"learning_rate": 1}}, "'optim.learning_rate' is unknown: did you mean 'lr'"),
+        ({"optim": {"wd": 1}}, "'optim.wd' is unknown: did you mean 'weight_decay'"),
+        ({"optim": 1}, r"optim holds several settings, so it cannot be 1: use optim=\{NAME: VALUE\}"),
+        ({"resume": True}, r"say which: pass its folder as out \(--out\)"),
+    ],
+)
+def test_python_is_answered_in_python(recipe_file: Path, arguments: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        train(recipe_file, **arguments)
+
+
+def test_chosen_steps_have_five_validations(recipe_file: Path, tmp_path: Path) -> None:
+    def validated(**changes: dict) -> list[int]:
+        changes["train"] |= {"log_every": 50}
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        return [record["step"] for record in train(recipe_file, out=out, **changes).result["curve"]]
+
+    assert validated(train={"steps": 23}) == [5, 10, 15, 20, 23]
+    assert validated(train={"steps": 23, "eval_every": 20}) == [20, 23]
+    assert validated(train={"steps": 23, "eval_every": 0}) == [5, 10, 15, 20, 23]  # less than an epoch
+    assert validated(train={"epochs": 0.5, "eval_every": 0}) == [41]
+    assert load_recipe("demo/standard", {"train": {"steps": "300"}}).train.eval_every == 60
+    assert load_recipe("demo/standard", {"train": {"steps": 5000}}).train.eval_every == 250
+    by_validations = {"train": {"steps": 300}, "schedule": {"kind": "plateau"}}
+    assert load_recipe("demo/standard", by_validations).train.eval_every == 250
+
+
+def test_shipped_recipes_validate_as_they_say() -> None:
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        assert load_recipe(name, {"optim": {"lr": 1.0}}).train == recipe.train
+
+
+def test_a_group_of_recipes_is_not_one() -> None:
+    with pytest.raises(UserError, match="'demo' is no recipe, but some begin so: name one of demo/adaptive-define, "):
+        load_recipe("demo")
+    with pytest.raises(UserError, match=r"'demo/' is no recipe, .*, demo/standard\.$"):
+        load_recipe("demo/")
+    with pytest.raises(UserError, match=r"'table1a' is no recipe, .*: name one of table1a/r1, "):
+        load_recipe("table1a")
