@@ -103,7 +103,7 @@ def test_shipped_recipes_validate_as_they_say() -> None:
 def test_a_group_of_recipes_is_not_one() -> None:
     with pytest.raises(UserError, match="'demo' is no recipe, but some begin so: name one of demo/adaptive-define, "):
         load_recipe("demo")
-    with pytest.raises(UserError, match=r"'demo/' is no recipe, .*, demo/standard\.$"):
+    with pytest.raises(UserError, match=r"'demo/' is no recipe, .*, demo/standard-scaled\.$"):
         load_recipe("demo/")
     with pytest.raises(UserError, match=r"'table1a' is no recipe, .*: name one of table1a/r1, "):
         load_recipe("table1a")
