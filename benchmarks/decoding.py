@@ -61,7 +61,7 @@ def ours(recipe: str, shape: Shape, batch_size: int, setting: Setting, cached: b
         assert all(len(hypotheses[0].ids) == shape.length - 1 for hypotheses in found)
         return len(found)
 
-    return Prepared(work, lambda: {"parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M"})
+    return Prepared(work, lambda: {"parameters": sum(p.numel() for p in model.parameters())})
 
 
 def _look_up(model: Translator) -> None:
@@ -102,7 +102,7 @@ def theirs(shape: Shape, batch_size: int, setting: Setting) -> Prepared:
         assert all(batch.shape[1] == shape.length + 1 for batch in made)  # <bos> stands before them
         return sum(len(batch) for batch in made)
 
-    return Prepared(work, lambda: {"parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M"})
+    return Prepared(work, lambda: {"parameters": sum(p.numel() for p in model.parameters())})
 
 
 def _sources(shape: Shape, setting: Setting) -> torch.Tensor:
