@@ -145,6 +145,30 @@ def test_a_run_worse_than_counting_words_says_so_last(torchdefine: Command, reci
     assert_refused(done, "No validation gave a finite perplexity", code=1)
 
 
+def test_a_text_that_was_encoded_beforehand_trains_the_same_model(
+    torchdefine: Command, recipe_file: Path, corpus: Path, finished: Path, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    done = torchdefine("encode", recipe_file, "--data", corpus, "--out", tokens)
+    assert done.returncode == 0, done.stderr
+    assert "The vocabulary has 62 entries" in done.stdout
+    assert f"are in {tokens}: name it as --data" in done.stdout
+    done = torchdefine("train", recipe_file, "--data", tokens, "--out", tmp_path / "run", "--json")
+    assert done.returncode == 0, done.stderr
+    own, direct = json.loads(done.stdout), json.loads((finished / "result.json").read_text())
+    assert own["data"] == direct["data"]
+    assert own["test_perplexity"] == direct["test_perplexity"]
+    evaluated = torchdefine("eval", finished, "--data", tokens, "--json")
+    assert json.loads(evaluated.stdout)["perplexity"] == pytest.approx(direct["test_perplexity"], rel=1e-6)
+
+    assert_refused(torchdefine("encode", recipe_file, "--data", corpus, "--out", tokens), "is not empty")
+    assert_refused(torchdefine("encode", recipe_file, "--data", tokens, "--out", tmp_path / "x"), "encoded already")
+    assert_refused(torchdefine("encode", "tatoeba/laptop", "--out", tmp_path / "x"), "BLEU needs the sentences")
+    cut = ("--data.max_size", "20")
+    assert_refused(torchdefine("train", recipe_file, "--data", tokens, *cut, "--out", tmp_path / "x"), "data.max_size")
+    assert not (tmp_path / "x").exists()
+
+
 def test_eval_of_a_single_file(torchdefine: Command, finished: Path, corpus: Path) -> None:
     done = torchdefine("eval", finished, "--data", corpus / "test.txt")
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -75,14 +76,15 @@ def register_output(name: str, builder: OutputBuilder) -> None:
     _register(_OUTPUTS, name, builder, "output layer")
 
 
-def open_corpus(settings: DataSettings, progress: Progress | None = None) -> Corpus:
-    """The recipe's text, encoded; the rules for words do not concern a tokenizer file."""
+def open_corpus(settings: DataSettings, progress: Progress | None = None, *, out: str | Path | None = None) -> Corpus:
+    """The recipe's text, encoded, in the cache or in a new folder; the rules for words do not concern a tokenizer."""
     words = settings.tokenizer is None
     return encode_corpus(
         resolve_corpus(settings.corpus, progress=progress),
         min_count=settings.min_count if words else 1,
         max_size=settings.max_size if words else None,
         tokenizer=settings.tokenizer,
+        out=out,
         progress=progress,
     )
 

@@ -107,6 +107,59 @@ def test_tokenizer_file_gives_subwords(source: Path, cache: Path, tmp_path: Path
     assert encode_corpus(source, cache, vocabulary=tokenizer).folder == corpus.folder
 
 
+def test_an_encoded_folder_takes_the_place_of_its_text(
+    source: Path, cache: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    made = encode_corpus(source, cache, min_count=2, out=tmp_path / "made")
+    assert not cache.exists()
+    direct = encode_corpus(source, cache, min_count=2)
+    assert files_below(made.folder) == files_below(direct.folder)
+    moved = made.folder.rename(tmp_path / "moved")
+    request.getfixturevalue("no_reading")
+    opened = encode_corpus(moved, cache, min_count=2)
+    assert (opened.name, opened.folder, opened.different_words) == ("tiny", moved, 4)
+    for split, file in direct.splits.items():
+        assert opened.splits[split].header == file.header
+    same_words = encode_corpus(moved, cache, vocabulary=direct.tokenization, split="test")
+    assert same_words.splits["test"].tokens.tolist() == direct.splits["test"].tokens.tolist()
+
+
+def test_an_encoded_folder_is_refused_where_something_else_is_wanted(source: Path, cache: Path, tmp_path: Path) -> None:
+    words = encode_corpus(source, cache, min_count=2, out=tmp_path / "words").folder
+    sentence = r"words was encoded with data\.min_count 2 and data\.max_size none, but data\.min_count 1 and"
+    with pytest.raises(UserError, match=sentence):
+        encode_corpus(words, cache)
+    with pytest.raises(UserError, match="another vocabulary"):
+        encode_corpus(words, cache, vocabulary=Vocabulary.from_counts({"a": 1}))
+    with pytest.raises(UserError, match="encoded already"):
+        encode_corpus(words, cache, min_count=2, out=tmp_path / "again")
+    with pytest.raises(UserError, match="exists already and is not empty"):
+        encode_corpus(source, cache, out=words)
+    tokenizer = train_bpe([source / "train-1.txt"], 270)
+    subwords = encode_corpus(source, cache, vocabulary=tokenizer, out=tmp_path / "subwords").folder
+    with pytest.raises(UserError, match=r"set data\.tokenizer to .*subwords/tokenizer\.json"):
+        encode_corpus(subwords, cache)
+    assert encode_corpus(subwords, cache, tokenizer=subwords / "tokenizer.json").folder == subwords
+    for part in source.glob("train-*"):
+        part.unlink()
+    rest = encode_corpus(source, cache, vocabulary=tokenizer, out=tmp_path / "rest").folder
+    with pytest.raises(UserError, match="rest has no train text: it has valid, test"):
+        encode_corpus(rest, cache, vocabulary=tokenizer, split="train")
+
+
+def test_nothing_is_left_of_an_encoding_that_failed(source: Path, cache: Path, tmp_path: Path) -> None:
+    (source / "valid.txt").write_bytes(b"a\0b\n")
+    with pytest.raises(UserError, match="binary file"):
+        encode_corpus(source, cache, out=tmp_path / "out" / "tokens")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_file_of_ones_own_called_like_the_manifest_does_no_harm(source: Path, cache: Path) -> None:
+    for own in ("{}", "[1]", "not JSON", '{"name": "mine"}'):
+        (source / "corpus.json").write_text(own)
+        assert encode_corpus(source, cache).name == "tiny"
+
+
 def test_contradicting_choices_are_refused(source: Path, cache: Path) -> None:
     vocabulary = Vocabulary.from_counts({"a": 1})
     with pytest.raises(UserError, match="one of them"):

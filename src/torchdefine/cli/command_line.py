@@ -117,7 +117,7 @@ def _overrides(rest: list[str], command: str) -> dict[str, dict[str, Any]]:
     names = [name for name, _, _ in explain(Recipe)]
     words = iter(rest)
     for word in words:
-        if not word.startswith("--") or command not in ("train", "params"):
+        if not word.startswith("--") or command not in ("train", "encode", "params"):
             raise UserError(f"The argument {word!r} is not understood: see `torchdefine {command} --help`.")
         dotted, given, value = word[2:].partition("=")
         if dotted not in names:

@@ -29,6 +29,14 @@ TRAINING = """  torchdefine train demo/adaptive-define --out runs/first
   torchdefine train --out runs/third --resume            go on where it was broken off"""
 
 
+ENCODING = """  torchdefine encode table1a/r3 --data my_texts/ --out my_tokens/
+  torchdefine train table1a/r3 --data my_tokens/           here, or on a machine that the folder was taken to
+
+  The words of a text are counted and numbered once, by the data settings of a recipe, and kept in a cache. For a large
+  text and a machine whose time is dear, this does it beforehand: my_tokens/ has the tokens and their vocabulary, and
+  takes the place of the text for every recipe with the same data settings."""
+
+
 def add_commands(command: Command) -> None:
     """What starts from a recipe."""
     sub = command(
@@ -45,12 +53,19 @@ def add_commands(command: Command) -> None:
         nargs="?",
         help="a recipe's name, or a YAML file; with --resume not needed: the run has its own",
     )
-    sub.add_argument("--data", help="a folder with train, valid and test text, or a named corpus")
+    sub.add_argument(
+        "--data", help="a folder with train, valid and test text, one that `encode` wrote, or a named corpus"
+    )
     sub.add_argument("--out", help="the run's folder (default: a new one under runs/)")
     sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
     add_device(sub)
     sub.add_argument("--tensorboard", action="store_true", help="write TensorBoard logs into the run's folder too")
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
+
+    sub = command("encode", _encode, "Turn a text into tokens beforehand, in a folder that can be moved.", ENCODING)
+    sub.add_argument("recipe", help="the recipe that will be trained, for its data settings: a name, or a YAML file")
+    sub.add_argument("--data", help="a folder with train, valid and test text, or a named corpus")
+    sub.add_argument("--out", required=True, help="a new folder for the tokens")
 
     sub = command(
         "demo", _demo, "Train five small language models on the shipped text and compare them: a few minutes."
@@ -156,6 +171,25 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     print(f"The run is in {run.folder.path}.")
     if trouble:
         print(trouble)
+
+
+def _encode(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
+    from torchdefine.build import open_corpus
+    from torchdefine.describe_data import describe_tokens
+    from torchdefine.starting import changes_by_section, wanted_recipe
+    from torchdefine.training.progress import work_bar
+
+    data = overrides.pop("data", {}) | ({} if options.data is None else {"corpus": options.data})
+    recipe, _ = wanted_recipe(options.recipe, changes_by_section(data, overrides), None, resume=False)
+    if recipe.task == "translation":
+        raise UserError("Only texts for language models are encoded beforehand: BLEU needs the sentences themselves.")
+    with work_bar("reading the text") as progress:
+        corpus = open_corpus(recipe.data, progress, out=options.out)
+    for sentence in describe_tokens(corpus, recipe):
+        print(sentence)
+    amounts = ", ".join(f"{split} {len(file):,}" for split, file in corpus.splits.items())
+    size = sum(path.stat().st_size for path in corpus.folder.iterdir()) / 1e6
+    print(f"The tokens ({amounts}; {size:,.1f} MB) are in {corpus.folder}: name it as --data in the place of the text.")
 
 
 def _print_caveats(run: Run) -> None:
