@@ -1,6 +1,6 @@
-"""Run the rows of a stage one after another, on equal data, steps and schedule, and keep a JSON of each.
+"""Run the rows of stages one after another, on equal data, steps and schedule, and keep a JSON of each.
 
-    python results/run_stage.py decisive --data wiki78m/ [--also wikitext-103/] [--seconds 600] [--out results/wiki78m]
+    python results/run_stage.py tuning unit-choices decisive --data wiki78m/ [--also wikitext-103/] [--seconds 600]
 
 Stages are the files of results/stages. A row that has its JSON already is not run again, so a stage runs in parts: with
 --seconds, no row is started that would not be over in time, by how long the slowest so far took. `--also` is a
@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,10 @@ class Row:
     recipe: str
     seed: int
     changes: dict[str, Any]
+
+    @property
+    def steps(self) -> int:
+        return int(self.changes["train"]["steps"])
 
     @property
     def file(self) -> str:
@@ -147,7 +153,7 @@ def other_text(run: Run, text: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage")
+    parser.add_argument("stages", nargs="+", metavar="STAGE", help="in the order in which they take from each other")
     parser.add_argument("--data", required=True, help="a folder with the text")
     parser.add_argument("--also", help="a second text to evaluate on")
     parser.add_argument("--out", type=Path, help="results/wiki78m by default")
@@ -164,17 +170,45 @@ def main() -> None:
     if options.also:  # what is wrong with it must not be found out when a row has been trained
         options.also = resolve_corpus(options.also)
         find_splits(options.also, require_train=False)
-    began, slowest = time.monotonic(), 0.0
-    for row in missing_rows(rows_of(options.stage, options.out), options.out):
+    for stage in options.stages:
+        read_stage(stage)  # a name that is wrong must not be found out in the end
+    clock = Clock(options.seconds)
+    for stage in options.stages:
+        waiting = run_stage(stage, options, clock)
+        if waiting:
+            print(f"There is not enough time left, so not all has run: {', '.join(waiting)}.", flush=True)
+            break
+
+
+class Clock:
+    """Tells whether a row would be over in time: as the slowest of as many steps, or else as the slowest steps."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._ends = math.inf if seconds is None else time.monotonic() + seconds
+        self._slowest: dict[int, float] = {}
+
+    def has_time_for(self, steps: int) -> bool:
+        by_steps = max((seconds / taken for taken, seconds in self._slowest.items()), default=0.0) * steps
+        return time.monotonic() + self._slowest.get(steps, by_steps) < self._ends
+
+    @contextmanager
+    def watching(self, steps: int) -> Iterator[None]:
         started = time.monotonic()
-        if options.seconds and started - began + slowest > options.seconds:
-            print(f"{row.name}, seed {row.seed}: not started, there is not enough time left.", flush=True)
-            continue
+        yield
+        self._slowest[steps] = max(self._slowest.get(steps, 0.0), time.monotonic() - started)
+
+
+def run_stage(stage: str, options: argparse.Namespace, clock: Clock) -> list[str]:
+    """Run the rows that have no JSON yet; gives the names of those for which there is no time."""
+    rows = list(missing_rows(rows_of(stage, options.out), options.out))
+    while rows and clock.has_time_for(rows[0].steps):
+        row = rows.pop(0)
         print(f"{row.name}, seed {row.seed}:", flush=True)
-        record = run_row(row, options)
+        with clock.watching(row.steps):
+            record = run_row(row, options)
         write_json(options.out / row.stage / row.file, record)
-        slowest = max(slowest, time.monotonic() - started)
         print(f"{row.name}: {outcome(record)}", flush=True)
+    return [f"{row.name}, seed {row.seed}" for row in rows]
 
 
 def outcome(record: dict[str, Any]) -> str:

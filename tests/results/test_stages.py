@@ -181,7 +181,10 @@ def test_a_stage_runs_in_parts_and_its_table_says_what_is_missing(
     run_stage.main()
     expected = sorted(row.file for row in run_stage.rows_of("tuning", tmp_path))
     begun = len(list((tmp_path / "tuning").glob("*.json")))
-    assert capsys.readouterr().out.count("not started") == len(expected) - begun
+    assert begun < len(expected)
+    said = capsys.readouterr().out
+    assert "not enough time left" in said
+    assert said.splitlines()[-1].count("seed 1") == len(expected) - begun
     table = stage_tables.stage_section(tmp_path / "tuning")
     assert "not run" in table
     monkeypatch.setattr(sys, "argv", arguments)
@@ -199,6 +202,50 @@ def test_a_stage_runs_in_parts_and_its_table_says_what_is_missing(
     assert "diverged" not in table
     assert record["data"]["splits"]["train"]["text_sha256"] in table
     assert not list((tmp_path / "runs").rglob("config.yaml"))
+
+
+def test_stages_run_in_turn_and_the_next_takes_what_the_first_found(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_stage, "HERE", tmp_path)
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "_schedule.yaml").write_text("{}")
+    row = {"name": "faster", "recipe": "table1a/r2", "optim": {"lr": 3}}
+    first = {"title": "Rates", "steps": 4, "common": TINY, "rows": [row]}
+    second = {**first, "takes": ["first"], "rows": [{"name": "R3", "recipe": "table1a/r3"}]}
+    for name, stage in {"first": first, "second": second}.items():
+        (tmp_path / "stages" / f"{name}.yaml").write_text(json.dumps(stage))
+    arguments = ["first", "second", "--data", str(corpus), "--out", str(tmp_path), "--runs", str(tmp_path / "r")]
+    monkeypatch.setattr(sys, "argv", ["run_stage.py", *arguments, "--seconds", "1e-9"])
+    run_stage.main()
+    assert "not all has run: faster, seed 1." in capsys.readouterr().out  # and nothing is taken from what did not run
+    monkeypatch.setattr(sys, "argv", ["run_stage.py", "first", "thrid", *arguments[2:]])
+    with pytest.raises(UserError, match="no stage 'thrid'"):
+        run_stage.main()
+    assert not (tmp_path / "first").exists()
+    monkeypatch.setattr(sys, "argv", ["run_stage.py", *arguments])
+    run_stage.main()
+    found = json.loads((tmp_path / "second" / "r3-seed-1.json").read_text())
+    assert found["settings"]["optim"]["lr"] == 3
+
+
+def test_a_row_is_started_if_one_of_its_length_would_be_over_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(run_stage.time, "monotonic", lambda: now[0])
+    clock = run_stage.Clock(100)
+    assert clock.has_time_for(10**9)  # nothing is known yet
+    with clock.watching(1000):
+        now[0] += 20
+    assert clock.has_time_for(3000)  # 60 s of the 80 that are left
+    assert not clock.has_time_for(5000)
+    with clock.watching(3000):
+        now[0] += 30
+    assert clock.has_time_for(3000)
+    assert clock.has_time_for(1000)
+    now[0] += 30
+    assert not clock.has_time_for(3000)
+    assert not clock.has_time_for(1000)
+    assert run_stage.Clock(None).has_time_for(10**9)
 
 
 def test_a_second_text_that_is_not_there_is_refused_before_any_training(
