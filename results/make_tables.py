@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from claims import claims_section
 from curves import draw_curves
 from marked import write_between_marks
 from speed import training_speed
@@ -298,6 +299,7 @@ def main() -> None:
             INTRODUCTION,
             *(section(folder) + "\n" + correlation_section(folder) for folder in folders),
             all_stages(HERE / "wiki78m"),
+            *([claims_section(HERE / "wiki78m")] if (HERE / "wiki78m").is_dir() else []),
             look_up_section(HERE / "inference"),
             "",
         ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.errors import UserError
@@ -30,7 +31,7 @@ def script(name: str) -> ModuleType:
 
 
 sys.path.insert(0, str(RESULTS))  # the scripts import each other
-run_stage, stage_tables = script("run_stage"), script("stage_tables")
+run_stage, stage_tables, claims = script("run_stage"), script("stage_tables"), script("claims")
 STAGES = sorted(path.stem for path in (RESULTS / "stages").glob("[a-z]*.yaml"))
 
 
@@ -295,3 +296,40 @@ def test_a_row_that_diverges_is_a_result_and_the_next_one_runs(
     table = stage_tables.stage_section(tmp_path / "rates")
     assert "| mad | diverged |" in table
     assert "['mild'].svg" in table
+
+
+def test_every_pair_of_a_claim_is_of_rows_that_a_stage_has() -> None:
+    for claim in yaml.safe_load((RESULTS / "claims.yaml").read_text()):
+        for pair in claim["pairs"]:
+            names = {row["name"] for row in run_stage.read_stage(pair["stage"])["rows"]}
+            assert {pair["row"], pair["against"]} <= names, claim["says"]
+            assert pair.keys() <= {"stage", "row", "against", "alike"}
+
+
+def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
+    def keep(stage: str, name: str, **facts: float) -> None:
+        (tuned / stage).mkdir(exist_ok=True)
+        run = {**finished_row(stage, name, tuned, **facts), "row": name}
+        (tuned / stage / f"{name}-{facts['seed']}.json").write_text(json.dumps(run))
+
+    for stage in ("tuning", "unit-choices"):
+        for path in (tuned / stage).glob("*.json"):
+            path.write_text(json.dumps({"test_perplexity": 99.0, **json.loads(path.read_text())}))
+    keep("decisive", "R2", seed=1, test_perplexity=90.0, valid_perplexity=95.0)
+    keep("decisive", "R3", seed=1, test_perplexity=80.0, valid_perplexity=81.0)
+    assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-11.1%", "-8.2%", "no row has two seeds to judge by"]
+    assert table_rows(tuned)["R3", "R2 scaled"] == ["not run"] * 4
+    keep("decisive", "R3", seed=2, test_perplexity=84.0, valid_perplexity=81.0)  # seeds are 5 % apart
+    assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-8.9%", "-8.2%", "too near to tell"]
+    keep("decisive", "R2 scaled", seed=1, test_perplexity=70.0, valid_perplexity=81.0)
+    assert table_rows(tuned)["R3", "R2 scaled"] == ["+0.0%", "+17.1%", "–", "no: the opposite"]
+    keep("decisive", "R2 and a projection", seed=1, test_perplexity=100.0, valid_perplexity=100.0)
+    assert table_rows(tuned)["R3", "R2 and a projection"][-1] == "yes"
+    assert "5.0%" in claims.claims_section(tuned)
+    assert [claims.verdict(test, True, 0.001) for test in (0.009, -0.009, 0.02, -0.02)] == ["yes", "yes", "no", "no"]
+
+
+def table_rows(results: Path) -> dict[tuple[str, str], list[str]]:
+    """What the table of claims says of pairs of the decisive stage."""
+    found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in claims.claims_section(results).splitlines()]
+    return {(row[2], row[3]): row[4:] for row in found if len(row) == 8 and row[1] == "`decisive`"}

@@ -1,0 +1,86 @@
+"""Which of the paper's claims the stages bear out: `make results`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+from stage_tables import published_test, read_rows
+
+HERE = Path(__file__).parent
+SEEDS_APART = 2
+"""A difference counts that is more than so many times the largest between two seeds of one row."""
+ALIKE = 0.01
+"""Rows of which the paper says that they do equally well may differ by this share at least."""
+
+Runs = list[dict[str, Any]]
+
+
+def claims_section(folder: Path) -> str:
+    """Every claim beside the rows that speak of it; ``folder`` has the results of the stages on one text."""
+    claims = yaml.safe_load((HERE / "claims.yaml").read_text())
+    stages = {pair["stage"] for claim in claims for pair in claim["pairs"]}
+    rows = {stage: finished_rows(folder / stage) for stage in stages}
+    apart = largest_difference_of_seeds(folder)
+    header = ("the paper's claim", "stage", "row", "against", "valid", "test", "the paper's test", "seen")
+    lines = ["| " + " | ".join(header) + " |", "|---|---|---|---|---:|---:|---:|---|"]
+    for claim in claims:
+        for place, pair in enumerate(claim["pairs"]):
+            said = claim["says"] if place == 0 else ""
+            cells = pair_cells(pair, rows[pair["stage"]], apart)
+            names = (f"`{pair['stage']}`", pair["row"], pair["against"])
+            lines.append("| " + " | ".join([said, *names, *cells]) + " |")
+    return "\n".join([*lines, "", how_it_is_judged(apart)])
+
+
+def finished_rows(folder: Path) -> dict[str, Runs]:
+    """The runs of every row of which none diverged."""
+    return {name: runs for name, runs in read_rows(folder).items() if not any("diverged" in run for run in runs)}
+
+
+def largest_difference_of_seeds(folder: Path) -> float | None:
+    """Of a row's test perplexities, as a share of the least; None where no row has run with two seeds."""
+    by_seed = [
+        [run["test_perplexity"] for run in runs]
+        for stage in sorted(path for path in folder.glob("*") if path.is_dir())
+        for runs in finished_rows(stage).values()
+    ]
+    return max((max(tests) / min(tests) - 1 for tests in by_seed if len(tests) > 1), default=None)
+
+
+def pair_cells(pair: dict[str, Any], rows: dict[str, Runs], apart: float | None) -> list[str]:
+    """How much lower or higher a row is than the one that it is set against, and what follows."""
+    if pair["row"] not in rows or pair["against"] not in rows:
+        return ["not run"] * 4
+    one, other = rows[pair["row"]], rows[pair["against"]]
+    valid, test = (difference(one, other, f"{split}_perplexity") for split in ("valid", "test"))
+    published = published_test(one[0]), published_test(other[0])
+    papers = "–" if None in published else f"{published[0] / published[1] - 1:+.1%}"
+    return [f"{valid:+.1%}", f"{test:+.1%}", papers, verdict(test, pair.get("alike", False), apart)]
+
+
+def difference(one: Runs, other: Runs, name: str) -> float:
+    """Between the means over seeds, as a share."""
+    return mean(run[name] for run in one) / mean(run[name] for run in other) - 1
+
+
+def verdict(test: float, alike: bool, apart: float | None) -> str:
+    if apart is None:
+        return "no row has two seeds to judge by"
+    if alike:
+        return "yes" if abs(test) <= max(ALIKE, SEEDS_APART * apart) else "no"
+    if abs(test) <= SEEDS_APART * apart:
+        return "too near to tell"
+    return "yes" if test < 0 else "no: the opposite"
+
+
+def how_it_is_judged(apart: float | None) -> str:
+    known = "no row has run with two seeds yet" if apart is None else f"here {apart:.1%}"
+    return (
+        "Differences are between perplexities, the means over seeds, and below zero where the row does better. One "
+        f"counts that is more than {SEEDS_APART} times as large as the largest between two seeds of one row ({known}), "
+        f"which few seeds measure badly; where the paper sees no difference, {ALIKE:.0%} is none either. Training is "
+        "far shorter than the paper's: what is not seen here may come with more of it."
+    )
