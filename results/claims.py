@@ -12,8 +12,8 @@ from stage_tables import published_test, read_rows
 HERE = Path(__file__).parent
 SEEDS_APART = 2
 """A difference counts that is more than so many times the largest between two seeds of one row."""
-ALIKE = 0.01
-"""Rows of which the paper says that they do equally well may differ by this share at least."""
+NO_WORSE = 0.01
+"""A row that should do no worse than another may be higher by this share at least."""
 
 Runs = list[dict[str, Any]]
 
@@ -24,15 +24,16 @@ def claims_section(folder: Path) -> str:
     stages = {pair["stage"] for claim in claims for pair in claim["pairs"]}
     rows = {stage: finished_rows(folder / stage) for stage in stages}
     apart = largest_difference_of_seeds(folder)
+    title = "### Which of the paper's claims are seen"
     header = ("the paper's claim", "stage", "row", "against", "valid", "test", "the paper's test", "seen")
-    lines = ["| " + " | ".join(header) + " |", "|---|---|---|---|---:|---:|---:|---|"]
+    lines = [title, "", "| " + " | ".join(header) + " |", "|---|---|---|---|---:|---:|---:|---|"]
     for claim in claims:
         for place, pair in enumerate(claim["pairs"]):
             said = claim["says"] if place == 0 else ""
             cells = pair_cells(pair, rows[pair["stage"]], apart)
             names = (f"`{pair['stage']}`", pair["row"], pair["against"])
             lines.append("| " + " | ".join([said, *names, *cells]) + " |")
-    return "\n".join([*lines, "", how_it_is_judged(apart)])
+    return "\n".join([*lines, "", how_it_is_judged(apart), ""])
 
 
 def finished_rows(folder: Path) -> dict[str, Runs]:
@@ -58,7 +59,7 @@ def pair_cells(pair: dict[str, Any], rows: dict[str, Runs], apart: float | None)
     valid, test = (difference(one, other, f"{split}_perplexity") for split in ("valid", "test"))
     published = published_test(one[0]), published_test(other[0])
     papers = "–" if None in published else f"{published[0] / published[1] - 1:+.1%}"
-    return [f"{valid:+.1%}", f"{test:+.1%}", papers, verdict(test, pair.get("alike", False), apart)]
+    return [f"{valid:+.1%}", f"{test:+.1%}", papers, verdict(test, pair.get("no_worse", False), apart)]
 
 
 def difference(one: Runs, other: Runs, name: str) -> float:
@@ -66,11 +67,11 @@ def difference(one: Runs, other: Runs, name: str) -> float:
     return mean(run[name] for run in one) / mean(run[name] for run in other) - 1
 
 
-def verdict(test: float, alike: bool, apart: float | None) -> str:
+def verdict(test: float, no_worse: bool, apart: float | None) -> str:
     if apart is None:
         return "no row has two seeds to judge by"
-    if alike:
-        return "yes" if abs(test) <= max(ALIKE, SEEDS_APART * apart) else "no"
+    if no_worse:
+        return "yes" if test <= max(NO_WORSE, SEEDS_APART * apart) else "no"
     if abs(test) <= SEEDS_APART * apart:
         return "too near to tell"
     return "yes" if test < 0 else "no: the opposite"
@@ -81,6 +82,6 @@ def how_it_is_judged(apart: float | None) -> str:
     return (
         "Differences are between perplexities, the means over seeds, and below zero where the row does better. One "
         f"counts that is more than {SEEDS_APART} times as large as the largest between two seeds of one row ({known}), "
-        f"which few seeds measure badly; where the paper sees no difference, {ALIKE:.0%} is none either. Training is "
-        "far shorter than the paper's: what is not seen here may come with more of it."
+        f"which few seeds measure badly; where a row need only do no worse, {NO_WORSE:.0%} does not count either. "
+        "Training is far shorter than the paper's: what is not seen here may come with more of it."
     )

@@ -16,6 +16,8 @@ from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.settings import to_plain
 
 HERE = Path(__file__).parent
+STAGES = ("decisive", "depth", "ablation", "ablation-clean", "unit-choices", "tuning")
+"""As a reader asks for them; they run in another order."""
 HEADER = (
     *("row", "unit", "context", "tables", "total M", "seeds", "valid", "test", "spread", "against reference"),
     *("ms/step", "tokens/s", "M tokens", "other text", "paper's test"),
@@ -24,11 +26,11 @@ HEADER = (
 
 def all_stages(folder: Path) -> str:
     """The stages that have run on one text, and the names of those that have not."""
-    stages = sorted(path.stem for path in (HERE / "stages").glob("[a-z]*.yaml"))
-    run = [stage for stage in stages if any((folder / stage).glob("*.json"))]
-    waiting = [f"`{stage}`" for stage in stages if stage not in run]
+    run = [stage for stage in STAGES if any((folder / stage).glob("*.json"))]
+    waiting = [f"`{stage}`" for stage in STAGES if stage not in run]
     said = f"Stages of `results/run_stage.py` that have not been run: {', '.join(waiting)}." if waiting else ""
-    return "\n\n".join([f"## {folder.name}, in stages", *(stage_section(folder / stage) for stage in run), said, ""])
+    parts = [f"## {folder.name}, in stages", *(stage_section(folder / stage) for stage in run), said]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def stage_section(folder: Path) -> str:
