@@ -71,7 +71,7 @@ def rows_of(stage: str, out: Path) -> list[Row]:
         own = merge(merge(shared, best_settings(row.get("takes", ()), out)), own_settings(row))
         for place, seed in enumerate(row.get("seeds", [1])):
             run = {"steps": steps, "epochs": None, "seed": seed, "checkpoint_every": steps}
-            run["eval_every"] = max(steps // 5, 1)
+            run["eval_every"] = max(steps // 10, 1)
             found.append((place, Row(stage, row["name"], row["recipe"], seed, merge(own, {"train": run}))))
     return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 

@@ -47,7 +47,8 @@ def stage_section(folder: Path) -> str:
     for row in described["rows"]:
         lines.append("| " + " | ".join([row["name"], *row_cells(by_row.get(row["name"]), reference)]) + " |")
     lines += [f"\n{sentence}" for sentence in taken(described, folder.parent)]
-    finished = {name: runs for name, runs in by_row.items() if "diverged" not in runs[0]}
+    names = [row["name"] for row in described["rows"] if row["name"] in by_row]
+    finished = {name: by_row[name] for name in names if "diverged" not in by_row[name][0]}
     if finished:
         lines += ["", origin([run for runs in finished.values() for run in runs])]
         picture = draw_curves(f"stage-{folder.name}", {name: runs[0] for name, runs in finished.items()})
