@@ -11,7 +11,7 @@ from tests.results.test_stages import script
 from torchdefine.errors import UserError
 
 pytest.importorskip("sacrebleu")
-run_translation, make_tables, speed = script("run_translation"), script("make_tables"), script("speed")
+run_translation, tables, speed = script("run_translation"), script("translation_tables"), script("speed")
 TINY = {
     "bitext": {"bpe_size": 280, "batch_tokens": 400},
     "embedding": {"map_dim": 16},
@@ -32,8 +32,8 @@ def test_translators_are_scored_on_other_bitexts_too(
     (name,) = record["also"]
     assert record["also"][name]["bleu"] == pytest.approx(record["test_bleu"])
     assert record["also"][name]["perplexity"] == pytest.approx(record["test_perplexity"])
-    monkeypatch.setitem(make_tables.draw_curves.__globals__, "HERE", tmp_path)  # or it would draw over the real picture
-    table = make_tables.translation_section(out)
+    monkeypatch.setitem(tables.draw_curves.__globals__, "HERE", tmp_path)  # or it would draw over the real picture
+    table = tables.translation_section(out)
     assert (tmp_path / "figures" / "europarl.svg").is_file()
     assert f"| {name}, BLEU | {name}, chrF |" in table
     assert f"| {record['tokens_per_second']:,.0f} |" in table

@@ -1,0 +1,44 @@
+"""The correlation of dimensions in numbers, as results/look_at_maps.py wrote them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def correlation_section(folder: Path) -> str:
+    """What the maps of docs/maps.md show, in numbers: of the finished vectors, and along the unit."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    looked_at = [result for result in results if "correlation" in result]
+    if not looked_at:
+        return ""
+    header = (
+        "recipe",
+        "state",
+        "stage",
+        "dimensions",
+        "mean abs. cosine",
+        "above 0.25",
+        "effective rank",
+        "distance to standard",
+    )
+    lines = ["", "### Correlation of dimensions", "", "| " + " | ".join(header) + " |"]
+    lines.append("|---|---|---|" + "---:|" * (len(header) - 3))
+    for result in looked_at:
+        for state, stages in result["correlation"].items():
+            for stage, numbers in stages.items():
+                if state.startswith("untrained") and stage != "finished":
+                    continue
+                distance = numbers.get("distance_to_standard")
+                cells = [
+                    f"`{result['recipe']}`",
+                    state,
+                    stage,
+                    str(numbers["dimensions"]),
+                    f"{numbers['mean_off_diagonal']:.4f}",
+                    f"{numbers['share_above_0.25']:.1%}",
+                    f"{numbers['effective_rank']:.1f}",
+                    f"{distance:.4f}" if distance is not None else "–",
+                ]
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
