@@ -33,7 +33,7 @@ TARGET = "embeddings.word_embeddings"
 MEASURED, CHOOSING, FELT, TAUGHT, COUNTED = 2_000, 400, 1_200, 2_400, 300_000
 BATCH, LONGEST = 32, 128
 DISTILLATION = Distillation(steps=75)
-UNITS = UnitFitting(steps=200)
+UNITS = UnitFitting(steps=2_000)
 CODES = CodeLearning(steps=400, rounds=3)
 Batch = tuple[Tensor, Tensor]
 
@@ -80,6 +80,7 @@ def main() -> None:
         },
         "sensitivity_seconds": round(time.monotonic() - began, 1),
         "distillation": {"steps": DISTILLATION.steps, "batch_size": BATCH},
+        "units": {"steps": UNITS.steps, "batch_size": UNITS.batch_size},
         "seed": DISTILLATION.seed,
         **describe_environment(device),
     }
