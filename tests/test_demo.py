@@ -39,6 +39,16 @@ def test_compares_five_models_and_writes_a_report(small: None, capsys: pytest.Ca
     assert Path("runs/demo/standard/result.json").stat().st_mtime_ns == before
 
 
+def test_says_once_what_holds_for_every_model(small: None, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="torchdefine")
+    demo.run_demo(Path("runs/demo"))
+    said = [sentence for sentence in caplog.messages if sentence.startswith(("The training text", "The vocabulary"))]
+    assert len(said) == len(set(said)) == 2
+    assert len([sentence for sentence in caplog.messages if sentence.startswith("Of the validation text")]) == 1
+    train("demo/standard", data="corpus", out="again", train={"steps": 3})  # who trains after the demo is told as ever
+    assert caplog.messages.count(said[0]) == 2
+
+
 def test_speaks_of_a_busy_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "getloadavg", lambda: (4.25, 1.0, 1.0), raising=False)

@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -64,26 +66,79 @@ def test_full_disk_while_writing_weights_keeps_the_old_ones(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_process_left_of_a_folder_is_cleared_away(tmp_path: Path) -> None:
-    code = """
+KILLED_IN_A_FOLDER = """
 import os, signal, sys
 from torchdefine.files import new_folder
 with new_folder(sys.argv[1]) as making:
     (making / "half").write_text("a program")
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    killed = [subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=False) for name in ("a", "a.b")]
-    assert {process.returncode for process in killed} == {-signal.SIGKILL}
-    of_a, of_b = sorted(path.name for path in tmp_path.iterdir())
-    number = of_a.split(".")[2].split("-")[0]
-    others = [f".a.{os.getpid()}-0123abcd.tmp", ".a.notes.tmp", f".a.{number}-0123abcd.tmp"]  # alive, not ours, locked
-    for name in others:
-        (tmp_path / name).mkdir()
-    with files._claimed(tmp_path / others[2]) as claimed, files.new_folder(tmp_path / "a") as making:
-        assert claimed
+KILLED_IN_A_FILE = """
+import os, signal, sys
+from pathlib import Path
+from torchdefine.files import atomic_file
+with atomic_file(Path(sys.argv[1])) as file:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+KILLED_IN_WEIGHTS = """
+import os, signal, sys
+from pathlib import Path
+from torchdefine import files
+def write_half(tensors, path, metadata):
+    (path.parent / ".tmpZaKmVh").write_text("a file of the package's own, which it would rename")
+    os.kill(os.getpid(), signal.SIGKILL)
+files.save_file = write_half
+files.write_safetensors(Path(sys.argv[1]), {})
+"""
+
+
+def write_folder(path: Path) -> None:
+    with files.new_folder(path) as making:
         (making / "whole").write_text("a program")
-    assert {path.name for path in tmp_path.iterdir()} == {"a", of_b, *others}
-    assert (tmp_path / "a" / "whole").is_file()
+
+
+def write_file(path: Path) -> None:
+    with atomic_file(path) as file:
+        file.write(b"content")
+
+
+def write_weights(path: Path) -> None:
+    write_safetensors(path, {"a": torch.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("killed_code", "write"),
+    [(KILLED_IN_A_FOLDER, write_folder), (KILLED_IN_A_FILE, write_file), (KILLED_IN_WEIGHTS, write_weights)],
+)
+def test_what_a_killed_process_left_is_cleared_away(
+    tmp_path: Path, killed_code: str, write: Callable[[Path], None]
+) -> None:
+    for name in ("a", "a.b"):
+        killed = subprocess.run([sys.executable, "-c", killed_code, str(tmp_path / name)], check=False)
+        assert killed.returncode == -signal.SIGKILL
+    of_a, of_b = sorted(path.name for path in tmp_path.iterdir())
+    machine, number, _ = of_a.removeprefix(".a.").split("-")
+    others = {
+        "alive": f".a.{machine}-{os.getpid()}-0123abcd.tmp",
+        "elsewhere": f".a.ffffffff-{number}-0123abcd.tmp",
+        "locked": f".a.{machine}-{number}-0123abcd.tmp",
+        "not ours": ".a.notes.tmp",
+    }
+    for name in others.values():
+        (tmp_path / name).mkdir()
+    with files._claimed(tmp_path / others["locked"]) as claimed:
+        assert claimed
+        write(tmp_path / "a")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", of_b, *others.values()}
+    write(tmp_path / "a.b")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "a.b", *others.values()}
+
+
+def test_where_machines_cannot_be_told_apart_leftovers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "readlink", Mock(side_effect=OSError("no such file")))
+    (leftover := tmp_path / f".a.{files._machine()}-999999999-0123abcd.tmp").mkdir()
+    write_file(tmp_path / "a")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", leftover.name}
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:

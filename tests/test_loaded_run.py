@@ -37,6 +37,31 @@ def test_a_single_file_is_a_test_text(run: Run, corpus: Path, tmp_path: Path) ->
             ask()
 
 
+def test_subwords_are_counted_too(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
+    from torchdefine.data import train_bpe
+
+    tokenizer = train_bpe([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
+    trained = train(recipe_file, out=tmp_path / "run", data={"tokenizer": str(tokenizer)}, train={"steps": 5})
+    run = load_run(trained.folder.path)
+    counts = run.token_counts()
+    assert counts is not None
+    assert sum(counts) == run.result["data"]["splits"]["train"]["tokens"]
+    (other := tmp_path / "other.txt").write_text("w1 w2 w3\n")
+    for split in ("valid", "test"):
+        known = run.result[f"{split}_unigram_perplexity"]
+        assert run.unigram_perplexity(split) == pytest.approx(known, rel=1e-9)
+    assert run.unigram_perplexity(data=other) is not None
+
+    run.folder.token_counts.unlink()  # as in runs that kept none
+    assert run.unigram_perplexity("valid") == run.result["valid_unigram_perplexity"]
+    assert run.unigram_perplexity(data=corpus / "test.txt") == run.result["test_unigram_perplexity"]
+    assert run.unigram_perplexity(data=other) is None
+    run.folder.result.unlink()
+    assert run.unigram_perplexity() is None
+    train(out=run.folder.path, resume=True)  # going on with such a run makes up for it
+    assert run.token_counts() == counts
+
+
 def test_training_is_shown_to_whoever_is_there(
     recipe_file: Path,
     tmp_path: Path,

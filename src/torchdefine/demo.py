@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torchdefine.analysis.comparison import compare_runs, print_comparison
 from torchdefine.analysis.report import write_report
 from torchdefine.recipe import load_recipe
+from torchdefine.run import log as training_log
 from torchdefine.run import train
 from torchdefine.training import RunFolder
 from torchdefine.training.progress import default_reporter, work_bar
@@ -24,21 +28,11 @@ def run_demo(out: Path) -> None:
     )
     if busy := others_at_work():
         print(f"{busy}: the demo takes longer then, and its speeds say little.\n", file=sys.stderr)
-    folders = []
-    for number, name in enumerate(MODELS, start=1):
-        recipe = f"demo/{name}"
-        folder = RunFolder(out / name)
-        folders.append(folder.path)
-        print(f"{number}/{len(MODELS)}  {name}: {load_recipe(recipe).description}", file=sys.stderr)
-        with work_bar("reading the text") as progress:
-            train(
-                recipe,
-                out=folder.path,
-                resume=folder.exists(),
-                device="cpu",
-                reporter=default_reporter(),
-                progress=progress,
-            )
+    folders = [out / name for name in MODELS]
+    with _each_sentence_once():
+        for number, (name, folder) in enumerate(zip(MODELS, folders, strict=True), start=1):
+            print(f"{number}/{len(MODELS)}  {name}: {load_recipe(f'demo/{name}').description}", file=sys.stderr)
+            _train_or_finish(f"demo/{name}", RunFolder(folder))
     print()
     print_comparison(compare_runs(folders))
     report = out / "report.html"
@@ -46,6 +40,36 @@ def run_demo(out: Path) -> None:
         write_report(folders, report, progress=progress)
     print(f"\nThe report, with curves, correlation maps and samples, is in {os.path.relpath(report)}.")
     print("The same models on a text of your own: torchdefine train demo/adaptive-define --data FOLDER --out runs/mine")
+
+
+def _train_or_finish(recipe: str, folder: RunFolder) -> None:
+    with work_bar("reading the text") as progress:
+        train(
+            recipe,
+            out=folder.path,
+            resume=folder.exists(),
+            device="cpu",
+            reporter=default_reporter(),
+            progress=progress,
+        )
+
+
+@contextmanager
+def _each_sentence_once() -> Iterator[None]:
+    """Leave out what one training after another says of the same text; what differs is still said."""
+    said: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        sentence = record.getMessage()
+        known = sentence in said
+        said.add(sentence)
+        return not known
+
+    training_log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        training_log.removeFilter(is_new)
 
 
 def others_at_work() -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -40,22 +41,19 @@ def replacing(path: Path) -> Iterator[Path]:
     """A path beside ``path`` to write to; what is there takes its place, whole, if the block ends without an error.
 
     An existing file is never harmed, and two processes that write the same path do not meet. A write that fails is
-    a MachineError.
+    a MachineError; what a killed process left goes with the next write.
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is a folder or a device, not a file to be written: choose another name.")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with _room_beside(path) as room:
+            temporary = room / "whole"
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     except OSError as error:
         raise write_failure(path, error) from error
-    finally:
-        with suppress(OSError):  # after a success there is nothing left to remove
-            temporary.unlink()
 
 
 @contextmanager
@@ -70,19 +68,32 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     """A folder to write into; it appears as ``path``, whole, only if the block ends without an error."""
     path = Path(path)
     check_new_folder(path)
-    _remove_abandoned(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        temporary.mkdir(parents=True)
-        with _claimed(temporary):
+        with _room_beside(path) as room:
+            temporary = room / "whole"
+            temporary.mkdir()
             yield temporary
             if path.is_dir():
                 path.rmdir()
             os.replace(temporary, path)
     except OSError as error:
         raise write_failure(path, error) from error
+
+
+@contextmanager
+def _room_beside(path: Path) -> Iterator[Path]:
+    """A folder of this process's own to write what will become ``path``; whatever is left in it goes in the end.
+
+    It is a folder even for a single file, because packages that write one may put files of their own beside it.
+    """
+    _remove_abandoned(path)
+    room = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        room.mkdir(parents=True)
+        with _claimed(room):
+            yield room
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # after a success there is nothing left to remove
+        shutil.rmtree(room, ignore_errors=True)
 
 
 @contextmanager
@@ -109,17 +120,34 @@ def _claimed(folder: Path) -> Iterator[bool]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Clear away what processes that were killed left of the same folder: they are gone, and so are their locks."""
-    if not path.parent.is_dir():
+    """Clear away what processes of this machine that were killed left of ``path``: they are gone, so are their locks.
+
+    What another machine left on a shared disk stays, since nobody here can tell whether its process still runs.
+    """
+    try:
+        beside = list(path.parent.iterdir())
+    except OSError:  # there is no such folder yet, or nobody may look into it
         return
-    unfinished = re.compile(re.escape(f".{path.name}.") + r"(\d{1,9})-[0-9a-f]{8}\.tmp")
-    for found in list(path.parent.iterdir()):
+    unfinished = re.compile(re.escape(f".{path.name}.{_machine()}-") + r"(\d{1,9})-[0-9a-f]{8}\.tmp")
+    for found in beside:
         made_by = unfinished.fullmatch(found.name)
         if made_by is None or found.is_symlink() or not found.is_dir() or _is_running(int(made_by[1])):
             continue
         with _claimed(found) as claimed:
             if claimed:
                 shutil.rmtree(found, ignore_errors=True)
+
+
+def _machine() -> str:
+    """Equal for processes among which a process number means the same one: one machine, boot and container.
+
+    Where the system does not tell, it is like no other.
+    """
+    try:
+        boot, numbering = Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return secrets.token_hex(4)
+    return hashlib.sha256("\n".join((platform.node(), boot, numbering)).encode()).hexdigest()[:8]
 
 
 def _is_running(process: int) -> bool:

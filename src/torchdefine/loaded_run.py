@@ -101,8 +101,9 @@ class Run:
         return self._beside_weights("compressed")
 
     def token_counts(self) -> list[int] | None:
-        """How often each token occurs in the training text, where the vocabulary says so."""
-        return getattr(self.tokenization, "counts", None)
+        """How often each token occurs in the training text, where the vocabulary or the run's folder says so."""
+        counts: list[int] | None = getattr(self.tokenization, "counts", None)
+        return self.folder.read_token_counts() if counts is None else counts
 
     def _vocabulary_facts(self) -> dict[str, Any]:
         return {"vocabulary_sha256": self.tokenization.sha256}
@@ -194,9 +195,21 @@ class Run:
         return best
 
     def unigram_perplexity(self, split: str = "test", *, data: str | Path | None = None) -> float | None:
-        """What a model gets that only counts the words of the training text; None for subwords: nobody counted them."""
-        counts = self.token_counts()
-        return None if counts is None else unigram_perplexity(counts, np.asarray(self._text(split, data).tokens))
+        """What a model gets that only counts the words, or subwords, of the training text.
+
+        None for a run from before subwords were counted, unless the text is its own and the number in its result.
+        """
+        counts, text = self.token_counts(), self._text(split, data)
+        return self._unigram_in_result(text) if counts is None else unigram_perplexity(counts, np.asarray(text.tokens))
+
+    def _unigram_in_result(self, text: TokenFile) -> float | None:
+        if not self.folder.result.exists():
+            return None
+        result = self.result
+        splits = result["data"].get("splits", {})
+        same = [name for name, own in splits.items() if own.get("tokens_sha256") == text.tokens_sha256]
+        known = (result.get(f"{name}_unigram_perplexity") for name in same)
+        return next((perplexity for perplexity in known if perplexity is not None), None)
 
     def _text(self, split: str, data: str | Path | None) -> TokenFile:
         if data is not None and (file := Path(data).expanduser()).is_file():

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torchdefine.data import Bitext, Corpus
 from torchdefine.describe_data import describe_amount, describe_tokens
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
@@ -81,6 +82,8 @@ def train(
             trainer.resume()
         elif processes.is_first:  # only now, when nothing speaks against the run any more
             folder.create(recipe, corpus.tokenization)
+        if processes.is_first:
+            _keep_token_counts(folder, corpus)
         processes.wait()
         environment = describe_environment(target)
         if processes.is_first:
@@ -101,6 +104,12 @@ def train(
                 log.warning(trouble)
         processes.wait()
         return Run(folder, recipe, corpus.tokenization, model.eval(), folder.best)
+
+
+def _keep_token_counts(folder: RunFolder, corpus: Corpus | Bitext) -> None:
+    """For evaluations and compression on machines that do not have the training text; words are counted already."""
+    if isinstance(corpus, Corpus) and corpus.tokenization.counts is None and not folder.token_counts.exists():
+        folder.write_token_counts(corpus.splits["train"].counts(len(corpus.tokenization)).tolist())
 
 
 def load_run(

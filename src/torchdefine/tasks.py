@@ -29,18 +29,26 @@ from torchdefine.translation import check_translation_packages, describe_transla
 
 def open_data(recipe: Recipe, processes: Processes, progress: Progress | None) -> Corpus | Bitext:
     """The first process fetches and encodes the text; the others then find it in the cache."""
-    corpus: Corpus | Bitext
     if recipe.task == "translation":
         check_translation_packages()
-    for mine in (True, False):
-        if processes.is_first == mine:
-            shown = progress if processes.is_first else None
-            corpus = open_bitext(recipe, shown) if recipe.task == "translation" else open_corpus(recipe.data, shown)
-            if processes.is_first:
-                for text in corpus.splits.values():
-                    text.verify()
+    if not processes.is_first:
         processes.wait()
+        corpus = _open_text(recipe, None)
+    else:
+        try:
+            corpus = _open_text(recipe, progress)
+        except UserError:
+            processes.wait()  # the others refuse the text for the same reason; else they would only see us vanish
+            raise
+        for text in corpus.splits.values():
+            text.verify()
+        processes.wait()
+    processes.wait()
     return corpus
+
+
+def _open_text(recipe: Recipe, progress: Progress | None) -> Corpus | Bitext:
+    return open_bitext(recipe, progress) if recipe.task == "translation" else open_corpus(recipe.data, progress)
 
 
 def fresh_model(recipe: Recipe, corpus: Any) -> Any:

@@ -211,6 +211,21 @@ def test_a_run_that_is_not_drawn_is_named_with_the_reason(runs: dict[str, Path])
     assert curve_figure([infinite]).axes[0].get_legend() is not None
 
 
+def test_a_smoothed_training_loss_is_not_drawn_as_a_perplexity(runs: dict[str, Path]) -> None:
+    define, standard = summarise([runs["define"], runs["standard"]])
+    output = dataclasses.replace(define.recipe.output, label_smoothing=0.1)
+    smoothed = dataclasses.replace(define, recipe=dataclasses.replace(define.recipe, output=output))
+    sentence = "The training of define is not drawn: a smoothed loss gives no perplexity."
+    assert undrawn_curves([smoothed]) == [sentence]
+    (axes,) = curve_figure([smoothed]).axes
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert sentence.rstrip(".") in legend
+    assert "training" not in legend
+    assert len([line for line in axes.lines if len(line.get_xdata()) == len(define.train)]) == 0
+    assert undrawn_curves([smoothed, smoothed, standard])[-1].startswith("The training of 2 runs is not drawn")
+    assert undrawn_curves([dataclasses.replace(smoothed, valid=[])]) == [sentence]
+
+
 def test_only_a_bar_that_is_one_for_all_is_drawn(runs: dict[str, Path]) -> None:
     (define,) = summarise([runs["define"]])
     assert define.result is not None

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -221,10 +222,11 @@ def test_full_disk_leaves_nothing_half_written(source: Path, cache: Path, monkey
         def write(self, data: object) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
+    def open_on_small_disk(path: Path, mode: str = "r", **options: Any) -> IO[Any]:
+        return SmallDisk(path, "x") if mode == "xb" else open_path(path, mode, **options)
+
     open_path = Path.open
-    monkeypatch.setattr(
-        Path, "open", lambda path, mode="r": SmallDisk(path, "x") if mode == "xb" else open_path(path, mode)
-    )
+    monkeypatch.setattr(Path, "open", open_on_small_disk)
     with pytest.raises(MachineError, match=r"disk is full.*train\.tokens"):
         encode_corpus(source, cache)
     assert files_below(cache) == []

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchdefine.cli import command_line
 from torchdefine.training import RunFolder
 from torchdefine.training.distributed import joined_processes
 
@@ -54,6 +55,39 @@ def alone(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "run"
     run(command(1, recipe_file, out))
     return out
+
+
+def test_two_processes_refuse_a_command_with_one_voice(recipe_file: Path, tmp_path: Path) -> None:
+    (taken := tmp_path / "taken").mkdir()
+    (taken / "letter.txt").write_text("somebody's")
+    refused = {
+        "The setting --optim.lrr is unknown": command(2, recipe_file, tmp_path / "new", "--optim.lrr", "3"),
+        f"{taken} holds letter.txt already, but no run": command(2, recipe_file, taken),
+        "There is neither a folder nor a corpus called nowhere": command(
+            2, recipe_file, tmp_path / "new", "--data", "nowhere"
+        ),
+    }
+    for sentence, arguments in refused.items():
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 1, done.stderr[-2000:]
+        said = [line for line in done.stderr.splitlines() if line.startswith("torchdefine: ")]
+        assert len(said) == 1, done.stderr[-2000:]
+        assert said[0].startswith(f"torchdefine: {sentence}")
+        assert "torchdefine/run.py" not in done.stderr  # the one traceback is torchrun's
+
+
+def test_a_process_that_nobody_speaks_for_says_its_own_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(command_line.time, "sleep", waited.append)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+    for rank, waits in (("0", 0), ("1", 1)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(SystemExit, match="2"):
+            command_line.run_command(["trian"])
+        assert len(waited) == waits
+        assert capsys.readouterr().err == "torchdefine: The command 'trian' is unknown: did you mean 'train'?\n"
 
 
 def test_two_processes_reproduce_one_with_the_doubled_batch(alone: Path, recipe_file: Path, tmp_path: Path) -> None:

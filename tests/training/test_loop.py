@@ -165,6 +165,7 @@ def test_kill_9_and_resume_gives_the_same_bits(
     torch.set_num_threads(1)
     kill_at_random_then_resume(recipe_file, tmp_path / "run", seconds)
     assert_same_run(unbroken, tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("*tmp*"))
 
 
 def test_a_run_that_broke_off_before_its_first_checkpoint_begins_again(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from torchdefine.errors import UserError
 from torchdefine.training import RunFolder
 
 RESULT = {"recipe": "r", "settings": {}, "parameters": {}, "data": {}, "steps": 1, "tokens": 1, "seconds": 1.0}
@@ -48,3 +49,37 @@ def test_files_of_older_versions_are_read(tmp_path: Path) -> None:
     assert "Infinity" in folder.result.read_text()
     assert folder.records("valid")[0]["perplexity"] == math.inf
     assert folder.read_result()["test_perplexity"] == math.inf
+
+
+def counted(path: Path) -> RunFolder:
+    """The folder of a run with three subwords."""
+    folder = RunFolder(path)
+    folder.fingerprints = {"vocabulary_sha256": "of three subwords", "vocabulary_size": 3}
+    return folder
+
+
+def test_token_counts_of_released_versions_are_read(tmp_path: Path) -> None:
+    """Files in tests/released stay as the release wrote them."""
+    released = counted(Path(__file__).parents[1] / "released" / "token-counts-v1")
+    assert released.read_token_counts() == [7, 0, 2]
+    folder = counted(tmp_path)
+    assert folder.read_token_counts() is None
+    folder.write_token_counts([7, 0, 2])
+    assert folder.token_counts.read_bytes() == released.token_counts.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"format_version": 2}, r"has format version 2; this torchdefine reads 1\.$"),
+        ({"vocabulary_sha256": "another"}, "does not belong to this run's vocabulary, or is damaged: restore it, or"),
+        ({"counts": [7, 0]}, "is damaged: restore it, or remove it to do without"),
+        ({"counts": [7, None, 2]}, "is damaged: restore it, or remove it to do without"),
+    ],
+)
+def test_token_counts_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+    folder = counted(tmp_path)
+    folder.write_token_counts([7, 0, 2])
+    folder.token_counts.write_text(json.dumps(json.loads(folder.token_counts.read_text()) | change))
+    with pytest.raises(UserError, match=sentence):
+        folder.read_token_counts()

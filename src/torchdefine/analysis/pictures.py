@@ -68,13 +68,13 @@ def curve_figure(runs: Sequence[RunSummary], by: Axis = "tokens") -> Figure:
         axes = figure.add_subplot()
         for index, run in enumerate(runs):
             style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
-            valid, train = _points(run.valid, by), _points(run.train, by)
+            valid, train = _points(run.valid, by), _points(_unsmoothed(run), by)
             if valid and train:
                 axes.plot(*zip(*train, strict=True), linewidth=0.7, alpha=0.6, **style)
             if valid or train:
                 label = run.name if valid else f"{run.name} (training)"
                 axes.plot(*zip(*(valid or train), strict=True), label=label, marker="o", markersize=3.5, **style)
-        if any(_points(run.valid, by) and _points(run.train, by) for run in runs):
+        if any(_points(run.valid, by) and _points(_unsmoothed(run), by) for run in runs):
             axes.plot([], [], color="#888888", linewidth=0.7, label="training")
         counted = {u for run in runs if (u := run.fact("valid_unigram_perplexity"))}
         if len(counted) == 1:  # that of other vocabularies is another
@@ -93,17 +93,26 @@ def curve_figure(runs: Sequence[RunSummary], by: Axis = "tokens") -> Figure:
 
 
 def undrawn_curves(runs: Sequence[RunSummary]) -> list[str]:
-    """A sentence on every run of which a picture of curves shows nothing, or not all validations."""
+    """Sentences on runs of which a picture of curves shows nothing, or not all validations, or not the training."""
     sentences = []
     for run in runs:
-        finite = len(_points(run.valid, "step"))
+        finite, train = len(_points(run.valid, "step")), _unsmoothed(run)
         if not run.valid and not run.train:
             sentences.append(f"{run.name} is not drawn: it has logged nothing yet.")
-        elif not finite and not _points(run.train, "step"):
+        elif (run.valid or train) and not finite and not _points(train, "step"):
             sentences.append(f"{run.name} is not drawn: its perplexity is not finite.")
         elif finite < len(run.valid):
             sentences.append(f"{run.name} is drawn in part: its perplexity is not finite everywhere.")
+    smoothed = [run.name for run in runs if run.train and not _unsmoothed(run)]
+    if smoothed:
+        whose = smoothed[0] if len(smoothed) == 1 else f"{len(smoothed)} runs"
+        sentences.append(f"The training of {whose} is not drawn: a smoothed loss gives no perplexity.")
     return sentences
+
+
+def _unsmoothed(run: RunSummary) -> list[dict[str, Any]]:
+    """What was logged of training with perplexities; early logs have a number by that name for smoothed losses, too."""
+    return [] if run.recipe.output.label_smoothing else run.train
 
 
 def _points(records: Sequence[dict[str, Any]], by: Axis) -> list[tuple[float, float]]:

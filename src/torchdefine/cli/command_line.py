@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -17,6 +18,9 @@ from torchdefine.errors import MachineError, UserError
 from torchdefine.recipe import SECTIONS, Recipe
 from torchdefine.settings import explain
 from torchdefine.spelling import did_you_mean, did_you_mean_setting
+
+SECONDS_TO_SPEAK = 10.0
+"""For the first process of a machine to say why a command is refused, which it may come to later than the others."""
 
 DESCRIPTION = """Deep factorised token embeddings: train language models and translators with them, and compare fairly.
 
@@ -63,8 +67,20 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: object, code: int) -> NoReturn:
+    if code == 2:
+        _let_the_first_process_speak()
     print(f"torchdefine: {message}", file=sys.stderr)
     sys.exit(code)
+
+
+def _let_the_first_process_speak() -> None:
+    """Under torchrun all processes of a machine refuse the same command, and the others need not say so as well.
+
+    They wait instead of keeping silent: torchrun ends everybody as soon as one has left, so whoever left first without
+    a word would leave nothing said. One that is still there in the end says its own reason.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(SECONDS_TO_SPEAK)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -71,6 +71,7 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
         eval_translations(run, options)
         return
     settings: dict[str, Any] = {name: getattr(options, name) for name in ("data", "length", "memory", "clamp")}
+    unigram = run.unigram_perplexity(options.split, data=options.data)
     if options.tune_cache:
         with work_bar("tuning the cache") as progress:
             cache = run.tune_cache(batch_size=options.batch_size, progress=progress, **settings)
@@ -81,7 +82,6 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if run.recipe.eval.public and options.batch_size is None:
         with work_bar("predicting in 10 streams") as progress:
             public = run.evaluate(options.split, batch_size=PUBLIC_STREAMS, progress=progress, **settings)
-    unigram = run.unigram_perplexity(options.split, data=options.data)
     if options.json:
         beside: dict[str, Any] = {} if unigram is None else {"unigram_perplexity": unigram}
         beside |= {} if cache is None else {"neural_cache": asdict(cache)}

@@ -184,9 +184,7 @@ def _bits(
     matrix: Tensor, how: Compression, budget: int, counts: Counts | None, progress: Progress | None
 ) -> CompactTable:
     if counts is None:
-        raise UserError(
-            "bits needs to know how often each token occurs, which this vocabulary does not say: use codes."
-        )
+        raise UserError("bits needs to know how often each token occurs, and there are no counts: use codes.")
     return transform_table(matrix, budget, counts=counts)
 
 

@@ -55,6 +55,7 @@ class Losses(NamedTuple):
 
     objective: Tensor
     cross_entropy: Tensor
+    """Without penalties; in training it is smoothed where the model smooths labels."""
 
 
 class LanguageModel(nn.Module):

@@ -96,6 +96,7 @@ class Trainer:
     ) -> None:
         self.model, self.data, self.folder = model, data, folder
         self.settings, self.optim = recipe.train, recipe.optim
+        self.label_smoothing = recipe.output.label_smoothing
         self.validate, self.processes, self.reporter = validate, processes, reporter
         self.device = next(model.parameters()).device
         self.precision = Precision(self.settings.precision, self.device)
@@ -200,7 +201,8 @@ class Trainer:
             "epoch": round(self.data.epoch_after(self.position.step), 4),
             "tokens": self.position.tokens,
             "loss": loss,
-            "perplexity": perplexity(loss),
+            # A smoothed loss gives no perplexity, and the plain one would have to be computed beside it.
+            **({"label_smoothing": self.label_smoothing} if self.label_smoothing else {"perplexity": perplexity(loss)}),
             "lr": self._rate,
             "gradient_norm": float(self.step.gradient_norm),
             "tokens_per_second": round(speed, 1),

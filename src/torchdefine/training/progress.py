@@ -17,7 +17,8 @@ class Reporter(Protocol):
 
     def started(self, done_steps: int, total_steps: int) -> None: ...
 
-    def trained(self, record: dict[str, Any]) -> None: ...
+    def trained(self, record: dict[str, Any]) -> None:
+        """A log line; with label smoothing its loss is the smoothed one, and there is no perplexity."""
 
     def validated(self, record: dict[str, Any]) -> None: ...
 
@@ -54,9 +55,10 @@ class LineReporter:
             return
         self.last_line = now
         left = (now - self.began) * (self.total - record["step"]) / max(record["step"] - self.first, 1)
-        perplexity = shown_perplexity(record["perplexity"], 1)
+        loss = f"{loss_name(record)} {record['loss']:.3f}"
+        perplexity = f"  perplexity {shown_perplexity(record['perplexity'], 1)}" if "perplexity" in record else ""
         self._say(
-            f"step {record['step']:,}/{self.total:,}  loss {record['loss']:.3f}  perplexity {perplexity}  "
+            f"step {record['step']:,}/{self.total:,}  {loss}{perplexity}  "
             f"{record['tokens_per_second']:,.0f} tokens/s  {clock(left)} left"
         )
 
@@ -73,7 +75,7 @@ class LineReporter:
 
 
 class BarReporter:
-    """A live bar with loss, perplexity, speed and time left."""
+    """A live bar with loss, perplexity where there is one, speed and time left."""
 
     def started(self, done_steps: int, total_steps: int) -> None:
         from rich.console import Console
@@ -87,11 +89,10 @@ class BarReporter:
         self.bar.start()
 
     def trained(self, record: dict[str, Any]) -> None:
-        description = (
-            f"loss {record['loss']:.2f} ppl {shown_perplexity(record['perplexity'], 1)}{self.valid} "
-            f"{record['tokens_per_second'] / 1e3:,.1f}k tok/s"
-        )
-        self.bar.update(self.task, completed=record["step"], description=description)
+        loss = f"{loss_name(record)} {record['loss']:.2f}"
+        perplexity = f" ppl {shown_perplexity(record['perplexity'], 1)}" if "perplexity" in record else ""
+        speed = f"{record['tokens_per_second'] / 1e3:,.1f}k tok/s"
+        self.bar.update(self.task, completed=record["step"], description=f"{loss}{perplexity}{self.valid} {speed}")
 
     def validated(self, record: dict[str, Any]) -> None:
         self.valid = f" (valid {shown_perplexity(record['perplexity'], 1)})"
@@ -115,7 +116,8 @@ class TensorBoardReporter:
         self.inner.started(done_steps, total_steps)
 
     def trained(self, record: dict[str, Any]) -> None:
-        for name in ("loss", "lr", "gradient_norm", "tokens_per_second"):
+        self.writer.add_scalar(f"train/{loss_name(record).replace(' ', '_')}", record["loss"], record["step"])
+        for name in ("lr", "gradient_norm", "tokens_per_second"):
             self.writer.add_scalar(f"train/{name}", record[name], record["step"])
         self.inner.trained(record)
 
@@ -154,6 +156,11 @@ def _on_terminal() -> bool:
 def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")  # whoever runs one has imported it
     return ipython is not None and ipython.get_ipython() is not None
+
+
+def loss_name(record: dict[str, Any]) -> str:
+    """What the loss of a log line is."""
+    return "smoothed loss" if "label_smoothing" in record else "loss"
 
 
 def shown_perplexity(perplexity: float, digits: int = 2) -> str:

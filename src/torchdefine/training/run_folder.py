@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.spelling import option
 
 RESULT_VERSION = 1
+TOKEN_COUNTS_VERSION = 1
 
 
 class Fingerprinted(Protocol):
@@ -42,6 +43,8 @@ class RunFolder:
         self.average = self.path / "average" / "checkpoint.safetensors"
         self.kept = self.path / "kept"
         """Checkpoints of the last validations, for ``average``, where the recipe asks for them."""
+        self.token_counts = self.path / "token_counts.json"
+        """How often each subword stands in the training text; words have that in their vocabulary."""
         self.fingerprints: dict[str, Any] = {}
         """Hashes that every checkpoint carries, so that it is never used with another vocabulary or text."""
 
@@ -131,6 +134,33 @@ class RunFolder:
                 f"{path} was trained with another vocabulary ({facts.get('vocabulary_size')} tokens) than the one "
                 f"given ({self.fingerprints['vocabulary_size']} tokens): use the run's own text and vocabulary."
             )
+
+    def write_token_counts(self, counts: Sequence[int]) -> None:
+        facts = {"format_version": TOKEN_COUNTS_VERSION, "vocabulary_sha256": self.fingerprints["vocabulary_sha256"]}
+        write_json(self.token_counts, {**facts, "counts": list(counts)})
+
+    def read_token_counts(self) -> list[int] | None:
+        """One number for each token; None where the run kept none, as early ones did not."""
+        if not self.token_counts.exists():
+            return None
+        kept = read_json(self.token_counts)
+        if kept.get("format_version") != TOKEN_COUNTS_VERSION:
+            raise UserError(
+                f"{self.token_counts} has format version {kept.get('format_version')}; this torchdefine reads "
+                f"{TOKEN_COUNTS_VERSION}."
+            )
+        counts: Any = kept.get("counts")
+        whole = (
+            isinstance(counts, list)
+            and len(counts) == self.fingerprints["vocabulary_size"]
+            and all(isinstance(count, int) and count >= 0 for count in counts)
+        )
+        if kept.get("vocabulary_sha256") != self.fingerprints["vocabulary_sha256"] or not whole:
+            raise UserError(
+                f"{self.token_counts} does not belong to this run's vocabulary, or is damaged: restore it, or remove "
+                "it to do without counts."
+            )
+        return list(counts)
 
     def log_start(self, step: int, changes: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Note that training begins or goes on at a step, and with what changes to the recipe."""
