@@ -107,6 +107,7 @@ def test_params_counts_with_another_text_and_for_a_run(
     of_run = counted(finished)
     assert of_run["vocabulary_size"] == 62
     assert of_run["counts"] == json.loads((finished / "result.json").read_text())["parameters"]
+    assert counted(finished, "--data.max_size", "50")["vocabulary_size"] == 50
     assert counted(finished, "--embedding.depth", "4")["define"] != of_run["define"]
     assert_refused(torchdefine("params", "tatoeba/laptop", "--data", corpus), "leave --data out")
 
@@ -354,8 +355,11 @@ def test_the_start_of_training_says_how_often_the_text_is_read(
     plain = {"embedding": {"map": "standard"}, "output": {"kind": "full"}}
     with caplog.at_level("INFO", logger="torchdefine"):
         train(recipe_file, data=texts, out=tmp_path / "run", train={"steps": 25}, **plain)
-    # 400 tokens in 4 streams of 100, of which a step reads 10
-    assert "The training text has 400 words and line ends; 25 steps are 2.5 passes over it." in caplog.messages
+        # 400 tokens in 4 streams of 100, of which a step reads 10
+        assert "The training text has 400 words and line ends; 25 steps are 2.5 passes over it." in caplog.messages
+        shortest = {"steps": 1, "batch_size": 1, "length": 5}
+        train(recipe_file, data=texts, out=tmp_path / "short", train=shortest, **plain)
+    assert "The training text has 400 words and line ends; 1 steps are 0.01 passes over it." in caplog.messages
 
 
 def test_words_outside_the_vocabulary_are_named(torchdefine: Command, finished: Path) -> None:
