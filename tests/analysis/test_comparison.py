@@ -93,6 +93,33 @@ def test_tokens_of_the_same_text_are_not_called_another_text(runs: list[Path]) -
     assert warning == "The runs have different vocabularies, so their perplexities do not compare; bits per byte do."
 
 
+def test_shares_unknown_of_the_validation_text_count_where_there_is_no_other(runs: list[Path]) -> None:
+    def valid_alone(result: dict[str, Any]) -> None:
+        del result["evaluation"]["test"], result["data"]["splits"]["test"], result["test_perplexity"]
+
+    def cut_vocabulary(result: dict[str, Any]) -> None:
+        valid_alone(result)
+        result["data"]["vocabulary_sha256"] = "x"
+        result["evaluation"]["valid"]["unknown_share"] = 0.2
+
+    one, other = compare_runs(runs).runs
+    for run, change in ((one, valid_alone), (other, cut_vocabulary)):
+        change(run.result)
+    assert Comparison([one, other]).warnings[0] == (
+        "The vocabularies differ, so that 20.0% of the valid text is <unk> in seed-2 and 0.0% in seed-1: neither "
+        "perplexities nor bits per byte compare."
+    )
+
+
+def test_a_run_is_named_by_its_folder_however_that_is_written(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs[0])
+    assert [run.name for run in compare_runs([".", "../seed-2"]).runs] == ["seed-1", "seed-2"]
+    monkeypatch.chdir(runs[0] / "best")
+    assert [run.name for run in compare_runs([".."]).runs] == ["seed-1"]
+
+
 @pytest.mark.parametrize(
     ("missing", "words"),
     [(["valid", "test"], "no valid or test text"), (["valid"], "no valid text"), (["test"], "no test text")],

@@ -10,7 +10,7 @@ from torchdefine.analysis.settings_table import differing_settings
 from torchdefine.recipe_effects import implied_settings
 
 UNKNOWN_MAY_DIFFER = 0.001
-"""Share of the test text. A model is credited with all the bytes of a word of which it only has to say <unk>."""
+"""Share of a text. A model is credited with all the bytes of a word of which it only has to say <unk>."""
 MOST_SETTINGS_NAMED = 6
 SPOKEN_OF_ELSEWHERE = ("task", "data", "embedding", "output", "eval")
 """Sections whose differences are what is compared, or show in texts, vocabularies and protocols."""
@@ -36,17 +36,18 @@ def why_incomparable(runs: Sequence[RunSummary]) -> list[str]:
         found.append("The runs were evaluated by different protocols, so their perplexities compare only roughly.")
     evaluated = [run for run in runs if run.fact("evaluation")]
     if not _is_one([run.fact("data")["vocabulary_sha256"] for run in evaluated]):
-        found.append((same_texts and _different_shares_unknown(runs)) or _different_vocabularies(same_texts))
+        unknown = [_different_shares_unknown(runs, split) for split in ("test", "valid") if same_texts]
+        found.append(next(filter(None, unknown), _different_vocabularies(same_texts)))
     return found
 
 
-def _different_shares_unknown(runs: Sequence[RunSummary]) -> str:
+def _different_shares_unknown(runs: Sequence[RunSummary], split: str) -> str:
     """A sentence, or nothing where the shares are alike.
 
     Tokens are compared by number, not by share: an <unk> that stands in the text itself, as WikiText has many, is one
     token in every vocabulary, though one of more words than of subwords.
     """
-    evaluated = {run.name: e for run in runs if "unknown_share" in (e := _evaluation(run, "test"))}
+    evaluated = {run.name: e for run in runs if "unknown_share" in (e := _evaluation(run, split))}
     if len(evaluated) < 2:
         return ""
     unknown = {name: e["unknown_share"] * e["tokens"] for name, e in evaluated.items()}
@@ -55,8 +56,8 @@ def _different_shares_unknown(runs: Sequence[RunSummary]) -> str:
         return ""
     more, less = (f"{evaluated[name]['unknown_share']:.1%}" for name in (most, fewest))
     return (
-        f"The vocabularies differ, so that {more} of the test text is <unk> in {most} and {less} in {fewest}: neither "
-        "perplexities nor bits per byte compare."
+        f"The vocabularies differ, so that {more} of the {split} text is <unk> in {most} and {less} in {fewest}: "
+        "neither perplexities nor bits per byte compare."
     )
 
 
