@@ -109,6 +109,7 @@ def test_params_counts_with_another_text_and_for_a_run(
     assert of_run["counts"] == json.loads((finished / "result.json").read_text())["parameters"]
     assert counted(finished, "--data.max_size", "50")["vocabulary_size"] == 50
     assert counted(finished, "--embedding.depth", "4")["define"] != of_run["define"]
+    assert counted("europarl/transformer", "--bitext.bpe_size", "8000")["vocabulary_size"] == 8000
     assert_refused(torchdefine("params", "tatoeba/laptop", "--data", corpus), "leave --data out")
 
 
