@@ -248,6 +248,16 @@ assert not hasattr(torchdefine, "nothing")
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_type_checker_knows_the_names_of_the_package_and_no_others(tmp_path: Path) -> None:
+    package = Path(__file__).parent.parent / "src" / "torchdefine" / "__init__.py"
+    (user := tmp_path / "user.py").write_text("from torchdefine import DeFINE, train\nfrom torchdefine import trian\n")
+    mypy = [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=skip", f"--cache-dir={tmp_path}"]
+    done = subprocess.run([*mypy, package, user], capture_output=True, text=True)
+    assert [line for line in done.stdout.splitlines() if "error:" in line] == [
+        f'{user}:2: error: Module "torchdefine" has no attribute "trian"; maybe "train"?  [attr-defined]'
+    ]
+
+
 def folder_with(tmp_path: Path, **texts: bytes) -> Path:
     folder = tmp_path / "texts"
     folder.mkdir()
