@@ -189,6 +189,7 @@ def test_an_unk_that_stands_in_the_text_is_no_difference(recipe_file: Path, tmp_
     assert 0 < shares[1] < 0.1
     assert comparison.warnings[0].endswith("perplexities do not compare; bits per byte do.")
     assert not any("<unk>" in warning for warning in comparison.warnings)
+    assert any("as many tokens, but these are not as much text: from" in warning for warning in comparison.warnings)
 
 
 def test_a_context_model_that_shrank_with_the_map_is_named_with_the_cure(recipe_file: Path, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from torchdefine.recipe_effects import implied_settings
 
 UNKNOWN_MAY_DIFFER = 0.001
 """Share of a text. A model is credited with all the bytes of a word of which it only has to say <unk>."""
+PASSES_MAY_DIFFER = 1.01
+"""By this factor."""
 MOST_SETTINGS_NAMED = 6
 SPOKEN_OF_ELSEWHERE = ("task", "data", "embedding", "output", "eval")
 """Sections whose differences are what is compared, or show in texts, vocabularies and protocols."""
@@ -72,12 +74,26 @@ def what_else_differs(runs: Sequence[RunSummary]) -> list[str]:
         return []
     found = []
     finished = _finished(runs)
-    if not _is_one([_text(run, "train") for run in finished]):
+    same_text = _is_one([_text(run, "train") for run in finished])
+    if not same_text:
         found.append("The runs were trained on different texts.")
     tokens = [run.fact("tokens") for run in finished]
     if not _is_one(tokens):
         found.append(f"The runs were trained for different numbers of tokens, from {min(tokens):,} to {max(tokens):,}.")
+    elif same_text:
+        found += _different_passes(finished)
     return [*found, *_different_context_models(runs), *_different_settings(runs, tokens_named=not _is_one(tokens))]
+
+
+def _different_passes(runs: Sequence[RunSummary]) -> list[str]:
+    """A sentence where as many tokens are more text in one run than in another, as words are beside subwords."""
+    passes = [run.fact("tokens") / run.fact("data")["splits"]["train"]["tokens"] for run in runs]
+    if not passes or max(passes) <= PASSES_MAY_DIFFER * min(passes):
+        return []
+    return [
+        "The runs were trained for as many tokens, but these are not as much text: from "
+        f"{min(passes):.3g} to {max(passes):.3g} passes over it."
+    ]
 
 
 def _different_context_models(runs: Sequence[RunSummary]) -> list[str]:
