@@ -69,6 +69,7 @@ def test_unequal_runs_are_called_so(runs: list[Path], change: Callable[[Any], No
         (lambda r: r["data"].update(vocabulary_sha256="x"), "different vocabularies, so their perplexities do not"),
         (lambda r: r["data"]["splits"]["test"].update(text_sha256="x"), "evaluated on different texts"),
         (lambda r: r["evaluation"]["test"].update(protocol="x"), "different protocols"),
+        (lambda r: r["evaluation"]["valid"].update(protocol="x"), "different protocols"),
     ],
 )
 def test_among_numbers_that_do_not_compare_none_is_best(

@@ -34,7 +34,7 @@ def why_incomparable(runs: Sequence[RunSummary]) -> list[str]:
     )
     if not same_texts:
         found.append("The runs were evaluated on different texts, so neither perplexities nor bits per byte compare.")
-    if not _is_one([e["protocol"] for run in runs if "protocol" in (e := _evaluation(run, "test"))]):
+    if not all(_is_one(_protocols(runs, split)) for split in ("valid", "test")):
         found.append("The runs were evaluated by different protocols, so their perplexities compare only roughly.")
     evaluated = [run for run in runs if run.fact("evaluation")]
     if not _is_one([run.fact("data")["vocabulary_sha256"] for run in evaluated]):
@@ -160,6 +160,10 @@ def _finished(runs: Sequence[RunSummary]) -> list[RunSummary]:
 def _evaluation(run: RunSummary, split: str) -> dict[str, Any]:
     found: dict[str, Any] = (run.fact("evaluation") or {}).get(split, {})
     return found
+
+
+def _protocols(runs: Sequence[RunSummary], split: str) -> list[str]:
+    return [e["protocol"] for run in runs if "protocol" in (e := _evaluation(run, split))]
 
 
 def _text(run: RunSummary, split: str) -> str | None:
