@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 import yaml
-from stage_tables import published_test, read_rows
+from stage_tables import diverged, published_test, read_rows
 
 HERE = Path(__file__).parent
 SEEDS_APART = 2
@@ -38,7 +38,7 @@ def claims_section(folder: Path) -> str:
 
 def finished_rows(folder: Path) -> dict[str, Runs]:
     """The runs of every row of which none diverged."""
-    return {name: runs for name, runs in read_rows(folder).items() if not any("diverged" in run for run in runs)}
+    return {name: runs for name, runs in read_rows(folder).items() if not diverged(runs)}
 
 
 def largest_difference_of_seeds(folder: Path) -> float | None:

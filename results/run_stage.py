@@ -13,7 +13,6 @@ the validation text, and cannot run before them.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import shutil
@@ -30,7 +29,7 @@ import yaml
 from torchdefine import Run, train
 from torchdefine.data import find_splits, resolve_corpus
 from torchdefine.errors import UserError
-from torchdefine.files import write_json
+from torchdefine.files import read_json, write_json
 from torchdefine.recipe import load_recipe
 from torchdefine.settings import merge, to_plain
 from torchdefine.training import Diverged
@@ -105,7 +104,7 @@ def best_settings(stages: Sequence[str], out: Path) -> dict[str, Any]:
 def best_row(stage: str, out: Path) -> str:
     """The name of the row of a finished stage that has the least perplexity on the validation text."""
     names = {row["name"] for row in read_stage(stage)["rows"]}
-    runs = [json.loads(path.read_text()) for path in sorted((out / stage).glob("*.json"))]
+    runs = [read_json(path) for path in sorted((out / stage).glob("*.json"))]
     missing = names - {run["row"] for run in runs}
     if missing:
         raise UserError(
@@ -129,10 +128,10 @@ def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     """Train and evaluate one row; what its JSON says."""
     folder = options.runs / row.stage / Path(row.file).stem
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was broken off
-    changes = merge(row.changes, options.changes)
+    changes = merge(merge({"data": {"corpus": options.data}}, row.changes), options.changes)
     place = {"stage": row.stage, "row": row.name}
     try:
-        run = train(row.recipe, data=options.data, out=folder, reporter=LineReporter(seconds_between=15), **changes)
+        run = train(row.recipe, out=folder, reporter=LineReporter(seconds_between=15), **changes)
     except Diverged as error:  # that is a result too, and the next rows want to run
         settings = to_plain(load_recipe(row.recipe, changes))
         return {**place, "recipe": row.recipe, "seed": row.seed, "settings": settings, "diverged": str(error)}

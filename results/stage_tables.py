@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -12,6 +11,7 @@ from curves import draw_curves
 from run_stage import best_row
 from speed import training_speed
 
+from torchdefine.files import read_json
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.settings import to_plain
 
@@ -48,7 +48,7 @@ def stage_section(folder: Path) -> str:
         lines.append("| " + " | ".join([row["name"], *row_cells(by_row.get(row["name"]), reference)]) + " |")
     lines += [f"\n{sentence}" for sentence in taken(described, folder.parent)]
     names = [row["name"] for row in described["rows"] if row["name"] in by_row]
-    finished = {name: by_row[name] for name in names if "diverged" not in by_row[name][0]}
+    finished = {name: by_row[name] for name in names if not diverged(by_row[name])}
     if finished:
         lines += ["", origin([run for runs in finished.values() for run in runs])]
         picture = draw_curves(f"stage-{folder.name}", {name: runs[0] for name, runs in finished.items()})
@@ -60,7 +60,7 @@ def read_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The runs of every row, by its name."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.json")):
-        run = json.loads(path.read_text())
+        run = read_json(path)
         found.setdefault(run["row"], []).append(run)
     return found
 
@@ -81,9 +81,14 @@ def row_cells(runs: list[dict[str, Any]] | None, reference: list[dict[str, Any]]
     """Everything behind a row's name; a row of which one seed diverged has no numbers."""
     if runs is None:
         return ["not run"] * (len(HEADER) - 1)
-    if any("diverged" in run for run in runs):
+    if diverged(runs):
         return ["diverged"] * (len(HEADER) - 1)
-    return cells_of(runs, None if reference is None or "diverged" in reference[0] else reference)
+    return cells_of(runs, None if reference is None or diverged(reference) else reference)
+
+
+def diverged(runs: list[dict[str, Any]]) -> bool:
+    """Whether one of a row's seeds did."""
+    return any("diverged" in run for run in runs)
 
 
 def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None) -> list[str]:

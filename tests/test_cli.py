@@ -107,7 +107,9 @@ def test_params_counts_with_another_text_and_for_a_run(
     of_run = counted(finished)
     assert of_run["vocabulary_size"] == 62
     assert of_run["counts"] == json.loads((finished / "result.json").read_text())["parameters"]
+    assert counted(finished, "--data.max_size", "50")["vocabulary_size"] == 50
     assert counted(finished, "--embedding.depth", "4")["define"] != of_run["define"]
+    assert counted("europarl/transformer", "--bitext.bpe_size", "8000")["vocabulary_size"] == 8000
     assert_refused(torchdefine("params", "tatoeba/laptop", "--data", corpus), "leave --data out")
 
 
@@ -270,6 +272,16 @@ assert not hasattr(torchdefine, "nothing")
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_type_checker_knows_the_names_of_the_package_and_no_others(tmp_path: Path) -> None:
+    package = Path(__file__).parent.parent / "src" / "torchdefine" / "__init__.py"
+    (user := tmp_path / "user.py").write_text("from torchdefine import DeFINE, train\nfrom torchdefine import trian\n")
+    mypy = [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=skip", f"--cache-dir={tmp_path}"]
+    done = subprocess.run([*mypy, package, user], capture_output=True, text=True)
+    assert [line for line in done.stdout.splitlines() if "error:" in line] == [
+        f'{user}:2: error: Module "torchdefine" has no attribute "trian"; maybe "train"?  [attr-defined]'
+    ]
+
+
 def folder_with(tmp_path: Path, **texts: bytes) -> Path:
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -378,8 +390,11 @@ def test_the_start_of_training_says_how_often_the_text_is_read(
     plain = {"embedding": {"map": "standard"}, "output": {"kind": "full"}}
     with caplog.at_level("INFO", logger="torchdefine"):
         train(recipe_file, data=texts, out=tmp_path / "run", train={"steps": 25}, **plain)
-    # 400 tokens in 4 streams of 100, of which a step reads 10
-    assert "The training text has 400 words and line ends; 25 steps are 2.5 passes over it." in caplog.messages
+        # 400 tokens in 4 streams of 100, of which a step reads 10
+        assert "The training text has 400 words and line ends; 25 steps are 2.5 passes over it." in caplog.messages
+        shortest = {"steps": 1, "batch_size": 1, "length": 5}
+        train(recipe_file, data=texts, out=tmp_path / "short", train=shortest, **plain)
+    assert "The training text has 400 words and line ends; 1 steps are 0.01 passes over it." in caplog.messages
 
 
 def test_words_outside_the_vocabulary_are_named(torchdefine: Command, finished: Path) -> None:

@@ -47,6 +47,16 @@ def test_what_cuts_the_vocabulary_is_named_with_its_cure(texts: Path) -> None:
     assert by_count[1].endswith("is <unk>: use a smaller data.min_count, or subwords by data.tokenizer.")
 
 
+def test_a_limit_that_cuts_nothing_is_not_blamed(texts: Path) -> None:
+    for max_size in (10, 11):
+        assert said(texts, max_size=max_size) == said(texts)
+    by_count = said(texts, min_count=2, max_size=9)
+    assert by_count == said(texts, min_count=2)
+    assert said(texts, min_count=2, max_size=5)[0].startswith(
+        "The vocabulary is cut by data.max_size 5 and data.min_count 2 to 5 entries: "
+    )
+
+
 def test_few_unknown_words_need_no_cure_nor_do_those_of_the_text(texts: Path) -> None:
     (texts / "valid.txt").write_text("a b c d\n" * 9 + "x b c d\n")
     assert said(texts)[1] == "Of the validation text 2.0% is <unk>."

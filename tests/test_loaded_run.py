@@ -62,6 +62,12 @@ def test_subwords_are_counted_too(recipe_file: Path, corpus: Path, tmp_path: Pat
     assert run.token_counts() == counts
 
 
+def test_a_text_without_a_name_is_not_the_runs_own(run: Run) -> None:
+    for ask in (run.evaluate, run.unigram_perplexity):
+        with pytest.raises(UserError, match="The corpus is empty text"):
+            ask(data="")
+
+
 def test_training_is_shown_to_whoever_is_there(
     recipe_file: Path,
     tmp_path: Path,

@@ -23,6 +23,15 @@ def test_a_run_goes_on_without_its_recipe_being_named(recipe_file: Path, tmp_pat
     assert run.result["recipe"] == str(recipe_file)
 
 
+def test_settings_that_a_run_has_already_change_nothing_of_it(recipe_file: Path, tmp_path: Path) -> None:
+    changes = {"optim": {"lr": 0.01}, "train": {"steps": 30, "eval_every": 15}}
+    with pytest.raises(Interrupted):
+        train(recipe_file, out=tmp_path, reporter=StopAt(14, signal.SIGTERM), **changes)
+    result = train(out=tmp_path, resume=True, train={"steps": 30}).result
+    assert result["overrides"] == changes
+    assert [record["step"] for record in result["curve"]] == [15, 30]
+
+
 def test_a_run_that_wrote_no_checkpoint_keeps_what_was_changed(recipe_file: Path, tmp_path: Path) -> None:
     changes = {"train": {"steps": 30, "checkpoint_every": 30}}
     with pytest.raises(Interrupted):

@@ -34,7 +34,7 @@ def open_bitext(
     rules = BitextRules(
         settings.source, settings.target, settings.bpe_size, settings.joint, settings.max_length, settings.max_ratio
     )
-    path = resolve_bitext(data or recipe.data.corpus)
+    path = resolve_bitext(recipe.data.corpus if data is None else data)
     return encode_bitext(path, rules, tokenization=tokenization, split=split, progress=progress)
 
 

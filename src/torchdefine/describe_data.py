@@ -16,7 +16,8 @@ def describe_amount(corpus: Corpus | Bitext, data: TrainingData) -> str:
     words = "words and line ends" if corpus.tokenization.kind == "words" else "subwords"
     counted = "pairs of sentences" if isinstance(corpus, Bitext) else words
     passes = data.epoch_after(steps)
-    return f"The training text has {amount:,} {counted}; {steps:,} steps are {passes:,.1f} passes over it."
+    shown = f"{passes:,.1f}" if passes >= 0.1 else f"{passes:.1g}"
+    return f"The training text has {amount:,} {counted}; {steps:,} steps are {shown} passes over it."
 
 
 def describe_tokens(corpus: Corpus | Bitext, recipe: Recipe) -> list[str]:
@@ -40,21 +41,29 @@ def _describe_words(corpus: Corpus, recipe: Recipe) -> str:
     words = size - 2
     if words == different:
         return f"The vocabulary has {size:,} entries: all {words:,} different words of the text, {UNK} and {EOS}."
-    cuts = {"data.max_size": recipe.data.max_size, "data.min_count": recipe.data.min_count}
-    by = " and ".join(f"{name} {value:,}" for name, value in cuts.items() if value not in (None, 1))
+    by = " and ".join(f"{name} {value:,}" for name, value in _cuts(corpus, recipe).items())
     return (
         f"The vocabulary is cut by {by} to {size:,} entries: the {words:,} most frequent of the text's {different:,} "
         f"different words, {UNK} and {EOS}."
     )
 
 
+def _cuts(corpus: Corpus, recipe: Recipe) -> dict[str, int]:
+    """The settings that keep words of the training text out of the vocabulary."""
+    size, data = len(corpus.tokenization), recipe.data
+    if size - 2 == corpus.different_words:
+        return {}
+    by_size = {"data.max_size": data.max_size} if data.max_size is not None and size == data.max_size else {}
+    return by_size | ({"data.min_count": data.min_count} if data.min_count > 1 else {})
+
+
 def _cure(corpus: Corpus, recipe: Recipe) -> str:
     """The end of the sentence on many unknown words."""
-    tokens, data = corpus.tokenization, recipe.data
+    tokens, cuts = corpus.tokenization, _cuts(corpus, recipe)
     if tokens.kind == "subwords":
         return ": use a tokenizer that knows this text."
-    ways = ["a larger data.max_size (none keeps every word)"] if data.max_size is not None else []
-    ways += ["a smaller data.min_count"] if data.min_count > 1 else []
+    ways = ["a larger data.max_size (none keeps every word)"] if "data.max_size" in cuts else []
+    ways += ["a smaller data.min_count"] if "data.min_count" in cuts else []
     if not ways and tokens.counts is not None and tokens.unk_id is not None and tokens.counts[tokens.unk_id]:
         return ", which stands in the training text itself."
     return f": use {', '.join(ways)}{', or ' if ways else ''}subwords by data.tokenizer."

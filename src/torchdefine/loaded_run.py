@@ -217,7 +217,7 @@ class Run:
                 raise UserError(f"{data} is a single file, which is a test text and no {split} text: name a folder.")
             source = file
         else:
-            source = resolve_corpus(str(data or self.recipe.data.corpus))
+            source = resolve_corpus(self.recipe.data.corpus if data is None else data)
         return encode_corpus(source, vocabulary=self.tokenization, split=split).splits[split]
 
     def generate(

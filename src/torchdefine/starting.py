@@ -11,7 +11,7 @@ from typing import Any
 
 from torchdefine.errors import UserError
 from torchdefine.recipe import SECTIONS, Recipe, load_recipe, short_name
-from torchdefine.settings import explain, to_plain
+from torchdefine.settings import explain, merge, to_plain
 from torchdefine.spelling import did_you_mean_section, option
 from torchdefine.training import RunFolder
 from torchdefine.training.distributed import Processes
@@ -31,12 +31,17 @@ def wanted_recipe(
             )
         folder = RunFolder(out)
         own = folder.recipe()
-        recipe, changes = (load_recipe(folder.config, changes), changes) if changes else (own, folder.changes())
+        recipe, changes = load_recipe(folder.config, _with_own_validations(changes, own)), folder.changes()
     elif not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, changes)
     elif changes:
         raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
     return _with_whole_paths(recipe), changes
+
+
+def _with_own_validations(changes: Changes, own: Recipe) -> Changes:
+    """A recipe that is given steps alone is validated five times; a run that has them already keeps its own ways."""
+    return merge({"train": {"eval_every": own.train.eval_every}}, changes)
 
 
 def changes_by_section(data: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Changes:

@@ -157,7 +157,7 @@ def evaluate_translator(
     predicted = evaluate_pairs(
         model, bitext.splits[split], tokenization, batch_tokens=recipe.bitext.batch_tokens, progress=progress
     )
-    path = resolve_bitext(data or recipe.data.corpus)
+    path = resolve_bitext(recipe.data.corpus if data is None else data)
     files = find_bitext(path, recipe.bitext.source, recipe.bitext.target, require_train=False)
     blocks = list(read_pairs(files[split]))
     sources = [one_line(line) for block in blocks for line in block.source]

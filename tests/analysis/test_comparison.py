@@ -69,6 +69,7 @@ def test_unequal_runs_are_called_so(runs: list[Path], change: Callable[[Any], No
         (lambda r: r["data"].update(vocabulary_sha256="x"), "different vocabularies, so their perplexities do not"),
         (lambda r: r["data"]["splits"]["test"].update(text_sha256="x"), "evaluated on different texts"),
         (lambda r: r["evaluation"]["test"].update(protocol="x"), "different protocols"),
+        (lambda r: r["evaluation"]["valid"].update(protocol="x"), "different protocols"),
     ],
 )
 def test_among_numbers_that_do_not_compare_none_is_best(
@@ -91,6 +92,33 @@ def test_tokens_of_the_same_text_are_not_called_another_text(runs: list[Path]) -
 
     (warning,) = changed(runs, other_vocabulary).warnings
     assert warning == "The runs have different vocabularies, so their perplexities do not compare; bits per byte do."
+
+
+def test_shares_unknown_of_the_validation_text_count_where_there_is_no_other(runs: list[Path]) -> None:
+    def valid_alone(result: dict[str, Any]) -> None:
+        del result["evaluation"]["test"], result["data"]["splits"]["test"], result["test_perplexity"]
+
+    def cut_vocabulary(result: dict[str, Any]) -> None:
+        valid_alone(result)
+        result["data"]["vocabulary_sha256"] = "x"
+        result["evaluation"]["valid"]["unknown_share"] = 0.2
+
+    one, other = compare_runs(runs).runs
+    for run, change in ((one, valid_alone), (other, cut_vocabulary)):
+        change(run.result)
+    assert Comparison([one, other]).warnings[0] == (
+        "The vocabularies differ, so that 20.0% of the valid text is <unk> in seed-2 and 0.0% in seed-1: neither "
+        "perplexities nor bits per byte compare."
+    )
+
+
+def test_a_run_is_named_by_its_folder_however_that_is_written(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs[0])
+    assert [run.name for run in compare_runs([".", "../seed-2"]).runs] == ["seed-1", "seed-2"]
+    monkeypatch.chdir(runs[0] / "best")
+    assert [run.name for run in compare_runs([".."]).runs] == ["seed-1"]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +190,7 @@ def test_an_unk_that_stands_in_the_text_is_no_difference(recipe_file: Path, tmp_
     assert 0 < shares[1] < 0.1
     assert comparison.warnings[0].endswith("perplexities do not compare; bits per byte do.")
     assert not any("<unk>" in warning for warning in comparison.warnings)
+    assert any("as many tokens, but these are not as much text: from" in warning for warning in comparison.warnings)
 
 
 def test_a_context_model_that_shrank_with_the_map_is_named_with_the_cure(recipe_file: Path, tmp_path: Path) -> None:

@@ -160,6 +160,14 @@ def test_the_residual_stream_is_summed_in_float32_under_autocast() -> None:
     assert seen == [torch.float32]
 
 
+def test_autocast_leaves_a_model_in_float64_as_it_is() -> None:
+    model = Transformer(shape()).double().eval()
+    x, visible = torch.randn(2, 3, 16, dtype=torch.float64), torch.ones(2, 3, dtype=torch.bool)
+    plain = model.encode(x, visible)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model.encode(x, visible), plain)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,4 +1,5 @@
 import itertools
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -121,6 +122,13 @@ def test_a_search_that_stops_early_finds_the_same(world: int, size: int, wanted:
     model, wanted = ToyModel(6), min(wanted, size)
     (whole,), (early,) = (beam_search(model, [[world]], TOKENS, options, count) for count in (None, wanted))
     assert early == whole[:wanted]
+
+
+def test_any_length_penalty_can_be_searched_with() -> None:
+    options = BeamOptions(size=2, length_penalty=1e4, max_ratio=0, max_extra=9)
+    (found,) = beam_search(ToyModel(6), [[1]], TOKENS, options)
+    assert all(h.score == options.score(h.log_prob, len(h.ids) + 1) for h in found)
+    assert all(math.isfinite(h.score) for h in found)
 
 
 def test_a_search_for_the_best_stops_when_nothing_better_can_come() -> None:

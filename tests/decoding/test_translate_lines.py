@@ -95,3 +95,5 @@ def test_options_are_checked() -> None:
         TranslationOptions(n_best=5)
     with pytest.raises(UserError, match="n_best is 0"):
         TranslationOptions(n_best=0)
+    with pytest.raises(UserError, match="The seed is -1, but must not be negative"):
+        TranslationOptions(seed=-1)

@@ -10,6 +10,7 @@ def test_products_have_the_dtype_that_torch_gives_them(dtype: torch.dtype, on: b
     x = torch.ones(2, 2, dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=on):
         assert product_dtype(x) == (x @ x).dtype
+        assert product_dtype(x.to("meta")) == dtype  # which has no autocast
 
 
 def test_sums_are_exact() -> None:

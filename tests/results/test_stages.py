@@ -337,3 +337,33 @@ def table_rows(results: Path) -> dict[tuple[str, str], list[str]]:
     """What the table of claims says of pairs of the decisive stage."""
     found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in claims.claims_section(results).splitlines()]
     return {(row[2], row[3]): row[4:] for row in found if len(row) == 8 and row[1] == "`decisive`"}
+
+
+def test_a_row_of_which_one_seed_diverged_has_no_numbers_and_is_no_reference(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for script_module in (run_stage, stage_tables):
+        monkeypatch.setattr(script_module, "HERE", tmp_path)
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "_schedule.yaml").write_text("optim: {lr: 1}\n")
+    stage = {"title": "Seeds", "steps": 4, "common": TINY, "reference": "half mad"}
+    rows = [{"name": "half mad", "recipe": "table1a/r2", "seeds": [1, 2]}, {"name": "mild", "recipe": "table1a/r2"}]
+    rows[1]["data"] = {"max_size": 50}
+    (tmp_path / "stages" / "seeds.yaml").write_text(json.dumps({**stage, "rows": rows}))
+    arguments = ["run_stage.py", "seeds", "--data", str(corpus), "--out", str(tmp_path), "--runs", str(tmp_path / "r")]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--seconds", "0"])
+    run_stage.main()
+    assert not (tmp_path / "seeds").exists()
+    monkeypatch.setattr(sys, "argv", arguments)
+    run_stage.main()
+    mild = json.loads((tmp_path / "seeds" / "mild-seed-1.json").read_text())
+    assert mild["data"]["vocabulary_size"] == 50
+    (tmp_path / "seeds" / "half-mad-seed-2.json").write_text(json.dumps({"row": "half mad", "diverged": "at once"}))
+    monkeypatch.setattr(stage_tables, "draw_curves", lambda name, runs: f"{list(runs)}.svg")
+    table = stage_tables.stage_section(tmp_path / "seeds")
+    assert "| half mad | diverged |" in table
+    assert "['mild'].svg" in table
+    (tmp_path / "seeds" / "mild-seed-1.json").write_text("{")
+    for read in (lambda: run_stage.best_row("seeds", tmp_path), lambda: stage_tables.stage_section(tmp_path / "seeds")):
+        with pytest.raises(UserError, match=r"mild-seed-1\.json is not valid JSON"):
+            read()

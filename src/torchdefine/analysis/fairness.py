@@ -10,7 +10,9 @@ from torchdefine.analysis.settings_table import differing_settings
 from torchdefine.recipe_effects import implied_settings
 
 UNKNOWN_MAY_DIFFER = 0.001
-"""Share of the test text. A model is credited with all the bytes of a word of which it only has to say <unk>."""
+"""Share of a text. A model is credited with all the bytes of a word of which it only has to say <unk>."""
+PASSES_MAY_DIFFER = 1.01
+"""By this factor."""
 MOST_SETTINGS_NAMED = 6
 SPOKEN_OF_ELSEWHERE = ("task", "data", "embedding", "output", "eval")
 """Sections whose differences are what is compared, or show in texts, vocabularies and protocols."""
@@ -32,21 +34,22 @@ def why_incomparable(runs: Sequence[RunSummary]) -> list[str]:
     )
     if not same_texts:
         found.append("The runs were evaluated on different texts, so neither perplexities nor bits per byte compare.")
-    if not _is_one([e["protocol"] for run in runs if "protocol" in (e := _evaluation(run, "test"))]):
+    if not all(_is_one(_protocols(runs, split)) for split in ("valid", "test")):
         found.append("The runs were evaluated by different protocols, so their perplexities compare only roughly.")
     evaluated = [run for run in runs if run.fact("evaluation")]
     if not _is_one([run.fact("data")["vocabulary_sha256"] for run in evaluated]):
-        found.append((same_texts and _different_shares_unknown(runs)) or _different_vocabularies(same_texts))
+        unknown = [_different_shares_unknown(runs, split) for split in ("test", "valid") if same_texts]
+        found.append(next(filter(None, unknown), _different_vocabularies(same_texts)))
     return found
 
 
-def _different_shares_unknown(runs: Sequence[RunSummary]) -> str:
+def _different_shares_unknown(runs: Sequence[RunSummary], split: str) -> str:
     """A sentence, or nothing where the shares are alike.
 
     Tokens are compared by number, not by share: an <unk> that stands in the text itself, as WikiText has many, is one
     token in every vocabulary, though one of more words than of subwords.
     """
-    evaluated = {run.name: e for run in runs if "unknown_share" in (e := _evaluation(run, "test"))}
+    evaluated = {run.name: e for run in runs if "unknown_share" in (e := _evaluation(run, split))}
     if len(evaluated) < 2:
         return ""
     unknown = {name: e["unknown_share"] * e["tokens"] for name, e in evaluated.items()}
@@ -55,8 +58,8 @@ def _different_shares_unknown(runs: Sequence[RunSummary]) -> str:
         return ""
     more, less = (f"{evaluated[name]['unknown_share']:.1%}" for name in (most, fewest))
     return (
-        f"The vocabularies differ, so that {more} of the test text is <unk> in {most} and {less} in {fewest}: neither "
-        "perplexities nor bits per byte compare."
+        f"The vocabularies differ, so that {more} of the {split} text is <unk> in {most} and {less} in {fewest}: "
+        "neither perplexities nor bits per byte compare."
     )
 
 
@@ -71,12 +74,26 @@ def what_else_differs(runs: Sequence[RunSummary]) -> list[str]:
         return []
     found = []
     finished = _finished(runs)
-    if not _is_one([_text(run, "train") for run in finished]):
+    same_text = _is_one([_text(run, "train") for run in finished])
+    if not same_text:
         found.append("The runs were trained on different texts.")
     tokens = [run.fact("tokens") for run in finished]
     if not _is_one(tokens):
         found.append(f"The runs were trained for different numbers of tokens, from {min(tokens):,} to {max(tokens):,}.")
+    elif same_text:
+        found += _different_passes(finished)
     return [*found, *_different_context_models(runs), *_different_settings(runs, tokens_named=not _is_one(tokens))]
+
+
+def _different_passes(runs: Sequence[RunSummary]) -> list[str]:
+    """A sentence where as many tokens are more text in one run than in another, as words are beside subwords."""
+    passes = [run.fact("tokens") / run.fact("data")["splits"]["train"]["tokens"] for run in runs]
+    if not passes or max(passes) <= PASSES_MAY_DIFFER * min(passes):
+        return []
+    return [
+        "The runs were trained for as many tokens, but these are not as much text: from "
+        f"{min(passes):.3g} to {max(passes):.3g} passes over it."
+    ]
 
 
 def _different_context_models(runs: Sequence[RunSummary]) -> list[str]:
@@ -143,6 +160,10 @@ def _finished(runs: Sequence[RunSummary]) -> list[RunSummary]:
 def _evaluation(run: RunSummary, split: str) -> dict[str, Any]:
     found: dict[str, Any] = (run.fact("evaluation") or {}).get(split, {})
     return found
+
+
+def _protocols(runs: Sequence[RunSummary], split: str) -> list[str]:
+    return [e["protocol"] for run in runs if "protocol" in (e := _evaluation(run, split))]
 
 
 def _text(run: RunSummary, split: str) -> str | None:

@@ -70,9 +70,14 @@ class RunSummary:
         return None
 
 
+def _last_part(path: Path) -> str:
+    """The name of a folder, also of one that is written as . or .."""
+    return path.name if path.name not in ("", "..") else path.resolve().name
+
+
 def summarise(paths: Sequence[str | Path]) -> list[RunSummary]:
     """Summaries in the order given, named by the last part of each path where that tells them apart."""
-    last = [Path(path).name for path in paths]
+    last = [_last_part(Path(path)) for path in paths]
     names = last if len(set(last)) == len(last) else [str(path) for path in paths]
     summaries = []
     for name, path in zip(names, paths, strict=True):

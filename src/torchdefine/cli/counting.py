@@ -22,6 +22,9 @@ COUNTING = """  torchdefine params table1a/r3
 Settings of the sections data, embedding, context and output change the parameters, and of bitext and transformer
 those of a translator: `torchdefine train --help` explains them all."""
 
+OF_THE_VOCABULARY = {"data": {"corpus", "min_count", "max_size", "tokenizer"}, "bitext": {"bpe_size"}}
+"""Settings by section that make another vocabulary than the one whose size a recipe or a run says."""
+
 
 def add_commands(command: Command) -> None:
     """What counts."""
@@ -56,7 +59,8 @@ def _counted(options: argparse.Namespace, overrides: dict[str, Any]) -> Paramete
         raise UserError("A translator is counted with bitext.bpe_size subwords, whatever its text: leave --data out.")
     if overrides or (folder.exists() and folder.changes()):  # not the model that numbers were published of
         recipe = dataclasses.replace(recipe, published={})
-    if "corpus" in data and "vocabulary_size" not in data:
+    another = any(overrides.get(section, {}).keys() & names for section, names in OF_THE_VOCABULARY.items())
+    if another and "vocabulary_size" not in data:
         return parameter_report(_with_vocabulary_size(recipe, None))
     if "vocabulary_size" in data or not folder.exists():
         return parameter_report(recipe)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
-from torchdefine.ops import exact_dtype
+from torchdefine.ops import autocast_dtype, exact_dtype
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Transformer(nn.Module):
 
     def _placed(self, x: Tensor, start: int = 0) -> Tensor:
         """Vectors, scaled where that is wished, with their positions added."""
-        if torch.is_autocast_enabled(x.device.type):  # a unit gives half precision, too little for sums over all layers
+        if autocast_dtype(x) is not None:  # a unit gives half precision, too little for sums over all layers
             x = x.float()
         scale = math.sqrt(self.shape.width) if self.shape.scaled else 1.0
         placed = x * scale + sinusoids(start, x.shape[1], self.shape.width, x)

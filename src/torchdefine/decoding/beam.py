@@ -67,7 +67,7 @@ class BeamOptions:
         return int(self.max_ratio * source_length) + self.max_extra
 
     def score(self, log_prob: float, length: int) -> float:
-        return log_prob / ((5 + length) / 6) ** self.length_penalty
+        return log_prob * ((5 + length) / 6) ** -self.length_penalty  # which no penalty makes overflow
 
 
 @dataclass(frozen=True)

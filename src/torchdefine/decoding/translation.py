@@ -37,6 +37,8 @@ class TranslationOptions:
             raise UserError(f"The batch size is {self.batch_size}, but must be at least 1.")
         if self.n_best < 1:
             raise UserError(f"n_best is {self.n_best}, but must be at least 1.")
+        if self.seed < 0:
+            raise UserError(f"The seed is {self.seed}, but must not be negative: use 1, say.")
         if self.sampling is None and self.n_best > self.beam.size:
             raise UserError(
                 f"A beam of {self.beam.size} has no {self.n_best} best translations: use one of {self.n_best} or more."

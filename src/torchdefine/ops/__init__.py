@@ -2,7 +2,7 @@
 
 from torchdefine.ops.converted import converted
 from torchdefine.ops.cudnn_lstm import cudnn_lstm
-from torchdefine.ops.dtypes import exact_dtype, product_dtype
+from torchdefine.ops.dtypes import autocast_dtype, exact_dtype, product_dtype
 from torchdefine.ops.group_stack import StackForm, StackLayer, group_stack
 from torchdefine.ops.kernel_gate import is_plain, plain_torch
 from torchdefine.ops.locked_dropout import locked_dropout
@@ -19,6 +19,7 @@ __all__ = [
     "StackForm",
     "StackLayer",
     "add_column_sums",
+    "autocast_dtype",
     "converted",
     "cudnn_lstm",
     "exact_dtype",

@@ -12,8 +12,13 @@ def exact_dtype(like: Tensor) -> torch.dtype:
 
 
 def product_dtype(like: Tensor) -> torch.dtype:
-    """That of matrix products: autocast's where it is on, which leaves float64 as it is."""
+    """That of matrix products: autocast's where it is on, or else their own."""
+    return autocast_dtype(like) or like.dtype
+
+
+def autocast_dtype(like: Tensor) -> torch.dtype | None:
+    """That in which autocast has products computed; None where it is off or leaves them alone, as it does float64."""
     device = like.device.type
-    if torch.is_autocast_enabled(device) and like.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return like.dtype
+    if device == "meta" or like.dtype == torch.float64 or not torch.is_autocast_enabled(device):  # meta has no autocast
+        return None
+    return torch.get_autocast_dtype(device)

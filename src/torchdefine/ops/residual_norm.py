@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from torchdefine.ops.dropout_mask import Kept, kept_features
-from torchdefine.ops.dtypes import exact_dtype
+from torchdefine.ops.dtypes import autocast_dtype, exact_dtype
 from torchdefine.ops.kernel_gate import kernels_run
 
 WIDEST = 4096
@@ -26,14 +26,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 def has_fused_kernels(x: Tensor) -> bool:
     """Whether the operations around the products run as kernels for vectors like ``x``: autocast on a newer GPU."""
-    device = x.device.type
-    return (
-        kernels_run(x)
-        and torch.is_autocast_enabled(device)
-        and torch.get_autocast_dtype(device) in HALF
-        and x.dtype != torch.float64
-        and x.shape[-1] <= WIDEST
-    )
+    return kernels_run(x) and autocast_dtype(x) in HALF and x.shape[-1] <= WIDEST
 
 
 def residual_norm(

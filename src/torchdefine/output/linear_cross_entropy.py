@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from torchdefine.embedding.map import check_ids, widened_ids
 from torchdefine.errors import UserError
-from torchdefine.ops import exact_dtype
+from torchdefine.ops import autocast_dtype, exact_dtype
 from torchdefine.ops.softmax_loss import Classes, add_column_sums, add_onto, softmax_loss
 
 Reduction = Literal["mean", "sum", "none"]
@@ -98,9 +98,8 @@ def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor 
 
 
 def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
+    if (autocast := autocast_dtype(hidden)) is not None:
+        return autocast
     if hidden.dtype != weight.dtype:
         raise UserError(
             f"hidden is {hidden.dtype} and weight {weight.dtype}: convert one to the other, or work under autocast."
