@@ -27,7 +27,7 @@ SAMPLED = 0.75
 class UnitFitting:
     """How a unit is trained on the table."""
 
-    steps: int = 300
+    steps: int = 2_000
     batch_size: int = 2_048
     lr: float = 3e-3
     storage: str = "float32"
