@@ -1,12 +1,13 @@
 """What a run starts with: recipes, changes and folders, and the sentences about those that do not fit."""
 
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
 from tests.training.test_loop import StopAt, assert_same_run
-from torchdefine import train
+from torchdefine import load_run, train
 from torchdefine.errors import UserError
 from torchdefine.recipe import load_recipe, recipe_names
 from torchdefine.training import Interrupted, RunFolder
@@ -30,6 +31,37 @@ def test_settings_that_a_run_has_already_change_nothing_of_it(recipe_file: Path,
     result = train(out=tmp_path, resume=True, train={"steps": 30}).result
     assert result["overrides"] == changes
     assert [record["step"] for record in result["curve"]] == [15, 30]
+
+
+def test_a_run_goes_on_after_its_text_was_moved(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
+    first, second = (shutil.copytree(corpus, tmp_path / name) for name in ("first", "second"))
+    train(recipe_file, data=first, out=tmp_path / "whole", train={"steps": 30})
+    with pytest.raises(Interrupted):
+        train(recipe_file, data=first, out=tmp_path / "run", reporter=StopAt(14, signal.SIGTERM), train={"steps": 30})
+    shutil.rmtree(first)
+    with pytest.raises(UserError, match="neither a folder nor a corpus"):
+        train(out=tmp_path / "run", resume=True)
+    (second / "train.txt").write_text((corpus / "train.txt").read_text() + "w1\n")
+    with pytest.raises(UserError, match="The training text has changed"):
+        train(out=tmp_path / "run", data=second, resume=True)
+    assert RunFolder(tmp_path / "run").recipe().data.corpus == str(first)
+    shutil.copy(corpus / "train.txt", second)
+    run = train(out=tmp_path / "run", data=second, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert run.folder.recipe().data.corpus == str(second)
+    assert load_run(run.folder.path).evaluate().perplexity == pytest.approx(run.result["test_perplexity"], rel=1e-6)
+
+
+def test_without_a_checkpoint_to_tell_texts_apart_another_place_is_refused(
+    recipe_file: Path, corpus: Path, tmp_path: Path
+) -> None:
+    changes = {"train": {"steps": 30, "checkpoint_every": 30}}
+    with pytest.raises(Interrupted):
+        train(recipe_file, out=tmp_path / "run", reporter=StopAt(7, signal.SIGTERM), **changes)
+    RunFolder(tmp_path / "run").last.unlink()
+    elsewhere = shutil.copytree(corpus, tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"was started with another data\.corpus"):
+        train(out=tmp_path / "run", data=elsewhere, resume=True)
 
 
 def test_a_run_that_wrote_no_checkpoint_keeps_what_was_changed(recipe_file: Path, tmp_path: Path) -> None:

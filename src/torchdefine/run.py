@@ -80,6 +80,8 @@ def train(
         trainer = make_trainer(model, corpus, recipe, folder, processes, telling)
         if resume:
             trainer.resume()
+            if processes.is_first:
+                folder.note_places(recipe)
         elif processes.is_first:  # only now, when nothing speaks against the run any more
             folder.create(recipe, corpus.tokenization)
         if processes.is_first:

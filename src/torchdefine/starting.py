@@ -19,6 +19,9 @@ from torchdefine.training.distributed import Processes
 Changes = dict[str, dict[str, Any]]
 """By section."""
 
+PLACES = ("data.corpus", "data.tokenizer")
+"""Where things lie; a run may go on after they were moved, since its checkpoints know them by their hashes."""
+
 
 def wanted_recipe(
     recipe: str | Path | Recipe | None, changes: Changes, out: str | Path | None, resume: bool
@@ -94,7 +97,8 @@ def chosen_folder(recipe: Recipe, out: str | Path | None, resume: bool, processe
 
 def _check_same_settings(folder: RunFolder, recipe: Recipe) -> None:
     own = _with_whole_paths(folder.recipe())
-    differing = list(_differences(to_plain(own), to_plain(recipe)))
+    may_differ = PLACES if folder.last.exists() else ()
+    differing = [found for found in _differences(to_plain(own), to_plain(recipe)) if found[0] not in may_differ]
     if not differing:
         return
     shown = ", ".join(f"{place} ({one}, not {other})" for place, one, other in differing)

@@ -41,6 +41,14 @@ def test_a_table_by_a_borrowed_unit_drops_nothing_out() -> None:
     assert all(part.training for part in both.modules())
 
 
+def test_a_table_is_as_precise_as_the_embedding_within_autocast() -> None:
+    embedding = DeFINE(40, 16, map_dim=8, expand_dim=32)
+    exact = embedding.table()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(embedding.table(), exact)
+        assert torch.equal(embedding.cached().weight, exact)
+
+
 def test_a_table_leaves_every_part_in_its_mode() -> None:
     embedding = small(unit=UnitOptions.of("define", dropout=0.5))
     embedding.unit.eval()  # somebody trains the map alone

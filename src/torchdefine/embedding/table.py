@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +45,16 @@ def finished_table(
     return table
 
 
-def in_evaluation(embedding: nn.Module) -> AbstractContextManager[None]:
-    """Have an embedding evaluate for a while, and with it a unit that it borrows and that is no part of it."""
-    unit = getattr(embedding, "unit", None)
-    return evaluating(embedding, *([unit] if isinstance(unit, nn.Module) else []))
+@contextmanager
+def in_evaluation(embedding: nn.Module) -> Iterator[None]:
+    """Have an embedding evaluate for a while, in its own precision even within autocast.
+
+    A unit that it borrows, and that is no part of it, does so too.
+    """
+    unit, device = getattr(embedding, "unit", None), next(embedding.parameters()).device.type
+    exactly = nullcontext() if device == "meta" else torch.autocast(device, enabled=False)  # meta knows no autocast
+    with evaluating(embedding, *([unit] if isinstance(unit, nn.Module) else [])), exactly:
+        yield
 
 
 def id_chunks(embedding: nn.Module) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,6 +105,13 @@ class RunFolder:
         if not self.exists():
             raise UserError(f"{self.path} holds no run: {self._what_to_name_instead()}")
         return load_recipe(str(self.config))
+
+    def note_places(self, recipe: Recipe) -> None:
+        """Remember where the text and the tokenizer of a run lie that goes on after they were moved."""
+        own = self.recipe()
+        data = replace(own.data, corpus=recipe.data.corpus, tokenizer=recipe.data.tokenizer)
+        if data != own.data:
+            write_text(self.config, replace(own, data=data).to_yaml())
 
     def _what_to_name_instead(self) -> str:
         within = sorted(config.parent for config in self.path.glob("*/config.yaml"))
