@@ -90,7 +90,8 @@ def test_buckets_reach_every_length() -> None:
     for longest in (1, 4, 5, 9, 50, 777):
         bounds = bucket_bounds(longest)
         assert (np.diff(bounds) > 0).all()
-        assert bounds[-1] >= longest
+        assert (np.diff(bounds) <= np.maximum(1, 0.12 * bounds[:-1])).all(), "a pair pads by an eighth at most"
+        assert bounds[-1] == max(longest, 4)
         assert len(bounds) < 60
 
 

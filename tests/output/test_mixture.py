@@ -53,10 +53,10 @@ def test_loss_equals_cross_entropy_of_log_prob_with_gradients(
     layer = mixture(kind)
     hidden = torch.randn(2, 5, HIDDEN, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(0, V, (2, 5))
-    targets[0, 2] = -100
-    options = {"reduction": reduction, "label_smoothing": label_smoothing}
+    targets[0, 2] = 7  # an ignored id may be one of the vocabulary
+    options = {"reduction": reduction, "ignore_index": 7} | ({"label_smoothing": label_smoothing} if label_smoothing else {})
     theirs = F.cross_entropy(layer.log_prob(hidden).flatten(0, 1), targets.flatten(), **options)
-    for hint in (None, layer.host_hint(targets.numpy())):
+    for hint in (None, layer.host_hint(targets.numpy(), ignore_index=7)):
         ours = layer.loss(hidden, targets, hint=hint, **options)
         torch.testing.assert_close(ours.flatten(), theirs.flatten())
         wanted = [hidden, *layer.parameters()]
@@ -67,6 +67,15 @@ def test_loss_equals_cross_entropy_of_log_prob_with_gradients(
         ):
             if one is not None or other is not None:
                 torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", COMPONENTS)
+def test_a_mixture_of_one_is_its_component(kind: str) -> None:
+    layer = MixtureSoftmax(HIDDEN, COMPONENTS[kind](), 1)
+    hidden, targets = torch.randn(6, HIDDEN), torch.arange(0, 36, 6)
+    latent = torch.tanh(layer.latent(hidden))
+    torch.testing.assert_close(layer.log_prob(hidden), layer.component.log_prob(latent))
+    torch.testing.assert_close(layer.loss(hidden, targets), layer.component.loss(latent, targets))
 
 
 def test_its_log_probabilities_have_a_higher_rank_than_one_softmax() -> None:
