@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap, UnitOptions
-from torchdefine.embedding import VARIANTS, TokenEmbedding, table
+from torchdefine.embedding import VARIANTS, TokenEmbedding, make_plan, table
 from torchdefine.errors import UserError
 
 FILES_OF_RELEASED_VERSIONS = Path(__file__).parent.parent / "released"
@@ -158,6 +158,22 @@ def test_same_numbers_on_the_gpu(embedding: DeFINE) -> None:
     embedding.eval()
     cpu = embedding(IDS)
     torch.testing.assert_close(embedding.cuda()(IDS.cuda()).cpu(), cpu, rtol=1e-3, atol=1e-3)
+
+
+def test_sizes_that_nobody_gave() -> None:
+    plan = make_plan(map_dim=128, expand_dim=1024, embedding_dim=64, depth=3)
+    assert DeFINE(10, 64).plan == plan
+    assert DeFINE.over(StandardMap(10, 128), 64).plan == plan
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_is_planned_by_its_own_rules(variant: str) -> None:
+    sizes = {"embedding_dim": 64, "expand_dim": 64, "depth": 4, "max_groups": 4}
+    rules = UnitOptions.of(variant).rules
+    plan = make_plan(16, **sizes, rules=rules)
+    for unit in (variant, UnitOptions.of(variant)):
+        assert DeFINE(10, map_dim=16, **sizes, unit=unit).plan == plan
+        assert DeFINE.over(StandardMap(10, 16), **sizes, unit=unit).plan == plan
 
 
 def test_training_moves_every_parameter() -> None:

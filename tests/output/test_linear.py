@@ -67,9 +67,10 @@ def test_log_prob_predict_and_top_k_agree(kind: str) -> None:
     torch.testing.assert_close(log_probs, F.log_softmax(plain_logits(layer, hidden), -1))
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 7))
     assert torch.equal(layer.predict(hidden), log_probs.argmax(-1))
-    values, ids = layer.top_k(hidden, 4)
-    torch.testing.assert_close(values, log_probs.topk(4).values)
-    assert torch.equal(ids, log_probs.topk(4).indices)
+    for k in (1, 4, V):
+        values, ids = layer.top_k(hidden, k)
+        torch.testing.assert_close(values, log_probs.topk(k).values)
+        assert torch.equal(ids, log_probs.topk(k).indices)
     assert layer.predict(hidden[0, 0]).shape == ()
     assert layer.predict(hidden[:, :0]).shape == (2, 0)
     assert layer.host_hint(np.zeros(3, dtype=np.int64)) is None

@@ -54,7 +54,9 @@ def test_loss_equals_cross_entropy_of_log_prob_with_gradients(
     hidden = torch.randn(2, 5, HIDDEN, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(0, V, (2, 5))
     targets[0, 2] = 7  # an ignored id may be one of the vocabulary
-    options = {"reduction": reduction, "ignore_index": 7} | ({"label_smoothing": label_smoothing} if label_smoothing else {})
+    options = {"reduction": reduction, "ignore_index": 7}
+    if label_smoothing:
+        options["label_smoothing"] = label_smoothing
     theirs = F.cross_entropy(layer.log_prob(hidden).flatten(0, 1), targets.flatten(), **options)
     for hint in (None, layer.host_hint(targets.numpy(), ignore_index=7)):
         ours = layer.loss(hidden, targets, hint=hint, **options)
@@ -93,6 +95,11 @@ def test_latent_dropout_is_locked_and_for_training_only() -> None:
     zero = layer._latents(hidden) == 0
     assert torch.equal(zero.all(1), zero.any(1))
     assert zero.any()
+    assert zero.shape == (2, 7, K * WIDTH)
+    by_row = layer._latents(torch.randn(20, HIDDEN)) == 0  # without positions every vector has a mask of its own
+    assert by_row.any(1).all()
+    assert not by_row.all(1).any()
+    assert by_row.shape == (20, K * WIDTH)
     layer.eval()
     assert not (layer._latents(hidden) == 0).any()
 
