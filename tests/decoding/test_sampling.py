@@ -52,10 +52,12 @@ def test_a_draw_leaves_the_probabilities_as_they_are() -> None:
     assert torch.equal(log_probs, before)
 
 
-def test_frequencies_are_the_probabilities() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_frequencies_are_the_probabilities(temperature: float) -> None:
     log_probs = torch.tensor([0.7, 0.2, 0.1]).log()
-    draws = torch.tensor([draw(log_probs, SamplingOptions()) for _ in range(4000)])
-    torch.testing.assert_close(torch.bincount(draws) / 4000, log_probs.exp(), atol=0.03, rtol=0)
+    draws = torch.tensor([draw(log_probs, SamplingOptions(temperature)) for _ in range(4000)])
+    expected = (log_probs / temperature).softmax(-1)
+    torch.testing.assert_close(torch.bincount(draws) / 4000, expected, atol=0.03, rtol=0)
 
 
 def test_bad_options() -> None:

@@ -150,8 +150,9 @@ def test_resize_of_an_own_table() -> None:
     before = layer.log_prob(hidden)
     layer.resize(V + 2)
     torch.testing.assert_close(layer.log_prob(hidden)[:, :V].log_softmax(-1), before)
-    layer.resize(10)
+    layer.requires_grad_(False).resize(10)
     torch.testing.assert_close(layer.log_prob(hidden), before[:, :10].log_softmax(-1))
+    assert not any(parameter.requires_grad for parameter in layer.parameters()), "what is frozen stays so"
 
 
 def test_without_bias_there_is_none() -> None:

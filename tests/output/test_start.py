@@ -28,6 +28,13 @@ def test_own_tables_start_with_logits_of_unit_variance(kind: str) -> None:
         assert 0.8 < band.std(dim=1).mean() < 1.25
 
 
+def test_projections_keep_the_variance_of_hidden_vectors() -> None:
+    layer = PROJECTED["bands of a table"]()
+    projected = [projection(torch.randn(300, WIDTH)) for projection in layer.projections.values()]
+    assert len(projected) == 3
+    assert all(0.8 < vectors.std() < 1.25 for vectors in projected)
+
+
 @pytest.mark.parametrize("kind", [*UNTIED, *PROJECTED])
 def test_reset_draws_every_parameter_again(kind: str) -> None:
     layer = {**UNTIED, **PROJECTED}[kind]()
