@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from torchdefine.embedding import AdaptiveMap, StandardMap
+from torchdefine.embedding import AdaptiveMap, ProjectiveMap, StandardMap
 from torchdefine.output import AdaptiveSoftmax, AdaptiveTableSoftmax, FullSoftmax, OutputLayer
 
 V, WIDTH, CUTOFFS = 400, 64, (100, 200)
@@ -33,6 +33,20 @@ def test_projections_keep_the_variance_of_hidden_vectors() -> None:
     projected = [projection(torch.randn(300, WIDTH)) for projection in layer.projections.values()]
     assert len(projected) == 3
     assert all(0.8 < vectors.std() < 1.25 for vectors in projected)
+
+
+def test_what_stands_beside_a_table_is_drawn_like_it() -> None:
+    cutoffs = range(10, V, 10)
+    table = ProjectiveMap(V, 16, WIDTH)
+    table.projection_std = 0.02
+    bands = AdaptiveMap(V, 16, cutoffs, division=1)
+    for map_layer in (table, bands):
+        map_layer.reset_parameters(std=0.3)
+    of_table, of_bands = AdaptiveTableSoftmax(WIDTH, table, cutoffs), AdaptiveSoftmax(16, bands)
+    for layer in (of_table, of_bands):
+        assert layer.cluster_weight.std().item() == pytest.approx(0.3, rel=0.2)
+    for projection in of_table.projections.parameters():
+        assert projection.std().item() == pytest.approx(0.02, rel=0.2)
 
 
 @pytest.mark.parametrize("kind", [*UNTIED, *PROJECTED])
