@@ -90,6 +90,15 @@ def test_resize_keeps_old_rows_bit_for_bit(kind: str) -> None:
             layer(torch.tensor([45]))
 
 
+@pytest.mark.parametrize("kind", MAPS)
+def test_rows_that_come_later_start_like_the_others(kind: str) -> None:
+    layer = MAPS[kind]()
+    layer.reset_parameters(std=0.1)
+    layer.requires_grad_(False).resize(2000)
+    assert 0.05 < layer(torch.arange(50, 2000)).std() < 0.15
+    assert not any(parameter.requires_grad for parameter in layer.parameters()), "what is frozen stays so"
+
+
 def test_resize_refuses_what_it_cannot_keep() -> None:
     with pytest.raises(UserError, match="lose the padding row 45"):
         StandardMap(50, 8, padding_idx=45).resize(40)
