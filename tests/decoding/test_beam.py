@@ -241,6 +241,11 @@ def test_draws_have_the_models_frequencies() -> None:
     assert frequencies(SamplingOptions(temperature=0.5)) == pytest.approx(squared, abs=0.015)
 
 
+def test_nothing_gives_nothing() -> None:
+    assert beam_search(ToyModel(), [], TOKENS) == []
+    assert sample_targets(ToyModel(), [], TOKENS, SamplingOptions(), BeamOptions(), []) == []
+
+
 def test_a_target_may_grow_with_its_source() -> None:
     assert [BeamOptions().limit(length) for length in (1, 2, 7, 100)] == [11, 13, 20, 160]
 
