@@ -90,6 +90,23 @@ def test_cached_table_equals_the_live_embedding(embedding: DeFINE, monkeypatch: 
     assert len(calls) == 8
     assert not any(p.requires_grad for p in cached.parameters())
     assert embedding.cached(dtype=torch.bfloat16).weight.dtype == torch.bfloat16
+    assert embedding.table(dtype=torch.float64).dtype == torch.float64
+
+
+def test_reset_draws_everything_again_and_forgets_the_finished_table(embedding: DeFINE) -> None:
+    embedding.eval().look_up(torch.full((50, embedding.embedding_dim), 7.0))
+    for parameter in embedding.parameters():
+        torch.nn.init.constant_(parameter, 7.0)
+    embedding.reset_parameters()
+    for name, parameter in embedding.named_parameters():
+        assert not (parameter == 7.0).any(), name
+    assert 1 / 3 < embedding(torch.arange(3, 50)).std() < 3
+    assert not embedding(torch.tensor([2])).any(), "padding stays zero"
+
+
+def test_a_unit_that_cannot_be_drawn_again_is_named() -> None:
+    with pytest.raises(UserError, match="The unit GELU has no reset_parameters"):
+        TokenEmbedding(StandardMap(5, 4), torch.nn.GELU()).reset_parameters()
 
 
 def test_resize_keeps_vectors_bit_for_bit(embedding: DeFINE) -> None:
