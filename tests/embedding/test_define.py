@@ -90,6 +90,7 @@ def test_cached_table_equals_the_live_embedding(embedding: DeFINE, monkeypatch: 
     assert len(calls) == 8
     assert not any(p.requires_grad for p in cached.parameters())
     assert embedding.cached(dtype=torch.bfloat16).weight.dtype == torch.bfloat16
+    assert cached.padding_idx == embedding.padding_idx
     assert embedding.table(dtype=torch.float64).dtype == torch.float64
 
 
