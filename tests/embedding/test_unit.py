@@ -223,6 +223,27 @@ def test_reset_forgets_what_was_learnt(norm: str) -> None:
     assert 1 / 3 < unit(torch.randn(500, 16)).std() < 3
 
 
+@pytest.mark.parametrize(
+    ("variant", "groups", "skip", "reduces", "shuffles"),
+    [
+        ("define", [4, 2, 1], "mix", True, False),
+        ("define-no-mixer", [4, 2, 1], "concat", True, False),
+        ("define-residual", [4, 2, 1], "residual", True, False),
+        ("define-no-reduce", [4, 2, 1], "mix", False, False),
+        ("hgt", [4, 2, 1], "none", True, False),
+        ("glt", [4, 4, 4], "none", True, False),
+        ("glt-shuffle", [4, 4, 4], "none", True, True),
+        ("linear", [1, 1, 1], "none", True, False),
+    ],
+)
+def test_a_variant_is_the_papers_row(variant: str, groups: list[int], skip: str, reduces: bool, shuffles: bool) -> None:
+    unit = build(variant, depth=3, max_groups=4)
+    assert [layer.groups for layer in unit.plan] == groups
+    assert unit.plan.rules.skip == skip
+    assert (unit.plan.role(2) == "reduce") == reduces
+    assert {layer.linear.shuffle for layer in unit.expansions} == {shuffles}
+
+
 def test_the_rules_are_those_of_the_plan() -> None:
     """Options name a variant, but it is the plan that says what the layers are."""
     rules = PlanRules(skip="concat")
