@@ -171,6 +171,33 @@ def test_a_small_vocabulary_does_not_win_by_saying_that_it_knows_nothing(
     assert "only counts words" not in comparison.note
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [(0.0008, "; bits per byte do."), (0.002, "0.2% of the test text is <unk> in another and 0.0% in seed-1: neither")],
+)
+def test_a_few_words_more_that_are_unknown_do_no_harm(runs: list[Path], more: float, words: str) -> None:
+    def other_vocabulary(result: dict[str, Any]) -> None:
+        result["data"]["vocabulary_sha256"] = "x"
+        result["evaluation"]["test"]["unknown_share"] += more
+
+    first, other = changed(runs, other_vocabulary).runs
+    for order in (1, -1):
+        (warning,) = Comparison([first, dataclasses.replace(other, name="another")][::order]).warnings
+        assert words in warning
+
+
+def test_other_words_of_another_text_compare_in_nothing(runs: list[Path]) -> None:
+    def other_words_and_text(result: dict[str, Any]) -> None:
+        result["data"]["vocabulary_sha256"] = "x"
+        result["data"]["splits"]["test"]["text_sha256"] = "x"
+        result["evaluation"]["test"]["unknown_share"] = 0.5
+
+    assert changed(runs, other_words_and_text).warnings == [
+        "The runs were evaluated on different texts, so neither perplexities nor bits per byte compare.",
+        "The runs have different vocabularies, so their perplexities do not compare.",
+    ]
+
+
 def test_an_unk_that_stands_in_the_text_is_no_difference(recipe_file: Path, tmp_path: Path) -> None:
     """It is one token of words and of subwords alike, though another share of them."""
     pytest.importorskip("tokenizers")

@@ -34,6 +34,14 @@ def test_carried_state_makes_two_segments_one() -> None:
     assert not any(t.requires_grad for pair in state for t in pair)
 
 
+def test_the_carried_state_keeps_its_precision() -> None:
+    lstm = LSTM(6, 8, layers=2).bfloat16()
+    state = [(h.float(), c.float()) for h, c in lstm.initial_state(3)]
+    y, after = lstm(torch.randn(3, 4, 6, dtype=torch.bfloat16), state)
+    assert y.dtype == torch.bfloat16
+    assert {part.dtype for pair in after for part in pair} == {torch.float32}
+
+
 @pytest.mark.parametrize(("place", "layer"), [("input", 0), ("hidden", 1)])
 def test_dropout_holds_one_mask_for_all_positions(place: str, layer: int) -> None:
     """Seen where it is: in what enters the layer behind it, and in no other layer."""
@@ -42,7 +50,8 @@ def test_dropout_holds_one_mask_for_all_positions(place: str, layer: int) -> Non
     entered: list[torch.Tensor] = []
     for part in lstm.layers:
         part.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))  # (T, B, 64)
-    lstm(x, state)
+    y, _ = lstm(x, state)
+    assert y.all(), "what leaves the last layer is whole"
     gone = entered[layer] == 0
     assert torch.equal(gone, gone[:1].expand_as(gone))
     assert not torch.equal(gone[0, 0], gone[0, 1])

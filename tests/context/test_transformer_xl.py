@@ -232,6 +232,22 @@ def test_evaluation_has_its_own_reach() -> None:
     torch.testing.assert_close(run(model, segments), naive(model, segments, model.evaluation))
 
 
+@pytest.mark.parametrize(
+    ("changes", "reach"),
+    [
+        ({}, Reach(9, True, 5)),
+        ({"memory": 3}, Reach(3, True, 5)),
+        ({"clamp": 2}, Reach(9, True, 2)),
+        ({"memory": 1, "clamp": 1}, Reach(1, True, 1)),
+    ],
+)
+def test_evaluation_may_look_back_otherwise_for_a_while(changes: dict[str, int], reach: Reach) -> None:
+    model = make(Reach(2), evaluation=Reach(9, same_length=True, clamp=5))
+    with model.remembering(**changes):
+        assert model.evaluation == reach
+    assert model.evaluation == Reach(9, True, 5)
+
+
 @pytest.mark.parametrize("place", ["input", "hidden", "output", "attention"])
 def test_dropout_counts_in_training_only(place: str) -> None:
     model = make(Reach(4), dropout=TransformerDropout(**{place: 0.5}))

@@ -20,6 +20,8 @@ def distinct_tokens(count: int) -> np.ndarray:
 def read_through(streams: TokenStreams, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     segments = [streams.segment(number * length, length) for number in range(streams.num_segments(length))]
     inputs, targets = zip(*segments, strict=True)
+    for number, of_device in enumerate(targets):
+        assert np.array_equal(streams.host_targets(number * length, length), of_device.numpy())
     return torch.cat(inputs, dim=1), torch.cat(targets, dim=1)
 
 

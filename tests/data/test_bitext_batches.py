@@ -53,6 +53,22 @@ def test_a_batch_depends_on_seed_and_number_alone(bitext: Bitext) -> None:
     assert sorted(map(sorted, first)) != sorted(map(sorted, second))  # not only the order of the batches changes
 
 
+def test_batches_go_from_short_to_long_unless_a_seed_shuffles_them(bitext: Bitext) -> None:
+    source_lengths = np.diff(bitext.splits["train"].source_ends, prepend=0)
+
+    def longest_of_each(given: BitextBatches) -> list[int]:
+        made = [given.batch(number) for number in range(given.per_epoch)]
+        widths = [max(batch.source.shape[1], batch.targets.shape[1]) for batch in made]
+        return np.searchsorted(bucket_bounds(max(widths)), widths).tolist()
+
+    in_order = batches(bitext, seed=None)
+    assert longest_of_each(in_order) == sorted(longest_of_each(in_order))
+    for number in range(in_order.per_epoch):  # beside its like a source pads less
+        assert (np.diff(source_lengths[in_order.indices(number)]) >= 0).all()
+    shuffled = longest_of_each(batches(bitext))
+    assert shuffled != sorted(shuffled)
+
+
 def test_rows_are_the_sentences(bitext: Bitext) -> None:
     given, pairs, tokenizer = batches(bitext), bitext.splits["train"], bitext.tokenization.source
     for number in range(given.per_epoch):
@@ -74,7 +90,8 @@ def test_buckets_reach_every_length() -> None:
     for longest in (1, 4, 5, 9, 50, 777):
         bounds = bucket_bounds(longest)
         assert (np.diff(bounds) > 0).all()
-        assert bounds[-1] >= longest
+        assert (np.diff(bounds) <= np.maximum(1, 0.12 * bounds[:-1])).all(), "a pair pads by an eighth at most"
+        assert bounds[-1] == max(longest, 4)
         assert len(bounds) < 60
 
 

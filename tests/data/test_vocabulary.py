@@ -118,6 +118,13 @@ def test_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
         Vocabulary.load(path)
 
 
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_text("# torchdefine vocabulary 1\t2\n<unk>\t1\n<eos>\tmany\n")
+    with pytest.raises(UserError, match="line 3 "):
+        Vocabulary.load(path)
+
+
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no vocabulary file .*vocab\.txt"):
         Vocabulary.load(tmp_path / "vocab.txt")

@@ -223,6 +223,8 @@ def test_sampling_depends_on_a_sources_seed_alone() -> None:
         inputs = torch.tensor([[BOS, *drawn[0].ids]])
         log_prob = -float(model(torch.tensor([source]), inputs, target, reduction="sum")[0].objective.detach())
         assert drawn[0].log_prob == pytest.approx(log_prob, abs=1e-9)
+        assert [h.log_prob for h in drawn] == sorted((h.log_prob for h in drawn), reverse=True)
+        assert all(len(h.ids) < limits.limit(len(source)) for h in drawn)
 
 
 def test_sampling_at_temperature_0_is_greedy() -> None:
@@ -243,6 +245,17 @@ def test_draws_have_the_models_frequencies() -> None:
     assert frequencies(SamplingOptions(top_k=2)) == pytest.approx([0.625, 0.375, 0, 0], abs=0.015)
     assert frequencies(SamplingOptions(top_p=0.6)) == pytest.approx([0.625, 0.375, 0, 0], abs=0.015)
     assert frequencies(SamplingOptions(forbidden=(0,)))[0] == 0
+    squared = (2 * log_probs).softmax(-1).tolist()
+    assert frequencies(SamplingOptions(temperature=0.5)) == pytest.approx(squared, abs=0.015)
+
+
+def test_nothing_gives_nothing() -> None:
+    assert beam_search(ToyModel(), [], TOKENS) == []
+    assert sample_targets(ToyModel(), [], TOKENS, SamplingOptions(), BeamOptions(), []) == []
+
+
+def test_a_target_may_grow_with_its_source() -> None:
+    assert [BeamOptions().limit(length) for length in (1, 2, 7, 100)] == [11, 13, 20, 160]
 
 
 @pytest.mark.parametrize(

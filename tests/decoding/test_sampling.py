@@ -26,6 +26,7 @@ def test_same_seed_same_text_and_stop_token() -> None:
     other = generate(model, [1], 20, generator=torch.Generator().manual_seed(6))
     assert one == two != other
     stop = one[3]
+    assert generate(model, [1], 1, generator=torch.Generator().manual_seed(5)) == one[:1]
     cut = generate(model, [1], 20, generator=torch.Generator().manual_seed(5), stop_token=stop)
     assert cut == one[: one.index(stop) + 1]
     assert model.training
@@ -41,6 +42,7 @@ def test_draws_follow_the_options() -> None:
     assert seen(top_k=2) == {0, 1}
     assert seen(top_p=0.6) == {0, 1}
     assert seen(top_p=0.5) == {0}
+    assert seen(top_k=4) == seen(top_p=1.0) == {0, 1, 2, 3}
     assert seen(forbidden=(0, 2)) == {1, 3}
     assert seen(temperature=0) == {0}
 
@@ -52,17 +54,21 @@ def test_a_draw_leaves_the_probabilities_as_they_are() -> None:
     assert torch.equal(log_probs, before)
 
 
-def test_frequencies_are_the_probabilities() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_frequencies_are_the_probabilities(temperature: float) -> None:
     log_probs = torch.tensor([0.7, 0.2, 0.1]).log()
-    draws = torch.tensor([draw(log_probs, SamplingOptions()) for _ in range(4000)])
-    torch.testing.assert_close(torch.bincount(draws) / 4000, log_probs.exp(), atol=0.03, rtol=0)
+    draws = torch.tensor([draw(log_probs, SamplingOptions(temperature)) for _ in range(4000)])
+    expected = (log_probs / temperature).softmax(-1)
+    torch.testing.assert_close(torch.bincount(draws) / 4000, expected, atol=0.03, rtol=0)
 
 
 def test_bad_options() -> None:
     for message, make in {
         "temperature is -1": lambda: SamplingOptions(temperature=-1),
         "top_k is 0": lambda: SamplingOptions(top_k=0),
+        "temperature is inf": lambda: SamplingOptions(temperature=float("inf")),
         "top_p is 0": lambda: SamplingOptions(top_p=0),
+        "top_p is 1.01": lambda: SamplingOptions(top_p=1.01),
         "prompt is empty": lambda: generate(adaptive_model(), [], 3),
         "length is 0": lambda: generate(adaptive_model(), [1], 0),
     }.items():

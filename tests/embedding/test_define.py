@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap, UnitOptions
-from torchdefine.embedding import VARIANTS, TokenEmbedding, table
+from torchdefine.embedding import VARIANTS, TokenEmbedding, make_plan, table
 from torchdefine.errors import UserError
 
 FILES_OF_RELEASED_VERSIONS = Path(__file__).parent.parent / "released"
@@ -98,6 +98,24 @@ def test_cached_table_equals_the_live_embedding(embedding: DeFINE, monkeypatch: 
     assert len(calls) == 8
     assert not any(p.requires_grad for p in cached.parameters())
     assert embedding.cached(dtype=torch.bfloat16).weight.dtype == torch.bfloat16
+    assert cached.padding_idx == embedding.padding_idx
+    assert embedding.table(dtype=torch.float64).dtype == torch.float64
+
+
+def test_reset_draws_everything_again_and_forgets_the_finished_table(embedding: DeFINE) -> None:
+    embedding.eval().look_up(torch.full((50, embedding.embedding_dim), 7.0))
+    for parameter in embedding.parameters():
+        torch.nn.init.constant_(parameter, 7.0)
+    embedding.reset_parameters()
+    for name, parameter in embedding.named_parameters():
+        assert not (parameter == 7.0).any(), name
+    assert 1 / 3 < embedding(torch.arange(3, 50)).std() < 3
+    assert not embedding(torch.tensor([2])).any(), "padding stays zero"
+
+
+def test_a_unit_that_cannot_be_drawn_again_is_named() -> None:
+    with pytest.raises(UserError, match="The unit GELU has no reset_parameters"):
+        TokenEmbedding(StandardMap(5, 4), torch.nn.GELU()).reset_parameters()
 
 
 def test_resize_keeps_vectors_bit_for_bit(embedding: DeFINE) -> None:
@@ -166,6 +184,22 @@ def test_same_numbers_on_the_gpu(embedding: DeFINE) -> None:
     embedding.eval()
     cpu = embedding(IDS)
     torch.testing.assert_close(embedding.cuda()(IDS.cuda()).cpu(), cpu, rtol=1e-3, atol=1e-3)
+
+
+def test_sizes_that_nobody_gave() -> None:
+    plan = make_plan(map_dim=128, expand_dim=1024, embedding_dim=64, depth=3)
+    assert DeFINE(10, 64).plan == plan
+    assert DeFINE.over(StandardMap(10, 128), 64).plan == plan
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_is_planned_by_its_own_rules(variant: str) -> None:
+    sizes = {"embedding_dim": 64, "expand_dim": 64, "depth": 4, "max_groups": 4}
+    rules = UnitOptions.of(variant).rules
+    plan = make_plan(16, **sizes, rules=rules)
+    for unit in (variant, UnitOptions.of(variant)):
+        assert DeFINE(10, map_dim=16, **sizes, unit=unit).plan == plan
+        assert DeFINE.over(StandardMap(10, 16), **sizes, unit=unit).plan == plan
 
 
 def test_training_moves_every_parameter() -> None:

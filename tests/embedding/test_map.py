@@ -90,9 +90,23 @@ def test_resize_keeps_old_rows_bit_for_bit(kind: str) -> None:
             layer(torch.tensor([45]))
 
 
+@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("std", [None, 0.1])
+def test_rows_that_come_later_start_like_the_others(kind: str, std: float | None) -> None:
+    layer = MAPS[kind]()
+    if std is not None:
+        layer.reset_parameters(std=std)
+    layer.requires_grad_(False).resize(2000)
+    assert 0.6 < layer(torch.arange(50, 2000)).std() / (std or 1) < 1.4
+    assert not any(parameter.requires_grad for parameter in layer.parameters()), "what is frozen stays so"
+
+
 def test_resize_refuses_what_it_cannot_keep() -> None:
-    with pytest.raises(UserError, match="lose the padding row 45"):
-        StandardMap(50, 8, padding_idx=45).resize(40)
+    for make in MAPS.values():
+        with pytest.raises(UserError, match="lose the padding row 45"):
+            make(padding_idx=45).resize(45)
+    with pytest.raises(UserError, match="num_embeddings is 0"):
+        StandardMap(50, 8).resize(0)
     with pytest.raises(UserError, match="keep at least 31"):
         MAPS["adaptive"]().resize(30)
     with pytest.raises(UserError, match="cannot lose rows"):

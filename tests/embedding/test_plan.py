@@ -112,6 +112,7 @@ def test_invariants(units, growth, out, depth, log_groups, scheme, skip, reach, 
         ((128, 1022, 384, 3, 16), ["expand_dim 1022", "8 groups", "1016 or 1024"]),
         ((128, 1024, 384, 3, 0), ["max_groups is 0"]),
         ((-4, 1024, 384, 3, None), ["map_dim is -4"]),
+        ((4, 1024, 384, 5, 16), ["map_dim 4", "16 groups", "use 16,"]),
     ],
 )
 def test_bad_sizes_are_refused_in_one_helpful_sentence(sizes: tuple, words: list[str]) -> None:
@@ -127,6 +128,20 @@ def test_reduce_groups_must_divide_embedding_dim() -> None:
         UserError, match=r"embedding_dim 385 is not divisible by the 4 groups of layer 3: use 384 or 388"
     ):
         make_plan(128, 1024, 385, 3, 4, PlanRules(groups="fixed"))
+
+
+def test_only_what_enters_a_layer_must_suit_its_groups() -> None:
+    def cycle(skip: str, expand_dim: int = 64) -> list[int]:
+        rules = PlanRules(groups="cycle", skip=skip)  # type: ignore[arg-type]
+        return [layer.groups for layer in make_plan(6, expand_dim, 24, 4, 4, rules)]
+
+    assert cycle("none") == [1, 4, 2, 1], "map_dim enters the first layer alone"
+    with pytest.raises(UserError, match="map_dim 6 is not divisible by the 4 groups of layer 2"):
+        cycle("mix")
+    with pytest.raises(UserError, match="the input 30 is not divisible by the 4 groups of layer 2"):
+        cycle("concat")
+    with pytest.raises(UserError, match="expand_dim 63 is not divisible by the 2 groups of layer 3"):
+        cycle("none", expand_dim=63)
 
 
 def test_bad_rules_are_refused() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from torchdefine.embedding import VARIANTS, DefineUnit, UnitOptions, make_plan
+from torchdefine.embedding import VARIANTS, DefineUnit, PlanRules, UnitOptions, make_plan
 from torchdefine.errors import UserError
 
 
@@ -73,9 +73,10 @@ def normalised(values: list[float], parts: int, state: dict, level: int) -> list
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("norm", ["none", "layer", "group"])
-def test_equals_the_naive_reference(variant: str, norm: str) -> None:
-    unit = build(variant, max_groups=4, norm=norm).double()
+@pytest.mark.parametrize(("norm", "bias"), [("none", True), ("layer", True), ("group", True), ("none", False)])
+def test_equals_the_naive_reference(variant: str, norm: str, bias: bool) -> None:
+    unit = build(variant, m=32, max_groups=4, norm=norm, bias=bias).double()  # m as wide as a residual layer
+    assert any(name.endswith("linear.bias") for name in unit.state_dict()) == bias
     for parameter in unit.parameters():  # biases and norms that do something
         if parameter.dim() == 1:
             nn.init.normal_(parameter)
@@ -210,6 +211,46 @@ def test_published_size_without_reduce() -> None:
     assert unit + wider_first_lstm_layer == pytest.approx(43.9086 - 38.6306, abs=0.001)
 
 
+@pytest.mark.parametrize("norm", ["none", "layer", "group"])
+def test_reset_forgets_what_was_learnt(norm: str) -> None:
+    unit = build("define", norm=norm)
+    for parameter in unit.parameters():
+        nn.init.constant_(parameter, 7.0)
+    unit.reset_parameters()
+    for name, parameter in unit.named_parameters():
+        if parameter.dim() == 1:
+            assert (parameter == (1.0 if name.endswith("norm.weight") else 0.0)).all(), name
+    assert 1 / 3 < unit(torch.randn(500, 16)).std() < 3
+
+
+@pytest.mark.parametrize(
+    ("variant", "groups", "skip", "reduces", "shuffles"),
+    [
+        ("define", [4, 2, 1], "mix", True, False),
+        ("define-no-mixer", [4, 2, 1], "concat", True, False),
+        ("define-residual", [4, 2, 1], "residual", True, False),
+        ("define-no-reduce", [4, 2, 1], "mix", False, False),
+        ("hgt", [4, 2, 1], "none", True, False),
+        ("glt", [4, 4, 4], "none", True, False),
+        ("glt-shuffle", [4, 4, 4], "none", True, True),
+        ("linear", [1, 1, 1], "none", True, False),
+    ],
+)
+def test_a_variant_is_the_papers_row(variant: str, groups: list[int], skip: str, reduces: bool, shuffles: bool) -> None:
+    unit = build(variant, depth=3, max_groups=4)
+    assert [layer.groups for layer in unit.plan] == groups
+    assert unit.plan.rules.skip == skip
+    assert (unit.plan.role(2) == "reduce") == reduces
+    assert {layer.linear.shuffle for layer in unit.expansions} == {shuffles}
+
+
+def test_the_rules_are_those_of_the_plan() -> None:
+    """Options name a variant, but it is the plan that says what the layers are."""
+    rules = PlanRules(skip="concat")
+    unit = DefineUnit(make_plan(16, 64, 24, 3, rules=rules), "define")
+    assert unit.options.rules == rules
+
+
 def test_options_survive_a_round_trip() -> None:
     options = UnitOptions.of("glt-shuffle", norm="group", dropout=0.2, multiple_of=8)
     assert UnitOptions.of(**options.to_dict()) == options
@@ -222,6 +263,8 @@ def test_bad_options_are_refused_with_a_suggestion() -> None:
         UnitOptions.of("define", activations="relu")
     with pytest.raises(UserError, match="norm 'batch' is unknown"):
         UnitOptions.of("define", norm="batch")
+    with pytest.raises(UserError, match="activation 'swish' is unknown"):
+        UnitOptions.of("define", activation="swish")
     with pytest.raises(UserError, match=r"dropout is 1\.5"):
         UnitOptions(dropout=1.5)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchdefine import AdaptiveMap, DeFINE, StandardMap
+from torchdefine import AdaptiveMap, DeFINE, StandardMap, UnitOptions
 from torchdefine.context import LSTM
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
@@ -68,6 +68,7 @@ def test_parameters_by_part_add_up() -> None:
     assert parts["define"] + parts["context"] + parts["input_output"] == parts["total"]
     tables = 10 * 16 + 20 * 8 + 20 * 4 + (8 + 4) * 16 + 2 * 16
     assert parts["input_output"] == tables
+    assert standard_model().parameters_by_part()["define"] == 0
 
 
 def test_label_smoothing_counts_in_training_only() -> None:
@@ -100,16 +101,17 @@ def test_output_dropout_zeroes_whole_features_in_training() -> None:
     assert not (seen[1] == 0).any()
 
 
-def test_penalties_against_a_plain_loop_in_float64() -> None:
+@pytest.mark.parametrize("length", [1, 2, 6])
+def test_penalties_against_a_plain_loop_in_float64(length: int) -> None:
     table = StandardMap(50, 16)
     options = LossOptions(activation_penalty=2.0, temporal_penalty=1.0)
     model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table), options).double()
-    ids = torch.randint(0, 50, (3, 6))
+    ids = torch.randint(0, 50, (3, length))
     losses, _ = model(ids, ids, model.initial_state(3))
     hidden, _ = model.hidden(ids, model.initial_state(3))
     squares = sum(h**2 for h in hidden.flatten().tolist()) / hidden.numel()
-    steps = [(hidden[:, t + 1] - hidden[:, t]).square().sum() for t in range(5)]
-    expected = losses.cross_entropy + 2.0 * squares + 1.0 * sum(steps) / (3 * 5 * 16)
+    steps = [(hidden[:, t + 1] - hidden[:, t]).square().sum() for t in range(length - 1)]
+    expected = losses.cross_entropy + 2.0 * squares + (1.0 * sum(steps) / (3 * len(steps) * 16) if steps else 0)
     torch.testing.assert_close(losses.objective, expected)
     gradient = torch.autograd.grad(losses.objective, model.embedding.map.table.weight, retain_graph=True)[0]
     plain = torch.autograd.grad(losses.cross_entropy, model.embedding.map.table.weight)[0]
@@ -150,6 +152,47 @@ def test_row_dropout_zeroes_whole_token_types() -> None:
     torch.testing.assert_close(vectors[0][kept], 2 * embedding.map.table.weight[kept])
     embedding.eval()
     torch.testing.assert_close(embedding(ids)[0], embedding.map.table.weight)
+
+
+def dropping_model() -> LanguageModel:
+    table = StandardMap(50, 16)
+    embedding = DeFINE.over(table, 24, 64, unit=UnitOptions.of("define", dropout=0.2))
+    return LanguageModel(embedding, LSTM(24, 16), FullSoftmax(16, table))
+
+
+@pytest.mark.parametrize("make", [adaptive_model, standard_model, dropping_model])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_hint_changes_nothing_but_what_is_waited_for(make, training: bool) -> None:
+    model = make().double().train(training)
+    tokens = torch.randint(0, 50, (4, 61))
+    ids, targets = tokens[:, :-1], tokens[:, 1:].clone()
+    targets[3, 40:] = -100
+    found = []
+    for hint in (None, model.host_hint(targets.numpy())):
+        torch.manual_seed(1)
+        losses, _ = model(ids, targets, model.initial_state(4), hint=hint)
+        found.append((losses.objective, *torch.autograd.grad(losses.objective, list(model.parameters()))))
+    for without, with_it in zip(*found, strict=True):
+        torch.testing.assert_close(with_it, without)
+
+
+def test_a_hint_leaves_room_for_every_id() -> None:
+    """The ids are the targets but for the first of each row and what stands for padding: here none is among them."""
+    ids, targets = torch.tensor([[0, 1, 1], [10, 1, 49]]), torch.tensor([[1, 1, 1], [1, -100, -100]])
+    hint = adaptive_model().host_hint(targets.numpy())
+    assert hint is not None
+    assert hint[0] >= len(ids.unique())
+    assert dropping_model().train().host_hint(targets.numpy()) is None
+
+
+def test_losses_that_cannot_be_are_refused() -> None:
+    for message, settings in {
+        "dropout is 1": {"output_dropout": 1.0},
+        "activation_penalty is -1": {"activation_penalty": -1},
+        "temporal_penalty is -1": {"temporal_penalty": -1},
+    }.items():
+        with pytest.raises(UserError, match=message):
+            LossOptions(**settings)
 
 
 def test_widths_that_do_not_meet_are_refused() -> None:

@@ -102,6 +102,8 @@ def test_what_is_shared_is_saved_once_and_stays_shared(make, tmp_path) -> None:
     assert parts["total"] == sum(p.numel() for p in set(model.parameters()))
     units = 0 if make is one_table else sum(p.numel() for p in model.target.unit.parameters())
     assert parts["define"] == (2 * units if make is two_units else units)
+    assert parts["define"] + parts["context"] + parts["input_output"] == parts["total"]
+    assert list(model.embeddings()) == (["both sides"] if make is one_table else ["source", "target"])
 
 
 @pytest.mark.parametrize("make", MAKERS)

@@ -67,9 +67,10 @@ def test_log_prob_predict_and_top_k_agree(kind: str) -> None:
     torch.testing.assert_close(log_probs, F.log_softmax(plain_logits(layer, hidden), -1))
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 7))
     assert torch.equal(layer.predict(hidden), log_probs.argmax(-1))
-    values, ids = layer.top_k(hidden, 4)
-    torch.testing.assert_close(values, log_probs.topk(4).values)
-    assert torch.equal(ids, log_probs.topk(4).indices)
+    for k in (1, 4, V):
+        values, ids = layer.top_k(hidden, k)
+        torch.testing.assert_close(values, log_probs.topk(k).values)
+        assert torch.equal(ids, log_probs.topk(k).indices)
     assert layer.predict(hidden[0, 0]).shape == ()
     assert layer.predict(hidden[:, :0]).shape == (2, 0)
     assert layer.host_hint(np.zeros(3, dtype=np.int64)) is None
@@ -149,13 +150,18 @@ def test_resize_of_an_own_table() -> None:
     before = layer.log_prob(hidden)
     layer.resize(V + 2)
     torch.testing.assert_close(layer.log_prob(hidden)[:, :V].log_softmax(-1), before)
-    layer.resize(10)
+    layer.requires_grad_(False).resize(10)
     torch.testing.assert_close(layer.log_prob(hidden), before[:, :10].log_softmax(-1))
+    assert not any(parameter.requires_grad for parameter in layer.parameters()), "what is frozen stays so"
 
 
-def test_an_own_table_starts_with_even_logits() -> None:
-    logits = plain_logits(FullSoftmax(256, num_embeddings=500), torch.randn(50, 256))
-    assert 0.9 < logits.std() < 1.1
+def test_without_bias_there_is_none() -> None:
+    layer = LAYERS["untied-no-bias"]()["out"]
+    assert set(layer.state_dict()) == {"own_map.table.weight"}
+    layer.resize(V + 2)
+    hidden = torch.randn(4, 12)
+    assert layer.log_prob(hidden).shape == (4, V + 2)
+    assert layer.bfloat16().log_prob(hidden.bfloat16()).dtype == torch.float32
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -168,6 +174,7 @@ def test_bad_arguments_are_refused() -> None:
         "not to DeFINE: pass the embedding's map": lambda: FullSoftmax(12, DeFINE(V, 12, 8, 16, 2)),  # type: ignore[arg-type]
         "hidden_dim is 0": lambda: FullSoftmax(0, num_embeddings=V),
         "num_embeddings is 0": lambda: layer.resize(0),
+        "num_embeddings is -1": lambda: LAYERS["tied"]()["out"].resize(-1),
         "its last dimension must be 12": lambda: layer.log_prob(hidden[:, :5]),
         r"targets have the shape \(2, 1\), but hidden needs \(2,\)": lambda: layer.loss(hidden, ids.unsqueeze(1)),
         "The id 23 is outside": lambda: layer.loss(hidden, ids + V),

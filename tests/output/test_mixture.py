@@ -53,10 +53,12 @@ def test_loss_equals_cross_entropy_of_log_prob_with_gradients(
     layer = mixture(kind)
     hidden = torch.randn(2, 5, HIDDEN, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(0, V, (2, 5))
-    targets[0, 2] = -100
-    options = {"reduction": reduction, "label_smoothing": label_smoothing}
+    targets[0, 2] = -1
+    options = {"reduction": reduction, "ignore_index": -1}
+    if label_smoothing:
+        options["label_smoothing"] = label_smoothing
     theirs = F.cross_entropy(layer.log_prob(hidden).flatten(0, 1), targets.flatten(), **options)
-    for hint in (None, layer.host_hint(targets.numpy())):
+    for hint in (None, layer.host_hint(targets.numpy(), ignore_index=-1)):
         ours = layer.loss(hidden, targets, hint=hint, **options)
         torch.testing.assert_close(ours.flatten(), theirs.flatten())
         wanted = [hidden, *layer.parameters()]
@@ -67,6 +69,15 @@ def test_loss_equals_cross_entropy_of_log_prob_with_gradients(
         ):
             if one is not None or other is not None:
                 torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", COMPONENTS)
+def test_a_mixture_of_one_is_its_component(kind: str) -> None:
+    layer = MixtureSoftmax(HIDDEN, COMPONENTS[kind](), 1)
+    hidden, targets = torch.randn(6, HIDDEN), torch.arange(0, 36, 6)
+    latent = torch.tanh(layer.latent(hidden))
+    torch.testing.assert_close(layer.log_prob(hidden), layer.component.log_prob(latent))
+    torch.testing.assert_close(layer.loss(hidden, targets), layer.component.loss(latent, targets))
 
 
 def test_its_log_probabilities_have_a_higher_rank_than_one_softmax() -> None:
@@ -84,6 +95,11 @@ def test_latent_dropout_is_locked_and_for_training_only() -> None:
     zero = layer._latents(hidden) == 0
     assert torch.equal(zero.all(1), zero.any(1))
     assert zero.any()
+    assert zero.shape == (2, 7, K * WIDTH)
+    by_row = layer._latents(torch.randn(20, HIDDEN)) == 0  # without positions every vector has a mask of its own
+    assert by_row.any(1).all()
+    assert not by_row.all(1).any()
+    assert by_row.shape == (20, K * WIDTH)
     layer.eval()
     assert not (layer._latents(hidden) == 0).any()
 

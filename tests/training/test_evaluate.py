@@ -25,6 +25,7 @@ class Unigram(nn.Module):
         frequency = torch.tensor(counts, dtype=torch.float64)
         self.log_probs = nn.Parameter((frequency / frequency.sum()).log())
         self.asked = torch.zeros(len(counts), dtype=torch.long)
+        self.segments: list[int] = []
 
     def initial_state(self, batch_size: int) -> Tensor:
         return torch.zeros(batch_size)
@@ -33,6 +34,7 @@ class Unigram(nn.Module):
         return None
 
     def forward(self, ids: Tensor, targets: Tensor, state: Tensor, reduction: str, hint: None) -> tuple[Losses, Tensor]:
+        self.segments.append(ids.shape[1])
         wanted = targets[targets != -100]
         self.asked += torch.bincount(wanted, minlength=len(self.asked))
         loss = -self.log_probs[wanted].sum()
@@ -53,6 +55,8 @@ def test_a_unigram_model_gets_its_closed_form_perplexity(corpus: Path, batch_siz
     assert result.bits_per_byte == pytest.approx(nats / math.log(2) / (corpus / "test.txt").stat().st_size)
     assert model.asked.tolist() == np.bincount(tokens, minlength=len(words)).tolist()
     assert result.tokens == len(tokens)
+    whole, rest = divmod(math.ceil(len(tokens) / batch_size), length)
+    assert model.segments == [length] * whole + [rest] * bool(rest)
 
 
 def tiny_model(recipe_file: Path, size: int) -> LanguageModel:

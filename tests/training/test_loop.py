@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torchdefine import load_run, train
 from torchdefine.errors import MachineError, UserError
 from torchdefine.training import Interrupted, RunFolder
+from torchdefine.training.evaluate import perplexity
 from torchdefine.training.progress import QuietReporter
 from torchdefine.training.schedules import Schedule
 from torchdefine.training.step import TrainingStep
@@ -218,6 +219,24 @@ def test_optimisers_and_schedules_resume(recipe_file: Path, tmp_path: Path, opti
         train(recipe_file, out=tmp_path / "broken", reporter=StopAt(12, signal.SIGTERM), **settings)
     train(recipe_file, out=tmp_path / "broken", resume=True, **settings)
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_the_rate_drops_and_the_best_weights_are_kept_by_validation(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = [800, 4, 4, 4.5, 4.2, 3, 3, 3.5]  # e⁸⁰⁰ is no number, so it is no best perplexity
+    found = iter([SimpleNamespace(loss=loss, perplexity=perplexity(loss)) for loss in losses])
+    monkeypatch.setattr("torchdefine.tasks._text_validation", lambda *_: lambda: next(found))
+    out = tmp_path / "run"
+    train(
+        recipe_file, out=out, optim={"lr": 0.01}, train={"steps": 16, "log_every": 2, "eval_every": 2},
+        schedule={"kind": "plateau", "patience": 1, "factor": 2},
+    )  # fmt: skip
+    rates = [record["lr"] for record in RunFolder(out).records("train")]
+    assert rates == pytest.approx([0.01] * 4 + [0.005] * 4), "after two that are not better, and once for them"
+    validated = RunFolder(out).records("valid")
+    assert [record["step"] for record in validated if record["best"]] == [4, 12]
+    assert json.loads((out / "result.json").read_text())["best_step"] == 12
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(

@@ -29,16 +29,20 @@ def test_drops_count_in_their_unit() -> None:
 def test_cosine_and_linear_reach_their_final_rate() -> None:
     cosine = ratios(kind="cosine", final_ratio=0.1)
     assert cosine[0] == 1
-    assert cosine[50] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 0.5)) / 2)
+    assert cosine[25::25] == pytest.approx([0.1 + 0.9 * (1 + math.cos(math.pi * at)) / 2 for at in (0.25, 0.5, 0.75)])
     linear = ratios(kind="linear", decay_from=0.5, final_ratio=0.0)
     assert set(linear[:51]) == {1.0}
     assert linear[75] == pytest.approx(0.5)
     assert linear[99] == pytest.approx(0.02)
+    for kind in ("cosine", "linear"):
+        ended = Schedule(ScheduleSettings(kind=kind, final_ratio=0.1), 100)
+        assert ended.ratio(100) == ended.ratio(150) == pytest.approx(0.1)
 
 
 def test_plateau_goes_by_stalled_validations() -> None:
     schedule = Schedule(ScheduleSettings(kind="plateau", factor=4), 100)
     assert [schedule.ratio(5, drops) for drops in (0, 1, 2)] == [1, 0.25, 0.0625]
+    assert schedule.ratio(5) == 1
 
 
 def test_noam_is_the_published_formula() -> None:

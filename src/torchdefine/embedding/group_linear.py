@@ -57,7 +57,7 @@ class GroupLinear(nn.Module):
             y = y.reshape(*leading, self.out_features)
         if self.bias is not None:
             y = y + self.bias
-        if self.shuffle and self.groups > 1:
+        if self.shuffle:
             y = y.unflatten(-1, (self.groups, -1)).transpose(-1, -2).flatten(-2)
         return y
 

@@ -156,10 +156,8 @@ def _output_widths(
         return [fixed] * expanding + last
     # The line from n to k has one point more than there are expansion layers; either its first or its last is left out.
     first, steps = (1, expanding) if rules.reach_expand_dim else (0, expanding)
-    if not rules.reduce and not rules.reach_expand_dim and expanding > 1:
+    if not rules.reduce and not rules.reach_expand_dim:
         steps -= 1  # with nothing to give way to, the published convention keeps both ends
-    elif not rules.reduce:
-        first = 1
     span = expand_dim - map_dim
     widths = []
     for point in range(first, first + expanding):
@@ -217,9 +215,9 @@ def _check_divisibility(plan: Plan) -> None:
         where = f"layer {index + 1}"
         if index == 0 or plan.rules.skip == "mix":
             _require_multiple("map_dim", plan.map_dim, layer.groups, where)
-        elif layer.input_width % layer.groups:
+        if index and plan.rules.skip == "concat":
             _require_multiple("the input", layer.input_width, layer.groups, where)
-        if index and plan.rules.skip != "concat":
+        elif index:
             _require_multiple(_width_name(plan, index - 1), plan.layers[index - 1].output_width, layer.groups, where)
         _require_multiple(_width_name(plan, index), layer.output_width, layer.groups, where)
 
