@@ -154,7 +154,7 @@ def _tensor_train(source: Source, budget: Budget) -> Iterator[Candidate]:
 
 def _units(source: Source, budget: Budget, fitting: UnitFitting) -> Iterator[Candidate]:
     rows, width = source.table.shape
-    fitting = replace(fitting, storage="float32" if budget.floats_only else "int8")
+    fitting = replace(fitting, storage="float32" if budget.floats_only else "int4")
     for unit, label in (("define", "DeFINE"), ("mlp", "MLP")):
         n = 4 * largest_fitting(width // 4, partial(_unit_bytes, rows, width, unit, fitting.storage), budget.bytes)
         if n:
