@@ -58,6 +58,49 @@ def ids_for(rows: int) -> Tensor:
     return torch.randint(1, rows, (3, 5))
 
 
+class NextWord(nn.Module):
+    """A language model as small as it can be, tied, with a table that starts as usual in Transformers."""
+
+    def __init__(self, rows: int = 2000, width: int = 64) -> None:
+        super().__init__()
+        self.tokens, self.norm = nn.Embedding(rows, width), nn.LayerNorm(width)
+        self.inner = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+        self.head = nn.Linear(width, rows, bias=False)
+        self.head.weight = self.tokens.weight
+        nn.init.normal_(self.tokens.weight, std=0.02)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        return self.head(self.norm(x + self.inner(x)))
+
+
+def test_a_tied_replacement_starts_and_learns_as_the_old_table_did() -> None:
+    """Logits can start as large as the old while the table, the half that must learn, hardly moves under Adam."""
+    chances = 1 / torch.arange(1, 2001)
+
+    def started_and_learnt(replaced: bool) -> tuple[float, float]:
+        torch.manual_seed(1)
+        model = NextWord()
+        if replaced:
+            replace_embeddings(model, map_dim=16, expand_dim=64)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        losses = []
+        for _ in range(100):
+            ids = chances.multinomial(256, replacement=True)  # words follow each other by chance, frequent ones first
+            logits = model(ids[:-1])
+            losses.append(nn.functional.cross_entropy(logits, ids[1:]))
+            if len(losses) == 1:
+                size = float(logits.detach().std())
+            optimizer.zero_grad()
+            losses[-1].backward()
+            optimizer.step()
+        return size, float(torch.stack(losses[-20:]).mean())
+
+    (old_size, old_loss), (new_size, new_loss) = started_and_learnt(False), started_and_learnt(True)
+    assert new_size == pytest.approx(old_size, rel=0.2)
+    assert new_loss < old_loss + 0.1
+
+
 def test_a_classifier_gets_define_and_learns() -> None:
     model = Classifier()
     report = replace_embeddings(model, **SIZES)

@@ -244,6 +244,15 @@ def test_a_variant_is_the_papers_row(variant: str, groups: list[int], skip: str,
     assert {layer.linear.shuffle for layer in unit.expansions} == {shuffles}
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_rescaled_input_gives_the_same(variant: str) -> None:
+    unit = build(variant, m=32, max_groups=4, norm="layer").double()
+    x = torch.randn(5, 16, dtype=torch.float64)
+    before = unit(x)
+    unit.rescale_input(50.0)
+    torch.testing.assert_close(unit(x / 50), before)
+
+
 def test_the_rules_are_those_of_the_plan() -> None:
     """Options name a variant, but it is the plan that says what the layers are."""
     rules = PlanRules(skip="concat")

@@ -52,15 +52,15 @@ class MapHead(TiedHead):
     This is the paper's tie: the output layer is as small as the map, and shares its numbers.
     """
 
-    def __init__(self, stand_in: StandIn, bias: nn.Parameter | None, logit_scale: float | None = None) -> None:
+    def __init__(self, stand_in: StandIn, bias: nn.Parameter | None, *, fresh: bool = False) -> None:
         map_layer = tied_map(stand_in.table)
         super().__init__(stand_in, bias)
         like = stand_in.weight
         self.projection = nn.Linear(
             self.in_features, map_layer.map_dim, bias=False, dtype=like.dtype, device=like.device
         )
-        if logit_scale is not None:
-            nn.init.normal_(self.projection.weight, std=logit_scale * map_layer.map_dim**-0.5)
+        if fresh:  # the projected vectors are as large as the hidden ones, whatever that is
+            nn.init.normal_(self.projection.weight, std=self.in_features**-0.5)
 
     @property
     def weight(self) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchdefine.adapt.heads import FinishedHead, MapHead
 from torchdefine.adapt.stand_in import HeadKind, SharedStandIn, StandIn
 from torchdefine.adapt.survey import Place, Table, lookup_scale
-from torchdefine.embedding import DeFINE
+from torchdefine.embedding import DeFINE, DefineUnit
 from torchdefine.errors import UserError
 from torchdefine.inference import CompactTable
 
@@ -44,8 +44,7 @@ def swaps_of(old: Table, made: nn.Module, kind: HeadKind, scales: Sequence[float
     if isinstance(made, CompactTable):
         made.mean.data = made.mean.data.to(weight.dtype)  # which makes this the dtype of its vectors
     if fresh and isinstance(made, DeFINE):
-        with torch.no_grad():
-            made.unit.last.weight.mul_(root_mean_square(weight))  # type: ignore[union-attr, operator]
+        _start_as_large(made, float(root_mean_square(weight)), tied=kind == "map" and bool(old.heads))
     stand_in = StandIn(made, weight, scales[0], kind).train(old.module.training)
     swaps = [Swap(old.places[0], stand_in)]
     swaps += [
@@ -58,10 +57,25 @@ def swaps_of(old: Table, made: nn.Module, kind: HeadKind, scales: Sequence[float
     return swaps
 
 
+def _start_as_large(made: DeFINE, size: float, *, tied: bool) -> None:
+    """Vectors as large as the old ones; and where an output layer shares the map's table, that too.
+
+    Logits then begin as large as the old with a head that changes no sizes. A table of ones and a tiny head would give
+    the same logits, but Adam moves all numbers equally far: the head would run away and the table hardly move.
+    """
+    assert isinstance(made.unit, DefineUnit)
+    with torch.no_grad():
+        made.unit.last.weight.mul_(size)
+    if tied and size:
+        spread = size * (made.embedding_dim / made.map_dim) ** 0.5
+        made.map.reset_parameters(std=spread)
+        made.unit.rescale_input(1 / spread)
+
+
 def _head(old: nn.Linear, stand_in: StandIn, kind: HeadKind, fresh: bool) -> nn.Module:
     bias = old.bias  # the same parameter, since the model may share it too
     if kind == "map":
-        return MapHead(stand_in, bias, float(root_mean_square(old.weight)) if fresh else None)
+        return MapHead(stand_in, bias, fresh=fresh)
     if kind == "finished":
         return FinishedHead(stand_in, bias)
     own = nn.Linear(old.in_features, old.out_features, bias=False, device="meta")

@@ -141,6 +141,15 @@ class DefineUnit(nn.Module):
             else:
                 hidden_mean, hidden_square = mean, mean_square
 
+    @torch.no_grad()
+    def rescale_input(self, factor: float) -> None:
+        """Multiply all weights that see the unit's input: it then gives for x what it gave for ``factor`` · x."""
+        for index, layer in enumerate([*self.expansions, self.last]):
+            linear: GroupLinear = layer.linear if isinstance(layer, ExpansionLayer) else layer
+            x = linear.weight.new_full((self.plan.map_dim,), factor)
+            hidden = x if index == 0 else linear.weight.new_ones(self.plan.layers[index - 1].output_width)
+            linear.weight.mul_(self._see_again(x, hidden, index).view(linear.groups, -1, 1))
+
     def forward(self, x: Tensor) -> Tensor:
         """(…, n) → (…, m)."""
         if self._in_one(x):
