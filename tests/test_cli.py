@@ -351,6 +351,19 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         assert_refused(torchdefine(*arguments), words.replace("has no train", "has no trainn text"))
 
 
+def test_a_run_and_its_recipe_are_told_apart(torchdefine: Command, recipe_file: Path, finished: Path) -> None:
+    is_run = f"{finished} is a run and no recipe: go on with it by `torchdefine train --out {finished} --resume`"
+    for arguments in (["train", finished], ["recipes", finished], ["train", "--resume", finished]):
+        assert_refused(torchdefine(*arguments), is_run)
+    assert torchdefine("recipes", finished / "config.yaml").returncode == 0
+    for recipe in ("demo/standard", recipe_file):
+        is_recipe = f"{recipe} is a recipe and no run: train it first by `torchdefine train {recipe} --out FOLDER`"
+        for command in ("eval", "generate", "compare", "report"):
+            assert_refused(torchdefine(command, recipe), is_recipe)
+    config = finished / "config.yaml"
+    assert_refused(torchdefine("eval", config), f"{config} is the recipe of a run: name the run's folder, {finished}.")
+
+
 def test_an_unfinished_or_damaged_run(torchdefine: Command, finished: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)

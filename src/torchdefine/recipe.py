@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -30,6 +31,8 @@ from torchdefine.translation_settings import BeamSettings, BitextSettings, Trans
 FORMAT_VERSION = 1
 FILE_ENDINGS = (".yaml", ".yml")
 """A recipe whose name ends so is a file; any other name is that of a shipped one."""
+RUN_SETTINGS_FILE = "config.yaml"
+"""The recipe of a run, which makes a folder one."""
 SECTIONS_OF_THE_OTHER_TASK = {"language": ("bitext", "transformer", "beam"), "translation": ("context", "eval")}
 SECTIONS_OF_THE_MODEL = {
     "embedding": EmbeddingSettings,
@@ -227,6 +230,7 @@ def _recipe_text(name: str) -> tuple[str, str]:
             raise UserError(f"The recipe file {name} is not UTF-8 text: save it as such.") from None
     shipped = resources.files("torchdefine") / "recipes" / f"{name}.yaml"
     if not shipped.is_file():
+        _refuse_run(Path(name))
         below = recipes_below(name)
         if below:
             shown = ", ".join(below[:8]) + (f" and {len(below) - 8} more" if len(below) > 8 else "")
@@ -235,6 +239,14 @@ def _recipe_text(name: str) -> tuple[str, str]:
         way_out = close if "did you mean" in close else ": `torchdefine recipes` lists them all."
         raise UserError(f"The recipe {name!r} is unknown{way_out}")
     return name, shipped.read_text(encoding="utf-8")
+
+
+def _refuse_run(path: Path) -> None:
+    """A run is easily named where its recipe is meant, or the other way round."""
+    own = path / RUN_SETTINGS_FILE
+    if own.is_file():
+        resume = f"torchdefine train --out {shlex.quote(str(path))} --resume"
+        raise UserError(f"{path} is a run and no recipe: go on with it by `{resume}`, or name its recipe, {own}.")
 
 
 def _parse(name: str, text: str) -> dict[str, Any]:
