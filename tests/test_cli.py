@@ -377,18 +377,30 @@ def test_an_unfinished_or_damaged_run(torchdefine: Command, finished: Path, tmp_
     assert_refused(torchdefine("eval", copy), "damaged or cut short")
 
 
-def test_a_small_text_of_ones_own(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
-    """Whether nothing was measured, or too coarsely, is said beside the numbers."""
+def test_a_small_text_of_ones_own(
+    torchdefine: Command, recipe_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether nothing is measured is said before training and after, and whether too coarsely, beside the numbers."""
+    caplog.set_level("INFO", logger="torchdefine")
     texts = folder_with(tmp_path, train=b"a b c d e f g\n" * 40)
     out = tmp_path / "run"
     settings = ["--embedding.map", "standard", "--output.kind", "full", "--train.steps", "4"]
     done = torchdefine("train", recipe_file, "--data", texts, "--out", out, *settings)
     assert done.returncode == 0, done.stderr
+    beforehand = [message for message in caplog.messages if "nothing will be validated or tested" in message]
+    assert len(beforehand) == 1
+    assert "`torchdefine eval RUN --data FILE`" in beforehand[0]
     assert "Nothing was measured, for there is neither a valid nor a test text" in done.stdout
+    assert f"`torchdefine eval {out} --data FILE`" in done.stdout
+    assert_refused(torchdefine("eval", out), "has no test text: it has train; name another text by data (--data).")
+    (other := tmp_path / "other.txt").write_bytes(b"a b c d\n" * 10)
+    assert torchdefine("eval", out, "--data", other).returncode == 0
 
+    caplog.clear()
     (texts / "test.txt").write_bytes(b"a b c d\n" * 10)
     done = torchdefine("train", recipe_file, "--data", texts, "--out", tmp_path / "measured", *settings)
     assert "Nothing was measured" not in done.stdout
+    assert "nothing will be" not in caplog.text
     exact = f"`torchdefine eval {tmp_path / 'measured'} --split test --batch-size 1` is exact."
     assert f"50 tokens in 2 streams are short pieces, each begun without context. {exact}" in done.stdout
     done = torchdefine("eval", tmp_path / "measured")

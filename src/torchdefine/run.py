@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchdefine.data import Bitext, Corpus
-from torchdefine.describe_data import describe_amount, describe_tokens
+from torchdefine.describe_data import describe_amount, describe_measuring, describe_tokens
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.loaded_run import Run
@@ -89,10 +89,9 @@ def train(
         processes.wait()
         environment = describe_environment(target)
         if processes.is_first:
-            for sentence in (describe_amount(corpus, trainer.data), *describe_tokens(corpus, recipe)):
-                log.info(sentence)
-                if shown and not log.isEnabledFor(logging.INFO):
-                    say(sentence)
+            amount, measuring = describe_amount(corpus, trainer.data), describe_measuring(corpus)
+            for sentence in (amount, *describe_tokens(corpus, recipe), *measuring):
+                _tell(sentence, shown)
             folder.log_start(trainer.position.step, changes, {"parameters": model.parameters_by_part(), **environment})
         position = trainer.run()
         processes.wait()
@@ -106,6 +105,13 @@ def train(
                 log.warning(trouble)
         processes.wait()
         return Run(folder, recipe, corpus.tokenization, model.eval(), folder.best)
+
+
+def _tell(sentence: str, shown: bool) -> None:
+    """Log a sentence, and show it all the same where training is shown but nobody has set up logging."""
+    log.info(sentence)
+    if shown and not log.isEnabledFor(logging.INFO):
+        say(sentence)
 
 
 def _keep_token_counts(folder: RunFolder, corpus: Corpus | Bitext) -> None:
