@@ -333,6 +333,11 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "is a single file, which is a test text and no valid text": [
             *("eval", finished, "--split", "valid", "--data", recipe_file)
         ],
+        "There is no file or folder nope.txt: an evaluation takes a folder with texts, a text file, or one of": [
+            *("eval", finished, "--data", "nope.txt")
+        ],
+        "There is no file or folder texts/nope: an evaluation takes": ["eval", finished, "--data", "texts/nope"],
+        "called wikitext2 (did you mean wikitext-2?)": ["eval", finished, "--data", "wikitext2"],
         "The length of an evaluation is -5": ["eval", finished, "--length", "-5"],
         "The batch_size of an evaluation is 0": ["eval", finished, "--batch-size", "0"],
         "The device 'tpu' is unknown": ["eval", finished, "--device", "tpu"],

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from torchdefine.context import TransformerXL
-from torchdefine.data import TokenFile, encode_corpus, resolve_corpus
+from torchdefine.data import TokenFile, corpus_names, encode_corpus, resolve_corpus
 from torchdefine.data.vocabulary import UNK
 from torchdefine.decoding import (
     LongLine,
@@ -217,6 +217,8 @@ class Run:
                 raise UserError(f"{data} is a single file, which is a test text and no {split} text: name a folder.")
             source = file
         else:
+            if data is not None:
+                _check_is_there(data)
             source = resolve_corpus(self.recipe.data.corpus if data is None else data)
         return encode_corpus(source, vocabulary=self.tokenization, split=split).splits[split]
 
@@ -287,6 +289,16 @@ def check_generates(folder: RunFolder, recipe: Recipe) -> None:
     if recipe.task != "language":
         raise UserError(
             f"The run in {folder.path} is a translator, which continues no text: use `torchdefine translate`."
+        )
+
+
+def _check_is_there(data: str | Path) -> None:
+    """Refuse what looks like a path and leads nowhere; what looks like a name may be that of a corpus."""
+    path = Path(data).expanduser()
+    if (len(path.parts) > 1 or path.suffix) and not path.exists():
+        raise UserError(
+            f"There is no file or folder {data}: an evaluation takes a folder with texts, a text file, or one of the "
+            f"corpora {', '.join(corpus_names())}."
         )
 
 
