@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from torchdefine import Run, load_run, train
@@ -66,6 +67,22 @@ def test_a_text_without_a_name_is_not_the_runs_own(run: Run) -> None:
     for ask in (run.evaluate, run.unigram_perplexity):
         with pytest.raises(UserError, match="The corpus is empty text"):
             ask(data="")
+
+
+def test_arguments_that_were_mixed_up_are_told_apart(run: Run, corpus: Path) -> None:
+    text = str(corpus / "test.txt")
+    for ask in (run.evaluate, run.unigram_perplexity):
+        with pytest.raises(UserError) as refusal:
+            ask(text)
+        assert str(refusal.value) == (
+            f"The split {text!r} is unknown: use train, valid or test, and name a text of your own by data (--data)."
+        )
+    with pytest.raises(UserError, match="The prompt is 5, but must be text; how many tokens to draw is the length"):
+        run.generate(5)
+    for length in ("20", 2.5):
+        with pytest.raises(UserError, match=rf"The length is {length!r}, but must be a whole number of at least 1\."):
+            run.generate("w1", length)
+    assert run.generate("w1", np.int64(3), seed=1) == run.generate("w1", 3, seed=1)
 
 
 def test_training_is_shown_to_whoever_is_there(

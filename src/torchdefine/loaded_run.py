@@ -13,6 +13,7 @@ import torch
 
 from torchdefine.context import TransformerXL
 from torchdefine.data import TokenFile, corpus_names, encode_corpus, resolve_corpus
+from torchdefine.data.text_files import SPLITS
 from torchdefine.data.vocabulary import UNK
 from torchdefine.decoding import (
     LongLine,
@@ -36,6 +37,7 @@ from torchdefine.inference.compress import (
 )
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe, short_name
+from torchdefine.spelling import option
 from torchdefine.training import Evaluation, RunFolder, evaluate
 from torchdefine.training.evaluate import unigram_perplexity
 from torchdefine.translation import TranslationEvaluation, evaluate_translator, translate_text
@@ -212,6 +214,7 @@ class Run:
         return next((perplexity for perplexity in known if perplexity is not None), None)
 
     def _text(self, split: str, data: str | Path | None) -> TokenFile:
+        _check_split(split)
         if data is not None and (file := Path(data).expanduser()).is_file():
             if split != "test":
                 raise UserError(f"{data} is a single file, which is a test text and no {split} text: name a folder.")
@@ -232,6 +235,8 @@ class Run:
     ) -> str:
         """Continue a text; words outside the vocabulary are read as <unk>, and <unk> is never drawn."""
         self.check_generates()
+        if not isinstance(prompt, str):
+            raise UserError(f"The prompt is {prompt!r}, but must be text; how many tokens to draw is the length.")
         if seed is not None and not -(2**63) <= seed < 2**63:
             raise UserError(f"The seed is {seed}, but must fit into 64 bits: use a smaller one.")
         words = self.tokenization
@@ -268,6 +273,7 @@ class Run:
     ) -> TranslationEvaluation:
         """Perplexity, BLEU and chrF on a split of the run's own bitext, or of another one."""
         self._check_translates()
+        _check_split(split)
         return evaluate_translator(
             self.recipe, self.model, self.tokenization, split=split, data=data, progress=progress
         )
@@ -289,6 +295,14 @@ def check_generates(folder: RunFolder, recipe: Recipe) -> None:
     if recipe.task != "language":
         raise UserError(
             f"The run in {folder.path} is a translator, which continues no text: use `torchdefine translate`."
+        )
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise UserError(
+            f"The split {split!r} is unknown: use {', '.join(SPLITS[:-1])} or {SPLITS[-1]}, and name a text of your "
+            f"own by {option('data')}."
         )
 
 
