@@ -62,6 +62,12 @@ def train(
         work_bar("reading the text") if shown and progress is None else nullcontext(progress) as reading,
     ):
         if folder.result.exists():
+            if processes.is_first:
+                _tell(
+                    f"The run in {folder.path} was finished already, so nothing is trained; a new one goes on from its "
+                    f"weights by train.start_from {folder.path}.",
+                    shown,
+                )
             return load_run(folder.path, device=device)
         target = processes.device(device)
         corpus = open_data(recipe, processes, reading)
