@@ -29,6 +29,7 @@ from torchdefine.training.memory import keep_freed_memory
 from torchdefine.training.precision import flush_denormals
 from torchdefine.training.progress import QuietReporter, Reporter, default_reporter, say, watched, work_bar
 from torchdefine.training.result import shortfall
+from torchdefine.training.schedules import unfinished_warmup
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ def train(
             amount, measuring = describe_amount(corpus, trainer.data), describe_measuring(corpus)
             for sentence in (amount, *describe_tokens(corpus, recipe), *measuring):
                 _tell(sentence, shown)
+            if short := unfinished_warmup(recipe.schedule, trainer.data.total_steps):
+                _tell(short, shown)
             folder.log_start(trainer.position.step, changes, {"parameters": model.parameters_by_part(), **environment})
         position = trainer.run()
         processes.wait()
