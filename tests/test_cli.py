@@ -319,7 +319,7 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "holds a run already": ["train", recipe_file, "--out", finished],
         "holds no run": ["eval", tmp_path],
         "There is neither a folder nor a corpus called nowhere": ["train", recipe_file, "--data", "nowhere"],
-        "has no train": ["eval", finished, "--split", "trainn"],
+        "The split 'trainn' is unknown: use train, valid or test": ["eval", finished, "--split", "trainn"],
         "The command 'trian' is unknown: did you mean 'train'?": ["trian"],
         "The argument '--frobnicate' is not understood": ["eval", finished, "--frobnicate", "1"],
         "needs a value": ["train", recipe_file, "--optim.lr"],
@@ -333,6 +333,11 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "is a single file, which is a test text and no valid text": [
             *("eval", finished, "--split", "valid", "--data", recipe_file)
         ],
+        "There is no file or folder nope.txt: an evaluation takes a folder with texts, a text file, or one of": [
+            *("eval", finished, "--data", "nope.txt")
+        ],
+        "There is no file or folder texts/nope: an evaluation takes": ["eval", finished, "--data", "texts/nope"],
+        "called wikitext2 (did you mean wikitext-2?)": ["eval", finished, "--data", "wikitext2"],
         "The length of an evaluation is -5": ["eval", finished, "--length", "-5"],
         "The batch_size of an evaluation is 0": ["eval", finished, "--batch-size", "0"],
         "The device 'tpu' is unknown": ["eval", finished, "--device", "tpu"],
@@ -348,7 +353,20 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "context.output_dim is -1": ["train", recipe_file, "--context.output_dim", "-1"],
     }
     for words, arguments in cases.items():
-        assert_refused(torchdefine(*arguments), words.replace("has no train", "has no trainn text"))
+        assert_refused(torchdefine(*arguments), words)
+
+
+def test_a_run_and_its_recipe_are_told_apart(torchdefine: Command, recipe_file: Path, finished: Path) -> None:
+    is_run = f"{finished} is a run and no recipe: go on with it by `torchdefine train --out {finished} --resume`"
+    for arguments in (["train", finished], ["recipes", finished], ["train", "--resume", finished]):
+        assert_refused(torchdefine(*arguments), is_run)
+    assert torchdefine("recipes", finished / "config.yaml").returncode == 0
+    for recipe in ("demo/standard", recipe_file):
+        is_recipe = f"{recipe} is a recipe and no run: train it first by `torchdefine train {recipe} --out FOLDER`"
+        for command in ("eval", "generate", "compare", "report"):
+            assert_refused(torchdefine(command, recipe), is_recipe)
+    config = finished / "config.yaml"
+    assert_refused(torchdefine("eval", config), f"{config} is the recipe of a run: name the run's folder, {finished}.")
 
 
 def test_an_unfinished_or_damaged_run(torchdefine: Command, finished: Path, tmp_path: Path) -> None:
@@ -364,18 +382,30 @@ def test_an_unfinished_or_damaged_run(torchdefine: Command, finished: Path, tmp_
     assert_refused(torchdefine("eval", copy), "damaged or cut short")
 
 
-def test_a_small_text_of_ones_own(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
-    """Whether nothing was measured, or too coarsely, is said beside the numbers."""
+def test_a_small_text_of_ones_own(
+    torchdefine: Command, recipe_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether nothing is measured is said before training and after, and whether too coarsely, beside the numbers."""
+    caplog.set_level("INFO", logger="torchdefine")
     texts = folder_with(tmp_path, train=b"a b c d e f g\n" * 40)
     out = tmp_path / "run"
     settings = ["--embedding.map", "standard", "--output.kind", "full", "--train.steps", "4"]
     done = torchdefine("train", recipe_file, "--data", texts, "--out", out, *settings)
     assert done.returncode == 0, done.stderr
+    beforehand = [message for message in caplog.messages if "nothing will be validated or tested" in message]
+    assert len(beforehand) == 1
+    assert "`torchdefine eval RUN --data FILE`" in beforehand[0]
     assert "Nothing was measured, for there is neither a valid nor a test text" in done.stdout
+    assert f"`torchdefine eval {out} --data FILE`" in done.stdout
+    assert_refused(torchdefine("eval", out), "has no test text: it has train; name another text by data (--data).")
+    (other := tmp_path / "other.txt").write_bytes(b"a b c d\n" * 10)
+    assert torchdefine("eval", out, "--data", other).returncode == 0
 
+    caplog.clear()
     (texts / "test.txt").write_bytes(b"a b c d\n" * 10)
     done = torchdefine("train", recipe_file, "--data", texts, "--out", tmp_path / "measured", *settings)
     assert "Nothing was measured" not in done.stdout
+    assert "nothing will be" not in caplog.text
     exact = f"`torchdefine eval {tmp_path / 'measured'} --split test --batch-size 1` is exact."
     assert f"50 tokens in 2 streams are short pieces, each begun without context. {exact}" in done.stdout
     done = torchdefine("eval", tmp_path / "measured")

@@ -1,11 +1,14 @@
 """What can be asked of a run: that it names itself, and that it reads single files."""
 
+import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from torchdefine import Run, load_run, train
+from torchdefine.data import SubwordTokenizer
 from torchdefine.errors import UserError
 from torchdefine.training.progress import watched
 
@@ -62,10 +65,40 @@ def test_subwords_are_counted_too(recipe_file: Path, corpus: Path, tmp_path: Pat
     assert run.token_counts() == counts
 
 
+@pytest.mark.parametrize("heading", ["Data", "Evaluation"])
+def test_the_code_of_the_page_on_training_runs(
+    heading: str, run: Run, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
+    (code,) = re.findall(rf"^## {heading}\n[^#]*?^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "my_texts").symlink_to(corpus)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "first").symlink_to(run.folder.path)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"__name__": "docs"})
+    assert heading != "Data" or len(SubwordTokenizer.load("bpe.json")) > 260
+
+
 def test_a_text_without_a_name_is_not_the_runs_own(run: Run) -> None:
     for ask in (run.evaluate, run.unigram_perplexity):
         with pytest.raises(UserError, match="The corpus is empty text"):
             ask(data="")
+
+
+def test_arguments_that_were_mixed_up_are_told_apart(run: Run, corpus: Path) -> None:
+    text = str(corpus / "test.txt")
+    for ask in (run.evaluate, run.unigram_perplexity):
+        with pytest.raises(UserError) as refusal:
+            ask(text)
+        assert str(refusal.value) == (
+            f"The split {text!r} is unknown: use train, valid or test, and name a text of your own by data (--data)."
+        )
+    with pytest.raises(UserError, match="The prompt is 5, but must be text; how many tokens to draw is the length"):
+        run.generate(5)
+    for length in ("20", 2.5):
+        with pytest.raises(UserError, match=rf"The length is {length!r}, but must be a whole number of at least 1\."):
+            run.generate("w1", length)
+    assert run.generate("w1", np.int64(3), seed=1) == run.generate("w1", 3, seed=1)
 
 
 def test_training_is_shown_to_whoever_is_there(

@@ -72,6 +72,21 @@ def test_a_run_that_wrote_no_checkpoint_keeps_what_was_changed(recipe_file: Path
     assert train(out=tmp_path, resume=True).result["overrides"] == changes
 
 
+def test_a_finished_run_says_that_it_was(
+    recipe_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="torchdefine")
+    result = train(recipe_file, out=tmp_path / "run", train={"steps": 5}).result
+    assert "finished already" not in caplog.text
+    caplog.clear()
+    assert train(out=tmp_path / "run", resume=True).result == result
+    (said,) = caplog.messages
+    assert said.startswith(f"The run in {tmp_path / 'run'} was finished already, so nothing is trained; ")
+    caplog.set_level("WARNING", logger="torchdefine")
+    train(out=tmp_path / "run", resume=True, verbose=True)
+    assert said in capsys.readouterr().err
+
+
 def test_every_setting_that_differs_is_named(recipe_file: Path, tmp_path: Path) -> None:
     train(recipe_file, out=tmp_path / "run", train={"steps": 5})
     before = (tmp_path / "run" / "log.jsonl").read_bytes()

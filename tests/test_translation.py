@@ -164,7 +164,7 @@ def test_misuse_is_refused_in_one_sentence(
         (("eval", folder, "--batch-size", "0"), b"", "are for language models"),
         (("eval", folder, "--memory", "7"), b"", "are for language models"),
         (("eval", folder, "--clamp", "7"), b"", "are for language models"),
-        (("eval", folder, "--split", "tset"), b"", "has no tset text: it has train, valid, test"),
+        (("eval", folder, "--split", "tset"), b"", "The split 'tset' is unknown: use train, valid or test"),
     ):
         assert command(*arguments, stdin=stdin, monkeypatch=monkeypatch) == 2, arguments
         shown = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""What is said of a text before training: how much there is, how many words, and how many of them are unknown."""
+"""What is said of a text before training: how much there is, how many words, how many unknown, what is measured."""
 
 from __future__ import annotations
 
@@ -32,6 +32,17 @@ def describe_tokens(corpus: Corpus | Bitext, recipe: Recipe) -> list[str]:
         return [entries]
     cure = _cure(corpus, recipe) if share > MANY_UNKNOWN else "."
     return [entries, f"Of the validation text {share:.1%} is {UNK}{cure}"]
+
+
+def describe_measuring(corpus: Corpus | Bitext) -> list[str]:
+    """A sentence where the run will measure nothing, for who would rather know before than after training."""
+    if {"valid", "test"} & corpus.splits.keys():
+        return []
+    named = "FOLDER" if isinstance(corpus, Bitext) else "FILE"  # a single file of pairs is a training text
+    return [
+        "There is neither a valid nor a test text, so nothing will be validated or tested: add one to the folder of "
+        f"the text, or measure the run afterwards by `torchdefine eval RUN --data {named}`."
+    ]
 
 
 def _describe_words(corpus: Corpus, recipe: Recipe) -> str:

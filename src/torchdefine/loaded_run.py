@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from torchdefine.context import TransformerXL
-from torchdefine.data import TokenFile, encode_corpus, resolve_corpus
+from torchdefine.data import TokenFile, corpus_names, encode_corpus, resolve_corpus
+from torchdefine.data.text_files import SPLITS
 from torchdefine.data.vocabulary import UNK
 from torchdefine.decoding import (
     LongLine,
@@ -36,6 +37,7 @@ from torchdefine.inference.compress import (
 )
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe, short_name
+from torchdefine.spelling import option
 from torchdefine.training import Evaluation, RunFolder, evaluate
 from torchdefine.training.evaluate import unigram_perplexity
 from torchdefine.translation import TranslationEvaluation, evaluate_translator, translate_text
@@ -212,11 +214,14 @@ class Run:
         return next((perplexity for perplexity in known if perplexity is not None), None)
 
     def _text(self, split: str, data: str | Path | None) -> TokenFile:
+        _check_split(split)
         if data is not None and (file := Path(data).expanduser()).is_file():
             if split != "test":
                 raise UserError(f"{data} is a single file, which is a test text and no {split} text: name a folder.")
             source = file
         else:
+            if data is not None:
+                _check_is_there(data)
             source = resolve_corpus(self.recipe.data.corpus if data is None else data)
         return encode_corpus(source, vocabulary=self.tokenization, split=split).splits[split]
 
@@ -230,6 +235,8 @@ class Run:
     ) -> str:
         """Continue a text; words outside the vocabulary are read as <unk>, and <unk> is never drawn."""
         self.check_generates()
+        if not isinstance(prompt, str):
+            raise UserError(f"The prompt is {prompt!r}, but must be text; how many tokens to draw is the length.")
         if seed is not None and not -(2**63) <= seed < 2**63:
             raise UserError(f"The seed is {seed}, but must fit into 64 bits: use a smaller one.")
         words = self.tokenization
@@ -266,6 +273,7 @@ class Run:
     ) -> TranslationEvaluation:
         """Perplexity, BLEU and chrF on a split of the run's own bitext, or of another one."""
         self._check_translates()
+        _check_split(split)
         return evaluate_translator(
             self.recipe, self.model, self.tokenization, split=split, data=data, progress=progress
         )
@@ -287,6 +295,24 @@ def check_generates(folder: RunFolder, recipe: Recipe) -> None:
     if recipe.task != "language":
         raise UserError(
             f"The run in {folder.path} is a translator, which continues no text: use `torchdefine translate`."
+        )
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise UserError(
+            f"The split {split!r} is unknown: use {', '.join(SPLITS[:-1])} or {SPLITS[-1]}, and name a text of your "
+            f"own by {option('data')}."
+        )
+
+
+def _check_is_there(data: str | Path) -> None:
+    """Refuse what looks like a path and leads nowhere; what looks like a name may be that of a corpus."""
+    path = Path(data).expanduser()
+    if (len(path.parts) > 1 or path.suffix) and not path.exists():
+        raise UserError(
+            f"There is no file or folder {data}: an evaluation takes a folder with texts, a text file, or one of the "
+            f"corpora {', '.join(corpus_names())}."
         )
 
 

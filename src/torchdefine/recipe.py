@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -30,6 +31,8 @@ from torchdefine.translation_settings import BeamSettings, BitextSettings, Trans
 FORMAT_VERSION = 1
 FILE_ENDINGS = (".yaml", ".yml")
 """A recipe whose name ends so is a file; any other name is that of a shipped one."""
+RUN_SETTINGS_FILE = "config.yaml"
+"""The recipe of a run, which makes a folder one."""
 SECTIONS_OF_THE_OTHER_TASK = {"language": ("bitext", "transformer", "beam"), "translation": ("context", "eval")}
 SECTIONS_OF_THE_MODEL = {
     "embedding": EmbeddingSettings,
@@ -227,6 +230,7 @@ def _recipe_text(name: str) -> tuple[str, str]:
             raise UserError(f"The recipe file {name} is not UTF-8 text: save it as such.") from None
     shipped = resources.files("torchdefine") / "recipes" / f"{name}.yaml"
     if not shipped.is_file():
+        _refuse_run(Path(name))
         below = recipes_below(name)
         if below:
             shown = ", ".join(below[:8]) + (f" and {len(below) - 8} more" if len(below) > 8 else "")
@@ -237,14 +241,34 @@ def _recipe_text(name: str) -> tuple[str, str]:
     return name, shipped.read_text(encoding="utf-8")
 
 
+def _refuse_run(path: Path) -> None:
+    """A run is easily named where its recipe is meant, or the other way round."""
+    own = path / RUN_SETTINGS_FILE
+    if own.is_file():
+        resume = f"torchdefine train --out {shlex.quote(str(path))} --resume"
+        raise UserError(f"{path} is a run and no recipe: go on with it by `{resume}`, or name its recipe, {own}.")
+
+
 def _parse(name: str, text: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"The recipe {name} is not valid YAML: {' '.join(str(error).split())}.") from None
+        raise UserError(f"The recipe {name} is not valid YAML{_yaml_problem(text, error)}.") from None
     if not isinstance(values, dict):
         raise UserError(f"The recipe {name} holds no settings: a mapping of sections was expected.")
     version = values.get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise UserError(f"The recipe {name} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
     return values
+
+
+def _yaml_problem(text: str, error: yaml.YAMLError) -> str:
+    """The end of a sentence on where and why a text is no YAML."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return f" in line {text.count(chr(10), 0, error.position) + 1}: {error.reason}"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return f": {' '.join(str(error).split())}"
+    row, column = error.problem_mark.line, error.problem_mark.column
+    if text.split("\n")[row][column:].startswith("\t"):
+        return f" in line {row + 1}, which has a tab: indent by spaces"
+    return f" in line {row + 1}, column {column + 1}: {error.problem}"

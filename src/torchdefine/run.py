@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchdefine.data import Bitext, Corpus
-from torchdefine.describe_data import describe_amount, describe_tokens
+from torchdefine.describe_data import describe_amount, describe_measuring, describe_tokens
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.loaded_run import Run
@@ -29,6 +29,7 @@ from torchdefine.training.memory import keep_freed_memory
 from torchdefine.training.precision import flush_denormals
 from torchdefine.training.progress import QuietReporter, Reporter, default_reporter, say, watched, work_bar
 from torchdefine.training.result import shortfall
+from torchdefine.training.schedules import unfinished_warmup
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,12 @@ def train(
         work_bar("reading the text") if shown and progress is None else nullcontext(progress) as reading,
     ):
         if folder.result.exists():
+            if processes.is_first:
+                _tell(
+                    f"The run in {folder.path} was finished already, so nothing is trained; a new one goes on from its "
+                    f"weights by train.start_from {folder.path}.",
+                    shown,
+                )
             return load_run(folder.path, device=device)
         target = processes.device(device)
         corpus = open_data(recipe, processes, reading)
@@ -89,10 +96,11 @@ def train(
         processes.wait()
         environment = describe_environment(target)
         if processes.is_first:
-            for sentence in (describe_amount(corpus, trainer.data), *describe_tokens(corpus, recipe)):
-                log.info(sentence)
-                if shown and not log.isEnabledFor(logging.INFO):
-                    say(sentence)
+            amount, measuring = describe_amount(corpus, trainer.data), describe_measuring(corpus)
+            for sentence in (amount, *describe_tokens(corpus, recipe), *measuring):
+                _tell(sentence, shown)
+            if short := unfinished_warmup(recipe.schedule, trainer.data.total_steps):
+                _tell(short, shown)
             folder.log_start(trainer.position.step, changes, {"parameters": model.parameters_by_part(), **environment})
         position = trainer.run()
         processes.wait()
@@ -106,6 +114,13 @@ def train(
                 log.warning(trouble)
         processes.wait()
         return Run(folder, recipe, corpus.tokenization, model.eval(), folder.best)
+
+
+def _tell(sentence: str, shown: bool) -> None:
+    """Log a sentence, and show it all the same where training is shown but nobody has set up logging."""
+    log.info(sentence)
+    if shown and not log.isEnabledFor(logging.INFO):
+        say(sentence)
 
 
 def _keep_token_counts(folder: RunFolder, corpus: Corpus | Bitext) -> None:

@@ -574,3 +574,9 @@ def test_a_table_of_the_wrong_size_is_refused() -> None:
     with pytest.raises(UserError, match="which is not to be replaced"):
         with_table(model, {"encoder.nothing": table})
     assert model_hash(model) == before
+
+
+def test_the_table_that_is_meant_may_be_named_second() -> None:
+    model = with_define(bert(False), "position_embeddings", **SIZES)
+    replaced = [name for name, module in model.named_modules() if isinstance(module, StandIn)]
+    assert [name.rsplit(".", 1)[-1] for name in replaced] == ["position_embeddings"]

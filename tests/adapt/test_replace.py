@@ -290,6 +290,7 @@ def test_names_patterns_and_lists_mean_the_same_table(targets: Any) -> None:
     model = Tied()
     report = replace_embeddings(model, targets=targets, **SIZES)
     assert [table.names for table in report.tables] == [("encoder.tokens", "decoder.tokens")]
+    assert replace_embeddings(Tied(), targets, **SIZES).tables == report.tables
 
 
 def test_a_type_means_all_of_its_kind() -> None:

@@ -3,7 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from torchdefine import replace_embeddings
 from torchdefine.adapt.unit_width import expand_dim_for, map_dim_for
 from torchdefine.embedding import UnitOptions
 from torchdefine.embedding.plan import PlanRules, make_plan
@@ -35,6 +37,11 @@ def test_a_map_is_a_quarter_as_wide_and_falls_into_groups(embedding_dim: int, wa
 )
 def test_four_times_the_width_within_limits(map_dim: int, embedding_dim: int, wanted: int) -> None:
     assert expand_dim_for(map_dim, embedding_dim, PlanRules()) == wanted
+
+
+def test_a_width_is_a_number() -> None:
+    with pytest.raises(TypeError, match="map_dim must be a whole number, not '64'"):
+        replace_embeddings(nn.Sequential(nn.Embedding(9, 8)), map_dim="64")
 
 
 @given(

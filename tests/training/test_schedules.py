@@ -1,7 +1,9 @@
 import math
+from pathlib import Path
 
 import pytest
 
+from torchdefine import train
 from torchdefine.errors import UserError
 from torchdefine.recipe import ScheduleSettings
 from torchdefine.training.schedules import Schedule
@@ -16,6 +18,18 @@ def test_constant_with_warmup() -> None:
     rates = ratios(warmup=10)
     assert rates[:10] == pytest.approx([0.1 * i for i in range(1, 11)])
     assert set(rates[10:]) == {1.0}
+
+
+def test_a_warmup_that_outlasts_the_training_is_told_of(
+    recipe_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="torchdefine")
+    train(recipe_file, out=tmp_path / "in-time", train={"steps": 5}, schedule={"warmup": 5})
+    assert "warm-up" not in caplog.text
+    for number, kind in enumerate(("constant", "cosine")):
+        caplog.clear()
+        train(recipe_file, out=tmp_path / kind, train={"steps": 5}, schedule={"kind": kind, "warmup": 6 + number})
+        assert f"The warm-up takes {6 + number} steps, but training ends after 5, so the learning rate" in caplog.text
 
 
 def test_drops_count_in_their_unit() -> None:

@@ -24,12 +24,12 @@ __all__ = ["cache_tables", "with_define", "with_table"]
 
 def with_define(
     model: Model,
+    targets: Targets = None,
     *,
     map_dim: int | None = None,
     expand_dim: int | None = None,
     depth: int = 3,
     unit: UnitOptions | str = "define",
-    targets: Targets = None,
     heads: Heads = "tie",
 ) -> Model:
     """The model with a fresh DeFINE in place of its token tables, to be trained; it is changed in place.

@@ -73,13 +73,13 @@ class ReplacementReport:
 
 def replace_embeddings(
     model: nn.Module,
+    targets: Targets = None,
     *,
     map_dim: int | None = None,
     expand_dim: int | None = None,
     depth: int = 3,
     unit: UnitOptions | str = "define",
     table: nn.Module | Mapping[str, nn.Module] | None = None,
-    targets: Targets = None,
     heads: Heads = "tie",
 ) -> ReplacementReport:
     """Put DeFINE, or ``table``, where a model has its embedding tables; the model is changed in place.
@@ -89,13 +89,13 @@ def replace_embeddings(
 
     Args:
         model: any module. One of transformers can be saved and loaded afterwards, as ``adapt.huggingface`` says.
+        targets: which tables: a name or the end of one, a pattern ("encoder.*" or compiled), a type, or several of
+            these. By default those that look tokens up, where the model says which they are, or the only one.
         map_dim, expand_dim, depth, unit: of a fresh ``DeFINE``; its vectors start as large as the old ones are.
             ``map_dim`` is by default a quarter of the table's width, at most 128; ``expand_dim`` four times that
             width, at most 1024 and at least ``map_dim``.
         table: a table that was fitted to the old one instead (``CompactTable``, ``DeFINE``); for several tables, a
             mapping from their names.
-        targets: which tables: a name or the end of one, a pattern ("encoder.*" or compiled), a type, or several of
-            these. By default those that look tokens up, where the model says which they are, or the only one.
         heads: output layers that share a table are tied to the replacement ("tie": to DeFINE's map through a
             projection, or to the vectors of a given ``table``), or keep the old matrix for themselves ("untie").
     """

@@ -23,6 +23,8 @@ def expand_dim_for(map_dim: int, embedding_dim: int, rules: PlanRules) -> int:
 
     A unit that does not reduce gives vectors as wide as its last layer, so there the table's width decides.
     """
+    if not isinstance(map_dim, int):  # before it is reckoned with; other sizes are checked where a plan is made
+        raise TypeError(f"map_dim must be a whole number, not {map_dim!r}.")
     if not rules.reduce:
         return 2 * embedding_dim if rules.skip == "residual" else embedding_dim
     wanted = min(TIMES_THE_WIDTH * embedding_dim, WIDEST) // _MULTIPLE * _MULTIPLE

@@ -196,14 +196,18 @@ def _print_caveats(run: Run) -> None:
     """What a reader must know of the numbers of a run that has just ended, or of their absence."""
     from torchdefine.training.evaluate import short_stream_warning
 
-    evaluated = run.result["evaluation"]
+    evaluated, folder = run.result["evaluation"], shlex.quote(str(run.folder.path))
     if not evaluated:
-        print("Nothing was measured, for there is neither a valid nor a test text: add one to the folder of the text.")
+        named = "FOLDER" if run.recipe.task == "translation" else "FILE"
+        print(
+            "Nothing was measured, for there is neither a valid nor a test text: add one to the folder of the text, or "
+            f"measure another by `torchdefine eval {folder} --data {named}`."
+        )
     if run.recipe.task == "translation":  # one sentence at a time, whatever their number
         return
     for split, one in evaluated.items():
         short = short_stream_warning(one["tokens"], run.recipe.eval.batch_size)
-        command = f"torchdefine eval {shlex.quote(str(run.folder.path))} --split {split} --batch-size 1"
+        command = f"torchdefine eval {folder} --split {split} --batch-size 1"
         if short:
             print(f"{short} `{command}` is exact.")
 

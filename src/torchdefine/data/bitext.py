@@ -29,6 +29,7 @@ from torchdefine.data.tokenizer import SubwordTokenizer, check_bpe_size, train_b
 from torchdefine.data.tokenizer_pair import TokenizerPair
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, atomic_file, cache_folder
+from torchdefine.spelling import option
 
 MANIFEST_FILE = "bitext.json"
 VERSION = 1
@@ -143,7 +144,9 @@ def encode_bitext(
         if tokenization is None:
             raise UserError("One split alone is encoded with tokenizers that exist already: give them.")
         if split not in texts:
-            raise UserError(f"{path} has no {split} text: it has {', '.join(texts)}.")
+            raise UserError(
+                f"{path} has no {split} text: it has {', '.join(texts)}; name another text by {option('data')}."
+            )
         texts = {split: texts[split]}
     name = path.resolve().name
     folder = cache_folder(cache) / "bitexts" / f"{name}-{_cache_key(texts, rules, tokenization)[:16]}"

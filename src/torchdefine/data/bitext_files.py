@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchdefine.data.text_files import is_candidate, natural_order, read_text, split_named_by
+from torchdefine.data.text_files import SPLITS, is_candidate, natural_order, read_text, split_named_by
 from torchdefine.errors import UserError
 
 BITEXT_LAYOUT = (
@@ -66,7 +66,7 @@ def find_bitext(path: str | Path, source: str, target: str, *, require_train: bo
     splits = {split: _paired(path, split, kinds, source, target) for split, kinds in found.items()}
     if not splits or (require_train and "train" not in splits):
         raise UserError(f"{path} has no training text for {source} and {target}: {BITEXT_LAYOUT}.")
-    return {split: splits[split] for split in ("train", "valid", "test") if split in splits}
+    return {split: splits[split] for split in SPLITS if split in splits}
 
 
 def _kind(path: Path) -> str:

@@ -30,6 +30,7 @@ from torchdefine.data.tokenizer import TOKENIZER_FILE, SubwordTokenizer
 from torchdefine.data.vocabulary import EOS, UNK, Vocabulary, split_words
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, atomic_file, cache_folder, new_folder
+from torchdefine.spelling import option
 
 MANIFEST_FILE = "corpus.json"
 VERSION = 1
@@ -180,7 +181,9 @@ T = TypeVar("T")
 
 def _split_of(splits: Mapping[str, T], split: str, source: Path) -> T:
     if split not in splits:
-        raise UserError(f"{source} has no {split} text: it has {', '.join(splits)}.")
+        raise UserError(
+            f"{source} has no {split} text: it has {', '.join(splits)}; name another text by {option('data')}."
+        )
     return splits[split]
 
 

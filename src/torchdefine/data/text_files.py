@@ -20,6 +20,9 @@ BLOCK_BYTES = 4 << 20
 LONGEST_LINE_BYTES = 128 << 20
 """A line is held in memory as a whole; this bounds it, and still admits corpora of one long line (text8)."""
 
+SPLITS = ("train", "valid", "test")
+"""What a corpus is divided into, as far as it has them."""
+
 FOLDER_LAYOUT = (
     "a corpus is a folder with a training file such as train.txt and, if there are any, valid.txt and "
     "test.txt, each plain or packed as .gz, .xz or .zst"
@@ -98,7 +101,7 @@ def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, 
         wanted = "training" if require_train else "train, valid or test"
         found = ", ".join(path.name for path in files) or "no files"
         raise UserError(f"{folder} has no {wanted} file (found: {found}): {FOLDER_LAYOUT}.")
-    return {split: splits[split] for split in ("train", "valid", "test") if split in splits}
+    return {split: splits[split] for split in SPLITS if split in splits}
 
 
 def is_candidate(path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -46,8 +47,8 @@ def generate(
     """Continue ``prompt``, one id or more, by up to ``length`` tokens; the state is carried, nothing recomputed."""
     if not prompt:
         raise UserError("The prompt is empty: begin with the end-of-line token, say.")
-    if length < 1:
-        raise UserError(f"The length is {length}, but must be at least 1.")
+    if not isinstance(length, Integral) or length < 1:
+        raise UserError(f"The length is {length!r}, but must be a whole number of at least 1.")
     options = options or SamplingOptions()
     device = next(model.parameters()).device
     with evaluating(model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 from torchdefine.errors import UserError
 from torchdefine.files import cache_folder, finite_only, read_json, write_failure, write_json, write_text
-from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.recipe import FILE_ENDINGS, RUN_SETTINGS_FILE, Recipe, load_recipe, recipe_names
 from torchdefine.spelling import option
 
 RESULT_VERSION = 1
@@ -36,7 +37,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.config = self.path / "config.yaml"
+        self.config = self.path / RUN_SETTINGS_FILE
         self.journal = self.path / "log.jsonl"
         self.result = self.path / "result.json"
         self.last = self.path / "last" / "checkpoint.safetensors"
@@ -103,6 +104,7 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         if not self.exists():
+            self._refuse_recipe()
             raise UserError(f"{self.path} holds no run: {self._what_to_name_instead()}")
         return load_recipe(str(self.config))
 
@@ -113,10 +115,20 @@ class RunFolder:
         if data != own.data:
             write_text(self.config, replace(own, data=data).to_yaml())
 
+    def _refuse_recipe(self) -> None:
+        """A recipe is easily named where a run is meant that was trained by it."""
+        path = self.path
+        if path.name == RUN_SETTINGS_FILE and path.is_file():
+            raise UserError(f"{path} is the recipe of a run: name the run's folder, {path.parent}.")
+        is_shipped = not path.exists() and str(path) in recipe_names()
+        if is_shipped or (path.suffix in FILE_ENDINGS and path.is_file()):
+            train = f"torchdefine train {shlex.quote(str(path))} --out FOLDER"
+            raise UserError(f"{path} is a recipe and no run: train it first by `{train}`, and name that folder.")
+
     def _what_to_name_instead(self) -> str:
-        within = sorted(config.parent for config in self.path.glob("*/config.yaml"))
+        within = sorted(config.parent for config in self.path.glob(f"*/{RUN_SETTINGS_FILE}"))
         if not within:
-            return "config.yaml is missing."
+            return f"{RUN_SETTINGS_FILE} is missing."
         shown = ", ".join(map(str, within[:6])) + (f" and {len(within) - 6} more" if len(within) > 6 else "")
         return f"name a run that lies in it, such as {shown}."
 

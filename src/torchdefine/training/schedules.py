@@ -36,3 +36,13 @@ class Schedule:
             left = 1 - done if s.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
             return float(warm * (s.final_ratio + (1 - s.final_ratio) * left))
         return float(warm)
+
+
+def unfinished_warmup(settings: ScheduleSettings, total_steps: int) -> str:
+    """A sentence on a training that ends before its rate has risen to the full; empty for all others."""
+    if settings.warmup <= total_steps:
+        return ""
+    return (
+        f"The warm-up takes {settings.warmup:,} steps, but training ends after {total_steps:,}, so the learning rate "
+        "never gets to its full height: use a smaller schedule.warmup, or more steps."
+    )
