@@ -99,6 +99,12 @@ def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_pa
         "were replaced already": [out, *arguments],
         "There is no text file": [bert_folder, *arguments, "--text", tmp_path / "missing.txt"],
         "The budget 'much' is not a size": [bert_folder, *arguments, "--budget", "much"],
+        "The budget of 20 KB has room for embeddings.word_embeddings as in the model, 12.4 KB, and no replacement": [
+            *(bert_folder, *arguments, "--budget", "20KB")
+        ],
+        "as in the model, 0.0031 M parameters (12.4 KB in float32), and": [
+            *(bert_folder, *arguments, "--budget", "3104 parameters")
+        ],
         "allow more": [bert_folder, *arguments, "--budget", "10"],
         "distill_steps is -1, but must be at least 0": [bert_folder, *arguments, "--distill", "-1"],
         "held_out is 1, but must be at least 2": [bert_folder, *arguments, "--held-out", "1"],

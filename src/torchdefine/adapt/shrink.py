@@ -100,7 +100,7 @@ def shrink_model(
     """Replace the token tables of the model in ``folder`` by the best that fit ``budget``, and write it to ``out``.
 
     ``text`` is a file of plain text like that which the model will read. Nothing is written before everything is done.
-    Several tables share the budget by their sizes.
+    Several tables share the budget by their sizes; those that fit it already are refused.
     """
     began = time.monotonic()
     options, stage = options or ShrinkOptions(), stage or _silent
@@ -109,6 +109,7 @@ def shrink_model(
     parts = sentence_parts(text, choosing=options.choosing, held_out=options.held_out)
     opened = open_model(folder, options.device)
     tables = _token_tables(opened)
+    _check_too_large(tables, allowed)
     with stage("reading the held-out sentences"):
         before = sentence_vectors(opened.model, opened.tokenizer, parts.held_out)
     numbers = sum(table.module.weight.numel() for table in tables)
@@ -149,6 +150,18 @@ def _token_tables(opened: OpenedModel) -> list[Table]:
     """The tables that the compared part of a model looks tokens up in, and those that it shares them with."""
     named = (module.get_input_embeddings() for module in (opened.model, _decoder(opened.model)) if module is not None)
     return choose(survey(opened.model), None, named)
+
+
+def _check_too_large(tables: Sequence[Table], allowed: Budget) -> None:
+    """Refuse tables that fit already: whatever took their place would be worse."""
+    weights = [table.module.weight for table in tables]
+    size = sum(weight.numel() * (4 if allowed.floats_only else weight.element_size()) for weight in weights)
+    if size <= allowed.bytes:
+        names, taken = " and ".join(table.name for table in tables), Budget(size, allowed.floats_only)
+        raise UserError(
+            f"The budget of {allowed} has room for {names} as in the model, {taken}, and no replacement would be as "
+            "good: keep the model, or give a smaller budget."
+        )
 
 
 def _decoder(model: Any) -> Any:
