@@ -152,7 +152,11 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     for text, message in {
         "base: nowhere/at-all\n": "The recipe 'nowhere/at-all' is unknown",
-        "a: [1\n": "not valid YAML",
+        "a: [1\n": r"mine\.yaml is not valid YAML in line 2, column 1: expected ',' or ']', but got '<stream end>'\.$",
+        "optim:\n\tlr: 1\n": r"mine\.yaml is not valid YAML in line 2, which has a tab: indent by spaces\.$",
+        "optim:\n  lr: 1\n\tclip: 2\n": r"in line 3, which has a tab: indent by spaces\.$",
+        "optim:\n  lr: 1\n   clip: 2\n": r"in line 3, column 8: mapping values are not allowed here\.$",
+        "optim:\n  lr: \a\n": r"in line 2: special characters are not allowed\.$",
         "- 1\n": "holds no settings",
         f"base: {path}\n": "is its own base",
         "format_version: 99\n": "format version 99",

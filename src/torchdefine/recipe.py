@@ -253,10 +253,22 @@ def _parse(name: str, text: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"The recipe {name} is not valid YAML: {' '.join(str(error).split())}.") from None
+        raise UserError(f"The recipe {name} is not valid YAML{_yaml_problem(text, error)}.") from None
     if not isinstance(values, dict):
         raise UserError(f"The recipe {name} holds no settings: a mapping of sections was expected.")
     version = values.get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise UserError(f"The recipe {name} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
     return values
+
+
+def _yaml_problem(text: str, error: yaml.YAMLError) -> str:
+    """The end of a sentence on where and why a text is no YAML."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return f" in line {text.count(chr(10), 0, error.position) + 1}: {error.reason}"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return f": {' '.join(str(error).split())}"
+    row, column = error.problem_mark.line, error.problem_mark.column
+    if text.split("\n")[row][column:].startswith("\t"):
+        return f" in line {row + 1}, which has a tab: indent by spaces"
+    return f" in line {row + 1}, column {column + 1}: {error.problem}"
