@@ -1,5 +1,6 @@
 """What can be asked of a run: that it names itself, and that it reads single files."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from torchdefine import Run, load_run, train
+from torchdefine.data import SubwordTokenizer
 from torchdefine.errors import UserError
 from torchdefine.training.progress import watched
 
@@ -61,6 +63,20 @@ def test_subwords_are_counted_too(recipe_file: Path, corpus: Path, tmp_path: Pat
     assert run.unigram_perplexity() is None
     train(out=run.folder.path, resume=True)  # going on with such a run makes up for it
     assert run.token_counts() == counts
+
+
+@pytest.mark.parametrize("heading", ["Data", "Evaluation"])
+def test_the_code_of_the_page_on_training_runs(
+    heading: str, run: Run, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
+    (code,) = re.findall(rf"^## {heading}\n[^#]*?^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "my_texts").symlink_to(corpus)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "first").symlink_to(run.folder.path)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"__name__": "docs"})
+    assert heading != "Data" or len(SubwordTokenizer.load("bpe.json")) > 260
 
 
 def test_a_text_without_a_name_is_not_the_runs_own(run: Run) -> None:
