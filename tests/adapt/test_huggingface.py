@@ -245,9 +245,10 @@ def test_gradient_checkpointing_gives_the_same_gradients(family: tuple[Family, A
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
     model(**given).loss.backward()
+    rounding = 2e-6 * max(float(gradient.abs().max()) for gradient in wanted.values())
     for name, parameter in model.named_parameters():
         if name in wanted:
-            torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(parameter.grad, wanted[name], atol=rounding, rtol=1e-4)
 
 
 def test_cached_tables_answer_alike_until_training(family: tuple[Family, Any]) -> None:
