@@ -20,10 +20,10 @@ correlation" is Spearman's between all pairwise similarities of the two; both on
 chosen by. "table error" is the share of the table's frequency-weighted variance that is lost. A + marks the front on
 the sentences that chose; seconds are for making the table. The pictures show the held-out numbers.
 
-What to keep in mind: methods were tuned on some 600 sentences of the same sources, of which a few may be among those
-measured on; the float32 size was measured twice, since the first weighting was unfair to SVD and the units; only the
-chosen table was distilled; DeFINE and the MLP were trained for 200 steps, which is probably too few, so their order is
-no finding. One seed. The budget is for the tensors, and a file's header comes on top.
+What to keep in mind: methods were tuned on some 600 sentences of like sources, of which a few may be among those
+measured on. DeFINE and the MLP were looked after more than the others: they have 2,000 steps since 200 left them far
+from done, and small tables of 4 bits after one of 8 bits had been measured on these very sentences. Only the chosen
+table was distilled; one seed. The budget is for the tensors, and a file's header comes on top.
 
 ![All sizes together](front.svg)
 """
@@ -61,7 +61,8 @@ def section(path: Path) -> str:
         "",
         f"{result['model']}; text {text['name']}, {text['sentences']:,} sentences, {text['chosen_on']} of them chose, "
         f"{text['sensitivity_from']:,} gave the sensitivity ({result['sensitivity_seconds']:.0f} s), "
-        f"{text['distilled_on']:,} distilled; {result['seconds']:.0f} s in all on {hardware} "
+        f"{text['distilled_on']:,} distilled; units fitted for {result['units']['steps']:,} steps; "
+        f"seed {result['seed']}; {result['seconds']:.0f} s in all on {hardware} "
         f"({result['hardware']['cpu_threads']} threads), torch {result['versions']['torch']}, commit "
         f"{(result['commit'] or 'unknown')[:12]}.",
         "",
