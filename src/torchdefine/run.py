@@ -21,6 +21,7 @@ from torchdefine.spelling import option
 from torchdefine.starting import changes_by_section, chosen_folder, wanted_recipe
 from torchdefine.tasks import describe, fresh_model, load_tokens, make_trainer, open_data, unloaded_model
 from torchdefine.training import RunFolder
+from torchdefine.training.batches import TrainingData
 from torchdefine.training.checkpoint import load_weights, read_checkpoint
 from torchdefine.training.distributed import Processes, joined_processes
 from torchdefine.training.environment import describe_environment
@@ -73,14 +74,7 @@ def train(
         target = processes.device(device)
         corpus = open_data(recipe, processes, reading)
         folder.fingerprint(corpus.tokenization, corpus.splits["train"].tokens_sha256)
-        torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
-        model = fresh_model(recipe, corpus).to(target)
-        torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
-        goes_on = resume and folder.last.exists()  # with weights of its own, whatever has become of the other run
-        if recipe.train.start_from is not None and not goes_on:
-            _take_weights(model, folder, Path(recipe.train.start_from))
-        if recipe.train.compile:
-            model.compile_parts()
+        model = _started_model(recipe, corpus, folder, processes, target, resume)
         telling = reporter or (default_reporter() if shown else QuietReporter())
         if not processes.is_first:  # one process speaks for all
             telling = QuietReporter()
@@ -96,11 +90,8 @@ def train(
         processes.wait()
         environment = describe_environment(target)
         if processes.is_first:
-            amount, measuring = describe_amount(corpus, trainer.data), describe_measuring(corpus)
-            for sentence in (amount, *describe_tokens(corpus, recipe), *measuring):
+            for sentence in _before_training(recipe, corpus, trainer.data):
                 _tell(sentence, shown)
-            if short := unfinished_warmup(recipe.schedule, trainer.data.total_steps):
-                _tell(short, shown)
             folder.log_start(trainer.position.step, changes, {"parameters": model.parameters_by_part(), **environment})
         position = trainer.run()
         processes.wait()
@@ -114,6 +105,28 @@ def train(
                 log.warning(trouble)
         processes.wait()
         return Run(folder, recipe, corpus.tokenization, model.eval(), folder.best)
+
+
+def _started_model(
+    recipe: Recipe, corpus: Any, folder: RunFolder, processes: Processes, device: torch.device, resume: bool
+) -> Any:
+    """The model before its first step, or before a checkpoint is loaded into it."""
+    torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
+    model = fresh_model(recipe, corpus).to(device)
+    torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
+    goes_on = resume and folder.last.exists()  # with weights of its own, whatever has become of the other run
+    if recipe.train.start_from is not None and not goes_on:
+        _take_weights(model, folder, Path(recipe.train.start_from))
+    if recipe.train.compile:
+        model.compile_parts()
+    return model
+
+
+def _before_training(recipe: Recipe, corpus: Corpus | Bitext, data: TrainingData) -> list[str]:
+    """What somebody should know who may still stop it."""
+    warmup = unfinished_warmup(recipe.schedule, data.total_steps)
+    sentences = [describe_amount(corpus, data), *describe_tokens(corpus, recipe), *describe_measuring(corpus)]
+    return [*sentences, warmup] if warmup else sentences
 
 
 def _tell(sentence: str, shown: bool) -> None:
