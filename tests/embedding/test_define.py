@@ -41,6 +41,16 @@ def test_a_table_by_a_borrowed_unit_drops_nothing_out() -> None:
     assert all(part.training for part in both.modules())
 
 
+@pytest.mark.parametrize("kind", ["define", "projective", "adaptive"])
+def test_rows_that_come_after_loading_start_like_the_others(kind: str, tmp_path: Path) -> None:
+    embedding = EMBEDDINGS[kind]()
+    embedding.map.reset_parameters(std=0.02)
+    embedding.save(tmp_path)
+    loaded = DeFINE.load(tmp_path).resize(4000)
+    before, after = (loaded.map(ids).std() for ids in (torch.arange(30, 50), torch.arange(50, 4000)))
+    assert 0.5 < after / before < 2
+
+
 def test_a_table_is_as_precise_as_the_embedding_within_autocast() -> None:
     embedding = DeFINE(40, 16, map_dim=8, expand_dim=32)
     exact = embedding.table()

@@ -72,7 +72,7 @@ class Corpus:
         if version != VERSION:
             raise UserError(
                 f"The encoded corpus in {folder} has format version {version}, but this torchdefine reads "
-                f"version {VERSION}: delete the folder so that the text is encoded again."
+                f"version {VERSION}: encode the text again; a folder of the cache may be deleted for that."
             )
         tokenization, rule = load_tokenization(folder), manifest.get("word_rule")
         corpus = cls(

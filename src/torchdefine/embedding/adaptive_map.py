@@ -115,6 +115,7 @@ class AdaptiveMap(nn.Module):
             "division": self.division,
             "padding_idx": self.padding_idx,
             "scale": self.scale,
+            "std": self.std,
             "ranked": self.ranks is not None,
         }
 

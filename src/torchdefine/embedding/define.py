@@ -133,11 +133,19 @@ class DeFINE(TokenEmbedding):
 def map_from_config(config: dict[str, Any]) -> MapLayer:
     """Build a map layer from what its ``to_config`` gave; weights are drawn anew."""
     settings = dict(config)
-    kind = settings.pop("kind", None)
+    kind, std = settings.pop("kind", None), settings.pop("std", 1.0)
+    layer: StandardMap | ProjectiveMap | AdaptiveMap
     if kind == "standard":
-        return StandardMap(**settings)
-    if kind == "projective":
-        return ProjectiveMap(**settings)
-    if kind == "adaptive":
-        return AdaptiveMap.from_config(settings)
-    raise UserError(f"The map {kind!r} is unknown: use standard, projective or adaptive.")
+        layer = StandardMap(**settings)
+    elif kind == "projective":
+        layer = ProjectiveMap(**settings)
+    elif kind == "adaptive":
+        layer = AdaptiveMap.from_config(settings)
+    else:
+        raise _unknown_map(kind)
+    layer.std = std  # of the weights that will be loaded: rows that come later are drawn like them
+    return layer
+
+
+def _unknown_map(kind: object) -> UserError:
+    return UserError(f"The map {kind!r} is unknown: use standard, projective or adaptive.")

@@ -148,6 +148,7 @@ class StandardMap(nn.Module):
             "map_dim": self.map_dim,
             "padding_idx": self.padding_idx,
             "scale": self.scale,
+            "std": self.std,
         }
 
 
@@ -195,4 +196,5 @@ class ProjectiveMap(nn.Module):
             "output_dim": self.output_dim,
             "padding_idx": self.padding_idx,
             "scale": self.scale,
+            "std": self.std,
         }
