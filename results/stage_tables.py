@@ -49,10 +49,30 @@ def stage_section(folder: Path) -> str:
     lines += [f"\n{sentence}" for sentence in taken(described, folder.parent)]
     names = [row["name"] for row in described["rows"] if row["name"] in by_row]
     finished = {name: by_row[name] for name in names if not diverged(by_row[name])}
+    if described.get("reference") in finished:
+        lines += ["", gap_table(finished, described["reference"])]
     if finished:
         lines += ["", origin([run for runs in finished.values() for run in runs])]
         picture = draw_curves(f"stage-{folder.name}", {name: runs[0] for name, runs in finished.items()})
         lines += ["", f"![Validation perplexity]({picture})"]
+    return "\n".join(lines)
+
+
+def gap_table(rows: dict[str, list[dict[str, Any]]], reference: str) -> str:
+    """How far every row was from the reference while training went on: first seeds, on the validation text."""
+    tokens = [point["tokens"] for point in rows[reference][0]["curve"]][1::2]
+    of_reference = {point["tokens"]: point["perplexity"] for point in rows[reference][0]["curve"]}
+    lines = [
+        f"Validation perplexity against that of *{reference}* as training goes on, first seeds:",
+        "",
+        "| row | " + " | ".join(f"{count / 1e6:.0f} M tokens" for count in tokens) + " |",
+        "|---" + "|---:" * len(tokens) + "|",
+    ]
+    for name, runs in rows.items():
+        if name != reference:
+            own = {point["tokens"]: point["perplexity"] for point in runs[0]["curve"]}
+            cells = [f"{own[count] / of_reference[count] - 1:+.1%}" if count in own else "–" for count in tokens]
+            lines.append("| " + " | ".join([name, *cells]) + " |")
     return "\n".join(lines)
 
 

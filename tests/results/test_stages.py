@@ -37,10 +37,10 @@ STAGES = sorted(path.stem for path in (RESULTS / "stages").glob("[a-z]*.yaml"))
 
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
-    """Results of the stages that others take: the third row of each from below is the best."""
+    """Results of the stages that others take: the fourth row of each is the best."""
     for stage in ("tuning", "unit-choices"):
-        for place, row in enumerate(run_stage.read_stage(stage)["rows"][::-1]):
-            outcome = {"diverged": "at once"} if place == 0 else {"valid_perplexity": 100.0 + abs(place - 2)}
+        for place, row in enumerate(run_stage.read_stage(stage)["rows"]):
+            outcome = {"diverged": "at once"} if place == 0 else {"valid_perplexity": 100.0 + abs(place - 3)}
             folder = tmp_path / stage
             folder.mkdir(exist_ok=True)
             (folder / f"{place}.json").write_text(json.dumps({"row": row["name"], **outcome}))
@@ -48,7 +48,7 @@ def tuned(tmp_path: Path) -> Path:
 
 
 def test_the_best_of_a_stage_is_taken_and_a_stage_without_it_does_not_run(tuned: Path) -> None:
-    best = {stage: run_stage.read_stage(stage)["rows"][-3] for stage in ("tuning", "unit-choices")}
+    best = {stage: run_stage.read_stage(stage)["rows"][3] for stage in ("tuning", "unit-choices")}
     rows = {row.name: row for row in run_stage.rows_of("decisive", tuned) if row.seed == 1}
     for row in rows.values():
         assert row.changes["optim"] == {"optimizer": "sgd", "clip": 0.25, **best["tuning"]["optim"]}
@@ -296,6 +296,17 @@ def test_a_row_that_diverges_is_a_result_and_the_next_one_runs(
     table = stage_tables.stage_section(tmp_path / "rates")
     assert "| mad | diverged |" in table
     assert "['mild'].svg" in table
+
+
+def test_the_gap_to_the_reference_is_that_of_the_same_tokens() -> None:
+    def run(*perplexities: float) -> list[dict[str, Any]]:
+        curve = [{"tokens": 10**6 * (place + 1), "perplexity": each} for place, each in enumerate(perplexities)]
+        return [{"curve": curve}, {"curve": []}]  # of a second seed nothing is asked
+
+    rows = {"fair": run(200, 100, 90, 80), "deep": run(300, 150, 99, 84), "broken off": run(200, 90)}
+    lines = stage_tables.gap_table(rows, "fair").splitlines()
+    assert lines[2] == "| row | 2 M tokens | 4 M tokens |"
+    assert lines[4:] == ["| deep | +50.0% | +5.0% |", "| broken off | -10.0% | – |"]
 
 
 def test_the_tables_have_every_stage() -> None:

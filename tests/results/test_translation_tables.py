@@ -73,7 +73,12 @@ def test_a_recipe_that_was_broken_off_goes_on(
 
 def test_the_speed_of_training_leaves_compiling_and_validation_out() -> None:
     seconds = [30.0, 31.0, 32.0, 39.0, 40.0, 41.0, 42.0]
-    curve = [{"tokens": 100 * (place + 1), "seconds": at} for place, at in enumerate(seconds)]
+    curve = [{"step": 10 * place, "tokens": 100 * (place + 1), "seconds": at} for place, at in enumerate(seconds)]
     assert speed.training_speed({"tokens_per_second": 16.7, "train_curve": curve}) == 100
+    after_every_line = {"tokens_per_second": 16.7, "train_curve": curve, "curve": curve}
+    assert speed.training_speed(after_every_line) == 16.7  # each stretch begins with a validation
+    once = {"tokens_per_second": 16.7, "train_curve": curve, "curve": [{"step": 25}]}
+    curve[3:] = [{**point, "seconds": point["seconds"] - 6} for point in curve[3:]]  # 1 second of the 7 was training
+    assert speed.training_speed(once) == 100
     assert speed.training_speed({"tokens_per_second": 16.7, "train_curve": curve[:3]}) == 16.7
     assert speed.training_speed({"tokens_per_second": 16.7}) == 16.7
