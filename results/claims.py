@@ -1,4 +1,4 @@
-"""Which of the paper's claims the stages bear out: `make results`."""
+"""Which of the paper's claims the stages bear out, in docs/evidence.md: `make results`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from statistics import mean
 from typing import Any
 
 import yaml
-from stage_tables import diverged, published_test, read_rows
+from marked import write_between_marks
+from stage_tables import compact_table, diverged, published_test, read_rows
 
 HERE = Path(__file__).parent
 SEEDS_APART = 2
@@ -18,22 +19,28 @@ NO_WORSE = 0.01
 Runs = list[dict[str, Any]]
 
 
-def claims_section(folder: Path) -> str:
-    """Every claim beside the rows that speak of it; ``folder`` has the results of the stages on one text."""
+def write_evidence_page(folder: Path) -> None:
+    """The parts of docs/evidence.md that say what was measured; ``folder`` has the results of the stages on one text."""
+    page = HERE.parent / "docs" / "evidence.md"
+    write_between_marks(page, "decisive", compact_table(folder / "decisive"))
+    write_between_marks(page, "claims", claims_table(folder))
+
+
+def claims_table(folder: Path) -> str:
+    """Every claim beside the rows that speak of it."""
     claims = yaml.safe_load((HERE / "claims.yaml").read_text())
     stages = {pair["stage"] for claim in claims for pair in claim["pairs"]}
     rows = {stage: finished_rows(folder / stage) for stage in stages}
     apart = largest_difference_of_seeds(folder)
-    title = "### Which of the paper's claims are seen"
     header = ("the paper's claim", "stage", "row", "against", "valid", "test", "the paper's test", "seen")
-    lines = [title, "", "| " + " | ".join(header) + " |", "|---|---|---|---|---:|---:|---:|---|"]
+    lines = ["| " + " | ".join(header) + " |", "|---|---|---|---|---:|---:|---:|---|"]
     for claim in claims:
         for place, pair in enumerate(claim["pairs"]):
             said = claim["says"] if place == 0 else ""
             cells = pair_cells(pair, rows[pair["stage"]], apart)
             names = (f"`{pair['stage']}`", pair["row"], pair["against"])
             lines.append("| " + " | ".join([said, *names, *cells]) + " |")
-    return "\n".join([*lines, "", how_it_is_judged(apart), ""])
+    return "\n".join([*lines, "", how_it_is_judged(apart)])
 
 
 def finished_rows(folder: Path) -> dict[str, Runs]:

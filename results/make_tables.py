@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from claims import claims_section
+from claims import write_evidence_page
 from look_up_tables import look_up_section
 from map_tables import correlation_section
 from recipe_tables import recipe_section
@@ -37,7 +37,6 @@ def main() -> None:
             INTRODUCTION,
             *(section(folder) + "\n" + correlation_section(folder) for folder in folders),
             all_stages(stages),
-            *([claims_section(stages)] if stages.is_dir() else []),
             look_up_section(HERE / "inference"),
             "",
         ]
@@ -45,6 +44,7 @@ def main() -> None:
     (HERE / "README.md").write_text(page)
     write_front_page(json.loads((HERE / "tatoeba" / "laptop.json").read_text()))
     write_translation_page(HERE / "europarl")
+    write_evidence_page(stages)
 
 
 def section(folder: Path) -> str:

@@ -29,7 +29,8 @@ def all_stages(folder: Path) -> str:
     run = [stage for stage in STAGES if any((folder / stage).glob("*.json"))]
     waiting = [f"`{stage}`" for stage in STAGES if stage not in run]
     said = f"Stages of `results/run_stage.py` that have not been run: {', '.join(waiting)}." if waiting else ""
-    parts = [f"## {folder.name}, in stages", *(stage_section(folder / stage) for stage in run), said]
+    judged = "[What follows from them](../docs/evidence.md), claim by claim."
+    parts = [f"## {folder.name}, in stages", judged, *(stage_section(folder / stage) for stage in run), said]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -47,8 +48,7 @@ def stage_section(folder: Path) -> str:
     for row in described["rows"]:
         lines.append("| " + " | ".join([row["name"], *row_cells(by_row.get(row["name"]), reference)]) + " |")
     lines += [f"\n{sentence}" for sentence in taken(described, folder.parent)]
-    names = [row["name"] for row in described["rows"] if row["name"] in by_row]
-    finished = {name: by_row[name] for name in names if not diverged(by_row[name])}
+    finished = finished_in_order(described, by_row)
     if described.get("reference") in finished:
         lines += ["", gap_table(finished, described["reference"])]
     if finished:
@@ -56,6 +56,30 @@ def stage_section(folder: Path) -> str:
         picture = draw_curves(f"stage-{folder.name}", {name: runs[0] for name, runs in finished.items()})
         lines += ["", f"![Validation perplexity]({picture})"]
     return "\n".join(lines)
+
+
+def compact_table(folder: Path) -> str:
+    """What a reader in a hurry wants of a stage: sizes, perplexities and distances, and those as training went on."""
+    described = yaml.safe_load((HERE / "stages" / f"{folder.name}.yaml").read_text())
+    by_row = read_rows(folder)
+    wanted = ("total M", "seeds", "valid", "test", "spread", "against reference", "other text")
+    lines = ["| row | " + " | ".join(wanted) + " |", "|---" + "|---:" * len(wanted) + "|"]
+    for row in described["rows"]:
+        cells = row_cells(by_row.get(row["name"]), by_row.get(described["reference"]))
+        by_name = dict(zip(HEADER[1:], cells, strict=True))
+        lines.append("| " + " | ".join([row["name"], *(by_name[name] for name in wanted)]) + " |")
+    finished = finished_in_order(described, by_row)
+    if described["reference"] in finished:
+        lines += ["", gap_table(finished, described["reference"])]
+    return "\n".join(lines)
+
+
+def finished_in_order(
+    described: dict[str, Any], by_row: dict[str, list[dict[str, Any]]]
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows that ran to their end, as their stage lists them."""
+    names = [row["name"] for row in described["rows"]]
+    return {name: by_row[name] for name in names if name in by_row and not diverged(by_row[name])}
 
 
 def gap_table(rows: dict[str, list[dict[str, Any]]], reference: str) -> str:

@@ -340,13 +340,13 @@ def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
     assert table_rows(tuned)["R3", "R2 scaled"] == ["+0.0%", "+17.1%", "–", "no: the opposite"]
     keep("decisive", "R2 and a projection", seed=1, test_perplexity=100.0, valid_perplexity=100.0)
     assert table_rows(tuned)["R3", "R2 and a projection"][-1] == "yes"
-    assert "5.0%" in claims.claims_section(tuned)
+    assert "5.0%" in claims.claims_table(tuned)
     assert [claims.verdict(test, True, 0.001) for test in (0.009, -0.02, 0.02)] == ["yes", "yes", "no"]
 
 
 def table_rows(results: Path) -> dict[tuple[str, str], list[str]]:
     """What the table of claims says of pairs of the decisive stage."""
-    found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in claims.claims_section(results).splitlines()]
+    found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in claims.claims_table(results).splitlines()]
     return {(row[2], row[3]): row[4:] for row in found if len(row) == 8 and row[1] == "`decisive`"}
 
 
