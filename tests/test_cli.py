@@ -120,6 +120,7 @@ def test_recipes_lists_a_group(torchdefine: Command) -> None:
     listing = torchdefine("recipes", "demo/").stdout
     assert "demo/standard" in listing
     assert "table1a" not in listing
+    assert "BLEU" not in listing  # nobody has published numbers of these
 
 
 def test_resume_needs_no_recipe(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
@@ -184,7 +185,10 @@ def test_recipes_and_help_teach(torchdefine: Command) -> None:
     names = [row["name"] for row in json.loads(torchdefine("recipes", "--json").stdout)]
     assert "table1a/r3" in names
     listing = torchdefine("recipes").stdout
-    assert "table1a/r3" in listing
+    assert listing.index("demo/standard ") < listing.index("tatoeba/laptop ") < listing.index("table1a/r3 ")
+    line = next(line for line in listing.splitlines() if line.startswith("table1a/r3 "))
+    assert line.split()[-4:] == ["33.02", "39.99", "41.17", "–"]
+    assert all(listing.count(f"{name} ") >= 1 for name in names)
     page = torchdefine("train", "--help").stdout
     assert "--optim.lr" in page
     assert "Learning rate." in page

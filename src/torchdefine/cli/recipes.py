@@ -102,24 +102,38 @@ def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if options.json:
         print_json([{"name": r.name, "description": r.description, "published": r.published} for r in recipes])
         return
+    _print_recipes(recipes)
+
+
+def _print_recipes(recipes: list[Recipe]) -> None:
+    """Those of our own first, which are the smaller ones, then those that have published numbers."""
     from torchdefine.analysis.tables import print_table
 
-    print_table(
-        ["recipe", "what it trains", "M parameters", "valid", "test", "BLEU"],
-        [
+    own = [recipe for recipe in recipes if not recipe.published]
+    published = [recipe for recipe in recipes if recipe.published]
+    if own:
+        smallest = "demo/… are the smallest: minutes on two cores, with the text that comes with the package."
+        print_table(
+            ["recipe", "what it trains"],
+            [[recipe.name, recipe.description] for recipe in own],
+            note=smallest * any(recipe.name.startswith("demo/") for recipe in own) + "\n",
+        )
+    if published:
+        numbers = ("total", "valid_perplexity", "test_perplexity", "bleu_newstest2014")
+        print_table(
+            ["recipe", "what it trains", "M parameters", "valid", "test", "BLEU"],
             [
-                recipe.name,
-                recipe.description,
-                *(
-                    f"{recipe.published[key]:.2f}" if key in recipe.published else "–"
-                    for key in ("total", "valid_perplexity", "test_perplexity", "bleu_newstest2014")
-                ),
-            ]
-            for recipe in recipes
-        ],
-        note="Numbers are published ones: of the paper, or of AWD-LSTM and mixtures by their authors; "
-        "`torchdefine recipes RECIPE` shows its settings, `torchdefine params RECIPE` builds the model and counts.",
-    )
+                [
+                    recipe.name,
+                    recipe.description,
+                    *(f"{recipe.published[key]:.2f}" if key in recipe.published else "–" for key in numbers),
+                ]
+                for recipe in published
+            ],
+            note="Numbers are published ones, of the paper, or of AWD-LSTM and mixtures by their authors: whole trainings "
+            "on one GPU or more, and not ours.\n",
+        )
+    print("`torchdefine recipes RECIPE` shows its settings, `torchdefine params RECIPE` builds the model and counts.")
 
 
 def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
