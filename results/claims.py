@@ -20,7 +20,7 @@ Runs = list[dict[str, Any]]
 
 
 def write_evidence_page(folder: Path) -> None:
-    """The parts of docs/evidence.md that say what was measured; ``folder`` has the results of the stages on one text."""
+    """The parts of docs/evidence.md that are measured; ``folder`` has the results of the stages on one text."""
     page = HERE.parent / "docs" / "evidence.md"
     write_between_marks(page, "decisive", compact_table(folder / "decisive"))
     write_between_marks(page, "claims", claims_table(folder))

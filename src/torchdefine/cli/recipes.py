@@ -130,8 +130,8 @@ def _print_recipes(recipes: list[Recipe]) -> None:
                 ]
                 for recipe in published
             ],
-            note="Numbers are published ones, of the paper, or of AWD-LSTM and mixtures by their authors: whole trainings "
-            "on one GPU or more, and not ours.\n",
+            note="Numbers are published ones, of whole trainings by the paper's authors, or of AWD-LSTM and of "
+            "mixtures; what we measured ourselves is in the project's results.\n",
         )
     print("`torchdefine recipes RECIPE` shows its settings, `torchdefine params RECIPE` builds the model and counts.")
 
