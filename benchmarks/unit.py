@@ -51,9 +51,9 @@ class LoopOverGroups(nn.Module):
             groups = [hidden] if linear.groups == 1 else list(hidden.chunk(linear.groups, -1))
             if index:
                 groups = [torch.cat(pair, -1) for pair in zip(x.chunk(linear.groups, -1), groups, strict=True)]
-            hidden = torch.cat([group @ weight for group, weight in zip(groups, linear.weight, strict=True)], -1)
-            if linear.bias is not None:
-                hidden = hidden + linear.bias
+            hidden = torch.cat([group @ weight for group, weight in zip(groups, linear.used_weight(), strict=True)], -1)
+            if (bias := linear.used_bias()) is not None:
+                hidden = hidden + bias
             if isinstance(layer, ExpansionLayer):
                 hidden = hidden if layer.norm is None else layer.norm(hidden)
                 hidden = ACTIVATIONS[layer.activation](hidden)

@@ -151,15 +151,16 @@ def _with_unit(map_layer: MapLayer, settings: EmbeddingSettings) -> TokenEmbeddi
             )
         return TokenEmbedding(map_layer)
     if settings.unit == "projection":
-        return TokenEmbedding(map_layer, DenseProjection(map_layer.output_dim, width), width)
+        return TokenEmbedding(map_layer, DenseProjection(map_layer.output_dim, width, settings.equalised), width)
     if settings.unit == "mlp":
-        return TokenEmbedding(map_layer, DenseMLP(map_layer.output_dim, settings.expand_dim, width), width)
+        mlp = DenseMLP(map_layer.output_dim, settings.expand_dim, width, settings.equalised)
+        return TokenEmbedding(map_layer, mlp, width)
     changes = {
         name: getattr(settings, name)
         for name in ("groups", "skip", "reach_expand_dim", "rounding", "multiple_of", "fixed_width")
         if getattr(settings, name) is not None
     }
-    layers = {"norm": settings.norm, "activation": settings.activation, "dropout": settings.dropout}
+    layers = {name: getattr(settings, name) for name in ("norm", "activation", "dropout", "equalised")}
     options = UnitOptions.of(settings.unit, **changes, **layers)
     return DeFINE.over(map_layer, width, settings.expand_dim, settings.depth, settings.max_groups, options)
 

@@ -83,6 +83,8 @@ def _of_the_embedding(recipe: Recipe) -> set[str]:
         unused |= {"cutoffs", "division"}
     if settings.scale is not None:
         unused.add("scaled")
+    if settings.unit == "none":
+        unused.add("equalised")
     if settings.unit in ("none", "projection"):
         unused.add("expand_dim")
     if settings.unit in ("none", "projection", "mlp"):

@@ -67,6 +67,9 @@ class EmbeddingSettings:
     norm: Norm = setting("none", "Norm of the expansion layers.")
     activation: str = setting("gelu", f"Activation of the expansion layers: {', '.join(ACTIVATIONS)}.")
     dropout: float = setting(0.0, "Dropout after every expansion layer.")
+    equalised: bool = setting(
+        False, "Whether the unit's weights are divided by the root of their fan-in in use, and so learn more slowly."
+    )
     options: dict[str, Any] = setting({}, "Settings of a registered embedding.")
 
     def __post_init__(self) -> None:

@@ -4,12 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from torchdefine.embedding import DefineUnit, DenseMLP, DenseProjection, make_plan
+from torchdefine.embedding import DefineUnit, DenseMLP, DenseProjection, UnitOptions, make_plan
 
 UNITS = {
     "projection": lambda: DenseProjection(256, 192),
     "mlp": lambda: DenseMLP(256, 800, 192),
     "define": lambda: DefineUnit(make_plan(256, 512, 192, 3)),
+    "equalised projection": lambda: DenseProjection(256, 192, equalised=True),
+    "equalised mlp": lambda: DenseMLP(256, 800, 192, equalised=True),
+    "equalised define": lambda: DefineUnit(make_plan(256, 512, 192, 3), UnitOptions(equalised=True)),
 }
 
 
@@ -22,14 +25,22 @@ def test_every_unit_starts_with_outputs_of_unit_variance(name: str, again: bool)
         for parameter in unit.parameters():
             nn.init.constant_(parameter, 3.0)
         unit.reset_parameters()
+    matrices = [parameter for parameter in unit.parameters() if parameter.dim() > 1]
+    if name.startswith("equalised"):  # its weights do, too, as far as an activation does not ask for more
+        assert all(0.9 < float(matrix.std()) < 2 for matrix in matrices)
+    else:
+        assert all(float(matrix.std()) < 0.2 for matrix in matrices)
     outputs = unit(torch.randn(4096, 256))
     assert outputs.shape == (4096, 192)
     assert float(outputs.square().mean()) == pytest.approx(1.0, rel=0.1)
 
 
-def test_an_mlp_is_its_two_layers() -> None:
-    mlp, x = DenseMLP(6, 10, 4).double(), torch.randn(5, 6, dtype=torch.float64)
-    hidden = x @ mlp.expand.weight.T + mlp.expand.bias
-    expected = (hidden * torch.special.ndtr(hidden)) @ mlp.reduce.weight.T
+@pytest.mark.parametrize("equalised", [False, True])
+def test_an_mlp_is_its_two_layers(equalised: bool) -> None:
+    mlp, x = DenseMLP(6, 10, 4, equalised).double(), torch.randn(5, 6, dtype=torch.float64)
+    nn.init.normal_(mlp.expand.bias)
+    inner, outer = (6**-0.5, 10**-0.5) if equalised else (1.0, 1.0)
+    hidden = x @ (inner * mlp.expand.weight.T) + inner * mlp.expand.bias
+    expected = (hidden * torch.special.ndtr(hidden)) @ (outer * mlp.reduce.weight.T)
     torch.testing.assert_close(mlp(x), expected)
     assert list(mlp.state_dict()) == ["expand.weight", "expand.bias", "reduce.weight"]

@@ -1,6 +1,8 @@
 """The unit against a naive reference, its reach, its start and its published sizes."""
 
+import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -27,7 +29,8 @@ def naive(unit: DefineUnit, vector: list[float]) -> list[float]:
     for level in range(depth):
         last = level == depth - 1
         prefix = "last" if last else f"expansions.{level}.linear"
-        weight = state[f"{prefix}.weight"]
+        gain = len(state[f"{prefix}.weight"][0]) ** -0.5 if options.equalised else 1.0
+        weight = [[[gain * value for value in row] for row in group] for group in state[f"{prefix}.weight"]]
         groups = len(weight)
         if level and rules.skip in ("mix", "concat"):
             if rules.skip == "mix":
@@ -47,7 +50,7 @@ def naive(unit: DefineUnit, vector: list[float]) -> list[float]:
                 output.append(sum(chunk[i] * weight[g][i][j] for i in range(share)))
         if not last:
             if options.bias:
-                output = [o + b for o, b in zip(output, state[f"{prefix}.bias"], strict=True)]
+                output = [o + gain * b for o, b in zip(output, state[f"{prefix}.bias"], strict=True)]
             if options.shuffle:
                 width = len(output) // groups
                 output = [output[g * width + i] for i in range(width) for g in range(groups)]
@@ -74,8 +77,10 @@ def normalised(values: list[float], parts: int, state: dict, level: int) -> list
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("norm", "bias"), [("none", True), ("layer", True), ("group", True), ("none", False)])
-def test_equals_the_naive_reference(variant: str, norm: str, bias: bool) -> None:
-    unit = build(variant, m=32, max_groups=4, norm=norm, bias=bias).double()  # m as wide as a residual layer
+@pytest.mark.parametrize("equalised", [False, True])
+def test_equals_the_naive_reference(variant: str, norm: str, bias: bool, equalised: bool) -> None:
+    options = {"norm": norm, "bias": bias, "equalised": equalised}
+    unit = build(variant, m=32, max_groups=4, **options).double()  # m as wide as a residual layer
     assert any(name.endswith("linear.bias") for name in unit.state_dict()) == bias
     for parameter in unit.parameters():  # biases and norms that do something
         if parameter.dim() == 1:
@@ -91,6 +96,28 @@ def test_gradients_are_those_of_finite_differences(variant: str) -> None:
     unit = build(variant, n=8, k=16, m=4, depth=3, max_groups=4).double()
     x = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(unit, (x,))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_equalised_unit_starts_as_the_same_function_and_moves_less(variant: str) -> None:
+    """By the square of its gain in a step of plain SGD, by the gain in one of Adam."""
+    moved = {}
+    for equalised in (False, True):
+        torch.manual_seed(1)
+        unit = build(variant, max_groups=4, equalised=equalised).double()
+        x = torch.randn(64, 16, dtype=torch.float64)
+        starts = unit(x).detach()
+        weights = {}
+        for name, optimizer in {"sgd": torch.optim.SGD, "adam": partial(torch.optim.Adam, eps=1e-30)}.items():
+            one = copy.deepcopy(unit)
+            one(x).square().mean().backward()
+            optimizer(one.parameters(), lr=1e-2).step()
+            weights[name] = one.last.used_weight() - unit.last.used_weight()
+        moved[equalised] = starts, weights
+    torch.testing.assert_close(moved[True][0], moved[False][0], rtol=1e-4, atol=1e-5)  # they are drawn in float32
+    gain = unit.last.weight.shape[1] ** -0.5
+    torch.testing.assert_close(moved[True][1]["sgd"], gain**2 * moved[False][1]["sgd"], rtol=1e-3, atol=1e-9)
+    torch.testing.assert_close(moved[True][1]["adam"], gain * moved[False][1]["adam"], rtol=1e-2, atol=1e-6)
 
 
 def reach(unit: DefineUnit) -> torch.Tensor:

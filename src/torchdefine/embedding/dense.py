@@ -8,38 +8,51 @@ from torch import Tensor, nn
 from torchdefine.embedding.unit import activation_moments
 
 
-class DenseProjection(nn.Linear):
+class _Linear(nn.Linear):
+    """A linear layer that starts at unit variance, and may be equalised as a unit's layers may."""
+
+    gain = 1.0
+
+    def __init__(self, input_dim: int, output_dim: int, bias: bool, equalised: bool) -> None:
+        if equalised:
+            self.gain = input_dim**-0.5  # before the weights are drawn
+        super().__init__(input_dim, output_dim, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gain == 1.0:
+            return super().forward(x)
+        return F.linear(x, self.weight * self.gain, None if self.bias is None else self.bias * self.gain)
+
+    def reset_parameters(self, input_second_moment: float = 1.0) -> None:
+        """Draw weights that give outputs of unit variance for inputs whose mean square is ``input_second_moment``.
+
+        torch's own rule starts with a third of that variance, which would hold a baseline back beside the unit.
+        """
+        nn.init.normal_(self.weight, std=(self.in_features * input_second_moment) ** -0.5 / self.gain)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class DenseProjection(_Linear):
     """One matrix without bias: it unties what a model reads from what a tied softmax compares with."""
 
-    def __init__(self, input_dim: int, output_dim: int) -> None:
-        super().__init__(input_dim, output_dim, bias=False)
-
-    def reset_parameters(self) -> None:
-        start_at_unit_variance(self)
+    def __init__(self, input_dim: int, output_dim: int, equalised: bool = False) -> None:
+        super().__init__(input_dim, output_dim, bias=False, equalised=equalised)
 
 
 class DenseMLP(nn.Module):
     """One hidden layer with GELU, then a reduction without bias."""
 
-    def __init__(self, input_dim: int, hidden_dim: int, output_dim: int) -> None:
+    def __init__(self, input_dim: int, hidden_dim: int, output_dim: int, equalised: bool = False) -> None:
         super().__init__()
-        self.expand = nn.Linear(input_dim, hidden_dim)
-        self.reduce = nn.Linear(hidden_dim, output_dim, bias=False)
+        self.equalised = equalised
+        self.expand = _Linear(input_dim, hidden_dim, bias=True, equalised=equalised)
+        self.reduce = _Linear(hidden_dim, output_dim, bias=False, equalised=equalised)
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.reduce(F.gelu(self.expand(x)))
 
     def reset_parameters(self) -> None:
-        start_at_unit_variance(self.expand)
-        start_at_unit_variance(self.reduce, activation_moments("gelu")[1])
-
-
-def start_at_unit_variance(linear: nn.Linear, input_second_moment: float = 1.0) -> None:
-    """Draw weights that give outputs of unit variance for inputs whose mean square is ``input_second_moment``.
-
-    torch's own rule starts with a third of that variance, which would hold a baseline back beside the unit.
-    """
-    nn.init.normal_(linear.weight, std=(linear.in_features * input_second_moment) ** -0.5)
-    if linear.bias is not None:
-        nn.init.zeros_(linear.bias)
+        self.expand.reset_parameters()
+        self.reduce.reset_parameters(activation_moments("gelu")[1])

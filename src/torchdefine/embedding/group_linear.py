@@ -14,10 +14,20 @@ class GroupLinear(nn.Module):
     Group i takes the i-th chunk of the input to the i-th chunk of the output, so there are
     ``in_features * out_features / groups`` weights; one group is an ordinary linear layer. With ``shuffle`` the
     outputs are dealt out afterwards so that every following group receives a share of every group here.
+
+    An ``equalised`` layer keeps weights of unit variance and multiplies them by 1 / sqrt(fan-in) when it uses them. It
+    starts as the same function, but an optimiser, whose steps know nothing of the fan-in, moves it far less.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, groups: int = 1, *, bias: bool = True, shuffle: bool = False
+        self,
+        in_features: int,
+        out_features: int,
+        groups: int = 1,
+        *,
+        bias: bool = True,
+        shuffle: bool = False,
+        equalised: bool = False,
     ) -> None:
         super().__init__()
         for name, value in (("in_features", in_features), ("out_features", out_features), ("groups", groups)):
@@ -29,6 +39,7 @@ class GroupLinear(nn.Module):
                 options = f"{lower} or {lower + groups}" if lower else f"{groups}"
                 raise UserError(f"{name} {value} is not divisible by {groups} groups: use {options}.")
         self.in_features, self.out_features, self.groups, self.shuffle = in_features, out_features, groups, shuffle
+        self.gain = (in_features // groups) ** -0.5 if equalised else 1.0
         self.weight = nn.Parameter(torch.empty(groups, in_features // groups, out_features // groups))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.reset_parameters()
@@ -40,27 +51,36 @@ class GroupLinear(nn.Module):
         groups for a receptive field and start far too small.
         """
         fan_in = self.weight.shape[1]
-        nn.init.normal_(self.weight, std=(fan_in * input_second_moment) ** -0.5)
+        nn.init.normal_(self.weight, std=(fan_in * input_second_moment) ** -0.5 / self.gain)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    def used_weight(self) -> Tensor:
+        """What the input is multiplied with: (g, in/g, out/g)."""
+        return self.weight if self.gain == 1.0 else self.weight * self.gain
+
+    def used_bias(self) -> Tensor | None:
+        return self.bias if self.bias is None or self.gain == 1.0 else self.bias * self.gain
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in_features) → (…, out_features)."""
         if x.shape[-1] != self.in_features:
             raise UserError(f"The input is {x.shape[-1]} wide, but this layer takes {self.in_features}.")
-        leading = x.shape[:-1]
+        leading, weight, bias = x.shape[:-1], self.used_weight(), self.used_bias()
         if self.groups == 1:
-            y = x @ self.weight[0]  # (…, out)
+            y = x @ weight[0]  # (…, out)
         else:
-            chunks = x.reshape(-1, self.groups, self.weight.shape[1]).transpose(0, 1)  # (g, T, in/g)
-            y = torch.bmm(chunks, self.weight).transpose(0, 1)  # (T, g, out/g)
+            chunks = x.reshape(-1, self.groups, weight.shape[1]).transpose(0, 1)  # (g, T, in/g)
+            y = torch.bmm(chunks, weight).transpose(0, 1)  # (T, g, out/g)
             y = y.reshape(*leading, self.out_features)
-        if self.bias is not None:
-            y = y + self.bias
+        if bias is not None:
+            y = y + bias
         if self.shuffle:
             y = y.unflatten(-1, (self.groups, -1)).transpose(-1, -2).flatten(-2)
         return y
 
     def extra_repr(self) -> str:
         shuffle = ", shuffle=True" if self.shuffle else ""
-        return f"{self.in_features}, {self.out_features}, groups={self.groups}, bias={self.bias is not None}{shuffle}"
+        gain = f", gain={self.gain:.4g}" if self.gain != 1.0 else ""
+        sizes = f"{self.in_features}, {self.out_features}, groups={self.groups}"
+        return f"{sizes}, bias={self.bias is not None}{shuffle}{gain}"

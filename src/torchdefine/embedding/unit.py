@@ -46,6 +46,8 @@ class UnitOptions:
     """After every expansion layer."""
     bias: bool = True
     """On the expansion layers; the reduce layer has none."""
+    equalised: bool = False
+    """Keep weights at unit variance and divide them by the root of their fan-in in use, so that they learn slowly."""
 
     def __post_init__(self) -> None:
         if self.norm not in get_args(Norm):
@@ -112,12 +114,19 @@ class DefineUnit(nn.Module):
         *expanding, last = plan.layers
         self.expansions = nn.ModuleList(
             ExpansionLayer(
-                GroupLinear(p.input_width, p.output_width, p.groups, bias=options.bias, shuffle=options.shuffle),
+                GroupLinear(
+                    *(p.input_width, p.output_width, p.groups),
+                    bias=options.bias,
+                    shuffle=options.shuffle,
+                    equalised=options.equalised,
+                ),
                 options,
             )
             for p in expanding
         )
-        self.last = GroupLinear(last.input_width, last.output_width, last.groups, bias=False)
+        self.last = GroupLinear(
+            *(last.input_width, last.output_width, last.groups), bias=False, equalised=options.equalised
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -217,8 +226,9 @@ class DefineUnit(nn.Module):
         for layer in self.expansions:
             norm: Any = layer.norm
             of_norm = None if norm is None else (norm.weight, norm.bias)
-            layers.append(StackLayer(layer.linear.weight, layer.linear.bias, of_norm))  # type: ignore[union-attr,arg-type]
-        return [*layers, StackLayer(self.last.weight)]
+            linear: Any = layer.linear
+            layers.append(StackLayer(linear.used_weight(), linear.used_bias(), of_norm))
+        return [*layers, StackLayer(self.last.used_weight())]
 
     def _form(self) -> StackForm:
         skip = self.plan.rules.skip

@@ -72,7 +72,8 @@ def unit_widths(unit: nn.Module) -> tuple[int, int]:
 def _unit_config(unit: DefineUnit | DenseMLP) -> dict[str, Any]:
     if isinstance(unit, DenseMLP):
         given, hidden, width = unit.expand.in_features, unit.expand.out_features, unit.reduce.out_features
-        return {"kind": "mlp", "input_dim": given, "hidden_dim": hidden, "output_dim": width}
+        sizes = {"input_dim": given, "hidden_dim": hidden, "output_dim": width}
+        return {"kind": "mlp", **sizes, "equalised": unit.equalised}
     plan = unit.plan
     sizes = {name: getattr(plan, name) for name in ("map_dim", "expand_dim", "embedding_dim", "depth", "max_groups")}
     return {"kind": "define", **sizes, "options": unit.options.to_dict()}
