@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 from marked import write_between_marks
+from run_stage import read_stage
 from stage_tables import compact_table, diverged, published_test, read_rows
 
 HERE = Path(__file__).parent
@@ -23,7 +24,27 @@ def write_evidence_page(folder: Path) -> None:
     """The parts of docs/evidence.md that are measured; ``folder`` has the results of the stages on one text."""
     page = HERE.parent / "docs" / "evidence.md"
     write_between_marks(page, "decisive", compact_table(folder / "decisive"))
+    write_between_marks(page, "choices", choices_table(folder))
     write_between_marks(page, "claims", claims_table(folder))
+
+
+def choices_table(folder: Path) -> str:
+    """What was tried of the unit beside the best that was tried of the baseline's schedule."""
+    schedules = finished_rows(folder / "tuning")
+    best = min(schedules, key=lambda name: schedules[name][0]["valid_perplexity"])
+    reference = schedules[best][0]["valid_perplexity"]
+    lines = ["| row | valid | against the baseline |", "|---|---:|---:|"]
+    lines.append(f"| *the scaled baseline, {best}* | {reference:.1f} | +0.0% |")
+    rows = read_rows(folder / "unit-choices")
+    for row in read_stage("unit-choices")["rows"]:
+        runs = rows.get(row["name"])
+        if runs is None or diverged(runs):
+            cells = ["not run" if runs is None else "diverged", "–"]
+        else:
+            valid = runs[0]["valid_perplexity"]
+            cells = [f"{valid:.1f}", f"{valid / reference - 1:+.1%}"]
+        lines.append("| " + " | ".join([row["name"], *cells]) + " |")
+    return "\n".join(lines)
 
 
 def claims_table(folder: Path) -> str:

@@ -2,9 +2,10 @@
 
     python results/run_stage.py tuning unit-choices decisive --data wiki78m/ [--also wikitext-103/] [--seconds 600]
 
-Stages are the files of results/stages. A row that has its JSON already is not run again, so a stage runs in parts: with
---seconds, no row is started that would not be over in time, by how long the slowest so far took. `--also` is a
-second text that every model is evaluated on, with its own vocabulary. `make results` turns the files into tables.
+Stages are the files of results/stages. A row that has its JSON already is not run again, unless its settings have
+changed since, so a stage runs in parts: with --seconds, no row is started that would not be over in time, by how long
+the slowest so far took. `--also` is a second text that every model is evaluated on, with its own vocabulary.
+`make results` turns the files into tables.
 
 What is tuned is never typed: a stage, or a row of it, that `takes` other stages gets the settings of their best rows on
 the validation text, and cannot run before them.
@@ -118,10 +119,19 @@ def best_row(stage: str, out: Path) -> str:
     return best
 
 
-def missing_rows(rows: list[Row], out: Path) -> Iterator[Row]:
+def missing_rows(rows: list[Row], options: argparse.Namespace) -> Iterator[Row]:
+    """Those that have not run, or not with the settings that they have now."""
     for row in rows:
-        if not (out / row.stage / row.file).exists():
+        path = options.out / row.stage / row.file
+        if not (path.exists() and agrees(merge(row.changes, options.changes), read_json(path)["settings"])):
             yield row
+
+
+def agrees(changes: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether all that ``changes`` say, section by section, is so in the settings of a run; None is not kept."""
+    return all(
+        settings[section].get(name) == value for section, values in changes.items() for name, value in values.items()
+    )
 
 
 def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
@@ -199,7 +209,7 @@ class Clock:
 
 def run_stage(stage: str, options: argparse.Namespace, clock: Clock) -> list[str]:
     """Run the rows that have no JSON yet; gives the names of those for which there is no time."""
-    rows = list(missing_rows(rows_of(stage, options.out), options.out))
+    rows = list(missing_rows(rows_of(stage, options.out), options))
     while rows and clock.has_time_for(rows[0].steps):
         row = rows.pop(0)
         print(f"{row.name}, seed {row.seed}:", flush=True)

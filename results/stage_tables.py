@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from curves import draw_curves
-from run_stage import best_row
+from run_stage import agrees, own_settings, read_stage
 from speed import training_speed
 
 from torchdefine.files import read_json
@@ -47,7 +47,7 @@ def stage_section(folder: Path) -> str:
     ]
     for row in described["rows"]:
         lines.append("| " + " | ".join([row["name"], *row_cells(by_row.get(row["name"]), reference)]) + " |")
-    lines += [f"\n{sentence}" for sentence in taken(described, folder.parent)]
+    lines += [f"\n{sentence}" for sentence in taken(described, by_row)]
     finished = finished_in_order(described, by_row)
     if described.get("reference") in finished:
         lines += ["", gap_table(finished, described["reference"])]
@@ -109,16 +109,28 @@ def read_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def taken(described: dict[str, Any], results: Path) -> list[str]:
-    """Which rows have the settings of the best rows of other stages."""
-    said = []
-    for stage in described.get("takes", ()):
-        said.append(f"All rows have the settings of `{stage}`'s best row, *{best_row(stage, results)}*.")
-    rows = [row for row in described["rows"] if "takes" in row]
-    for stage in sorted({stage for row in rows for stage in row["takes"]}):
-        names = ", ".join(f"*{row['name']}*" for row in rows if stage in row["takes"])
-        said.append(f"With the settings of `{stage}`'s best row, *{best_row(stage, results)}*: {names}.")
-    return said
+def taken(described: dict[str, Any], by_row: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Which rows ran with the settings of which rows of other stages."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in described["rows"]:
+        for stage in [*described.get("takes", ()), *row.get("takes", ())]:
+            for run in by_row.get(row["name"], ()):
+                names = found.setdefault((stage, taken_row(stage, run)), [])
+                if row["name"] not in names:
+                    names.append(row["name"])
+    everybody = [row["name"] for row in described["rows"] if row["name"] in by_row]
+    return [
+        f"With the settings of `{stage}`'s row *{name}*: "
+        + ("all rows." if names == everybody else ", ".join(f"*{each}*" for each in names) + ".")
+        for (stage, name), names in found.items()
+    ]
+
+
+def taken_row(stage: str, run: dict[str, Any]) -> str:
+    """The row of a stage that a run has the settings of: of several that agree, the one that says most."""
+    agreeing = [row for row in read_stage(stage)["rows"] if agrees(own_settings(row), run["settings"])]
+    most = max(agreeing, key=lambda row: sum(map(len, own_settings(row).values())), default={"name": "unknown"})
+    return str(most["name"])
 
 
 def row_cells(runs: list[dict[str, Any]] | None, reference: list[dict[str, Any]] | None) -> list[str]:
@@ -158,10 +170,10 @@ def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None)
 def published_test(run: dict[str, Any]) -> float | None:
     """The paper's test perplexity, where a row's model is the paper's.
 
-    What the paper does not say of its unit may differ, norms and the scale of what comes in, and so may
-    `state_dropout`, which all rows of a stage have.
+    What the paper does not say of its unit may differ, norms, the scale of what comes in and how weights are kept, and
+    so may `state_dropout`, which all rows of a stage have.
     """
-    unsaid = {"norm": "", "scaled": False, "scale": None} if run["parameters"]["define"] else {}
+    unsaid = {"norm": "", "scaled": False, "scale": None, "equalised": False} if run["parameters"]["define"] else {}
     papers, defaults = to_plain(load_recipe(run["recipe"])), to_plain(Recipe())  # a run may be older than a setting
     for section in ("embedding", "context", "output"):
         may_differ = {"embedding": unsaid, "context": {"state_dropout": 0.0}}.get(section, {})

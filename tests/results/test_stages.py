@@ -1,8 +1,10 @@
 """The stages of results/: every row is a recipe that can be built, and a stage runs, stops and goes on."""
 
+import argparse
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +17,7 @@ import yaml
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.errors import UserError
 from torchdefine.recipe import load_recipe
-from torchdefine.settings import to_plain
+from torchdefine.settings import merge, to_plain
 
 RESULTS = Path(__file__).parent.parent.parent / "results"
 
@@ -98,7 +100,7 @@ def test_a_row_without_a_skip_has_none(tuned: Path) -> None:
 
 def test_seeds_come_in_turns_and_the_unit_and_the_mlp_are_of_a_size(tuned: Path) -> None:
     rows = run_stage.rows_of("decisive", tuned)
-    assert [row.seed for row in rows] == [1, 1, 1, 1, 1, 2, 2]
+    assert [row.seed for row in rows] == [1, 1, 1, 1, 1, 1, 1, 2, 2]
     sizes = {}
     for row in rows:
         with torch.device("meta"):
@@ -230,6 +232,39 @@ def test_stages_run_in_turn_and_the_next_takes_what_the_first_found(
     assert found["settings"]["optim"]["lr"] == 3
 
 
+def test_a_row_whose_settings_have_changed_since_runs_again(tuned: Path) -> None:
+    options = argparse.Namespace(out=tuned, changes={})
+    rows = run_stage.rows_of("decisive", tuned)
+    (tuned / "decisive").mkdir()
+    for row in rows:
+        settings = to_plain(load_recipe(row.recipe, row.changes))
+        (tuned / "decisive" / row.file).write_text(json.dumps({"settings": settings}))
+    assert not list(run_stage.missing_rows(rows, options))
+    (tuned / "decisive" / rows[0].file).unlink()
+    changed = [replace(row, changes=merge(row.changes, {"embedding": {"equalised": True}})) for row in rows]
+    assert [row.name for row in run_stage.missing_rows([rows[0], *changed[1:2], *rows[2:]], options)] == [
+        "R2 scaled",
+        "R3",
+    ]
+
+
+def test_a_table_says_whose_settings_a_run_has(tuned: Path) -> None:
+    rows = {row.name: row for row in run_stage.rows_of("decisive", tuned) if row.seed == 1}
+    ran = {
+        name: [{"settings": to_plain(load_recipe(row.recipe, merge(row.changes, changes)))}]
+        for (name, row), changes in zip(
+            [(name, rows[name]) for name in ("R2 scaled", "R3")], [{}, {"embedding": {"norm": "layer"}}], strict=True
+        )
+    }
+    best = {stage: run_stage.read_stage(stage)["rows"][3]["name"] for stage in ("tuning", "unit-choices")}
+    described = run_stage.read_stage("decisive")
+    said = stage_tables.taken(described, ran)
+    assert said[0] == f"With the settings of `tuning`'s row *{best['tuning']}*: all rows."
+    had = "a norm in every layer, input times 16"  # and not what is best now
+    assert said[1:] == [f"With the settings of `unit-choices`'s row *{had}*: *R3*."]
+    assert stage_tables.taken(described, {}) == []
+
+
 def test_a_row_is_started_if_one_of_its_length_would_be_over_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(run_stage.time, "monotonic", lambda: now[0])
@@ -307,6 +342,19 @@ def test_the_gap_to_the_reference_is_that_of_the_same_tokens() -> None:
     lines = stage_tables.gap_table(rows, "fair").splitlines()
     assert lines[2] == "| row | 2 M tokens | 4 M tokens |"
     assert lines[4:] == ["| deep | +50.0% | +5.0% |", "| broken off | -10.0% | – |"]
+
+
+def test_the_units_choices_stand_beside_the_best_schedule(tuned: Path) -> None:
+    for path in [*(tuned / "tuning").glob("*.json"), *(tuned / "unit-choices").glob("*.json")]:
+        run = json.loads(path.read_text())
+        if "valid_perplexity" in run:
+            path.write_text(json.dumps({**run, "valid_perplexity": 2 * run["valid_perplexity"] - 100}))
+    lines = claims.choices_table(tuned).splitlines()
+    first, second = (run_stage.read_stage("unit-choices")["rows"][place]["name"] for place in (0, 1))
+    assert lines[2] == "| *the scaled baseline, rate 14* | 100.0 | +0.0% |"
+    assert lines[3:5] == [f"| {first} | diverged | – |", f"| {second} | 104.0 | +4.0% |"]
+    (tuned / "unit-choices" / "1.json").unlink()
+    assert claims.choices_table(tuned).splitlines()[4] == f"| {second} | not run | – |"
 
 
 def test_the_tables_have_every_stage() -> None:
