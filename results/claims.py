@@ -7,6 +7,7 @@ from statistics import mean
 from typing import Any
 
 import yaml
+from equalised_tables import equalised_table
 from marked import write_between_marks
 from run_stage import read_stage
 from stage_tables import compact_table, diverged, published_test, read_rows
@@ -25,6 +26,7 @@ def write_evidence_page(folder: Path) -> None:
     page = HERE.parent / "docs" / "evidence.md"
     write_between_marks(page, "decisive", compact_table(folder / "decisive"))
     write_between_marks(page, "choices", choices_table(folder))
+    write_between_marks(page, "equalised", equalised_table(HERE / "equalised"))
     write_between_marks(page, "claims", claims_table(folder))
 
 

@@ -17,7 +17,8 @@ INTRODUCTION = """# Measured results
 
 Written by `make results` from the JSON files in this folder; nothing here is typed. A file of a recipe is the
 `result.json` of one run: recipe, overrides, seed, commit, hardware, versions, hashes of the text, and the curve. The
-files in `inference/` were written by `results/inference_table.py`.
+files in `inference/` were written by `results/inference_table.py`; those in `equalised/` are shown in
+[docs/evidence.md](../docs/evidence.md#the-unit-learns-too-fast).
 
 "unit", "context", "tables" and "total" are millions of parameters; "valid" and "test" are perplexities. "unigram" is
 the test perplexity of a model that only counts words. "published test" is what the paper behind a recipe reports for
@@ -29,7 +30,7 @@ its whole training on its own text. Recipes that are not listed have no result h
 
 
 def main() -> None:
-    others = ("benchmarks", "minilm", "inference", "wiki78m")
+    others = ("benchmarks", "minilm", "inference", "wiki78m", "equalised")
     folders = sorted(p for p in HERE.iterdir() if p.is_dir() and p.name not in others and any(p.glob("*.json")))
     stages = HERE / "wiki78m"
     page = "\n".join(

@@ -1,0 +1,53 @@
+"""What equalised weights do for units and projections in small models, in docs/evidence.md: `make results`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from torchdefine.files import read_json
+
+HEADER = ("model", "optimiser, rate", "unit", "input", "weights", "seeds", "valid", "lowest and highest", "test")
+
+Run = dict[str, Any]
+
+
+def equalised_table(folder: Path) -> str:
+    """Runs that differ in seeds alone are one row; rows that may be compared stand together, the best first."""
+    runs = [read_json(path) for path in folder.glob("*.json")]
+    runs.sort(key=lambda run: (what_is_equal(run), what_differs(run)))
+    lines = ["| " + " | ".join(HEADER) + " |", "|---" * 5 + "|---:" * 4 + "|"]
+    for equal, comparable in groupby(runs, key=what_is_equal):
+        rows = [list(same) for _, same in groupby(comparable, key=what_differs)]
+        for same in sorted(rows, key=lambda same: mean(valids(same))):
+            lines.append("| " + " | ".join([*equal, *what_differs(same[0]), *numbers(same)]) + " |")
+    return "\n".join(lines)
+
+
+def what_is_equal(run: Run) -> tuple[str, str]:
+    context, embedding, optim = (run["settings"][section] for section in ("context", "embedding", "optim"))
+    kind = {"lstm": "LSTM", "transformer-xl": "Transformer-XL"}[context["kind"]]
+    layers = "1 layer" if context["layers"] == 1 else f"{context['layers']} layers"
+    width = f"n = {embedding['map_dim']}, m = {embedding.get('embedding_dim', embedding['map_dim'])}"
+    return f"{kind} of {layers}, {width}", f"{optim['optimizer']}, {optim['lr']:g}"
+
+
+def what_differs(run: Run) -> tuple[str, str, str]:
+    embedding = run["settings"]["embedding"]
+    scale = embedding.get("scale") or (embedding["map_dim"] ** 0.5 if embedding["scaled"] else 1.0)
+    has_unit = embedding["unit"] != "none"
+    weights = ("equalised" if embedding["equalised"] else "plain") if has_unit else "–"
+    return embedding["unit"], f"times {scale:.3g}", weights
+
+
+def valids(runs: Iterable[Run]) -> list[float]:
+    return [run["valid_perplexity"] for run in runs]
+
+
+def numbers(runs: list[Run]) -> list[str]:
+    found = valids(runs)
+    spread = f"{min(found):.1f} – {max(found):.1f}" if len(runs) > 1 else "–"
+    return [str(len(runs)), f"{mean(found):.1f}", spread, f"{mean(run['test_perplexity'] for run in runs):.1f}"]
