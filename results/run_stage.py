@@ -145,7 +145,7 @@ def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     except Diverged as error:  # that is a result too, and the next rows want to run
         settings = to_plain(load_recipe(row.recipe, changes))
         return {**place, "recipe": row.recipe, "seed": row.seed, "settings": settings, "diverged": str(error)}
-    record = {**run.result, **place}
+    record = {**run.result, **place, "shared_device": options.shared}
     if options.also:
         record["also"] = other_text(run, options.also)
     if not options.keep:
@@ -168,6 +168,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="results/wiki78m by default")
     parser.add_argument("--runs", type=Path, default=Path("runs/stages"))
     parser.add_argument("--seconds", type=float, help="start no row that would not be over by then")
+    parser.add_argument(
+        "--shared", action="store_true", help="other work runs on the device meanwhile, so speed tells nothing"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the runs' folders, not only their JSON")
     parser.add_argument(
         "--changes", type=yaml.safe_load, default={}, help="settings for all rows, as YAML, for a trial"

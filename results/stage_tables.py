@@ -159,12 +159,19 @@ def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None)
         f"{mean(tests):.2f}",
         f"{max(tests) - min(tests):.2f}" if len(runs) > 1 else "–",
         "–" if reference is None else f"{mean(tests) / mean(r['test_perplexity'] for r in reference) - 1:+.1%}",
-        f"{mean(1e3 * run['tokens'] / training_speed(run) / run['steps'] for run in runs):.1f}",
-        f"{mean(training_speed(run) for run in runs):,.0f}",
+        *speed_cells([run for run in runs if not run.get("shared_device")]),
         f"{runs[0]['tokens'] / 1e6:.1f}",
         f"{mean(other):.2f}" if other else "–",
         "–" if published is None else f"{published}",
     ]
+
+
+def speed_cells(runs: list[dict[str, Any]]) -> list[str]:
+    """Milliseconds a step and tokens a second, of the runs that had a device to themselves."""
+    if not runs:
+        return ["–", "–"]
+    step = mean(1e3 * run["tokens"] / training_speed(run) / run["steps"] for run in runs)
+    return [f"{step:.1f}", f"{mean(training_speed(run) for run in runs):,.0f}"]
 
 
 def published_test(run: dict[str, Any]) -> float | None:

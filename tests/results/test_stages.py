@@ -159,6 +159,8 @@ def test_a_run_from_before_a_setting_was_there_is_still_the_papers(tuned: Path) 
 def test_a_step_takes_no_longer_where_validation_does(tuned: Path) -> None:
     run = finished_row("decisive", "R2", tuned)
     assert (cell("ms/step", run), cell("tokens/s", run)) == ("20.0", "4,500")  # 2 of the 3 seconds were training
+    shared = finished_row("decisive", "R2", tuned, shared_device=True)
+    assert (cell("ms/step", shared), cell("tokens/s", shared)) == ("–", "–")
 
 
 def test_another_text_need_not_have_a_test_part(tuned: Path) -> None:
@@ -179,7 +181,7 @@ def test_a_stage_runs_in_parts_and_its_table_says_what_is_missing(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["run_stage.py", "tuning", "--data", str(corpus), "--also", str(corpus), "--out", str(tmp_path)]
-    arguments += ["--runs", str(tmp_path / "runs"), "--changes", json.dumps(TINY)]
+    arguments += ["--runs", str(tmp_path / "runs"), "--changes", json.dumps(TINY), "--shared"]
     monkeypatch.setattr(sys, "argv", [*arguments, "--seconds", "1e-9"])
     run_stage.main()
     expected = sorted(row.file for row in run_stage.rows_of("tuning", tmp_path))
@@ -198,6 +200,7 @@ def test_a_stage_runs_in_parts_and_its_table_says_what_is_missing(
     run_stage.main()
     assert {path: path.read_bytes() for path in (tmp_path / "tuning").glob("*.json")} == before
     record = json.loads(next(iter(before.values())))
+    assert record["shared_device"]
     assert record["also"]["test"]["perplexity"] == pytest.approx(record["test_perplexity"], rel=1e-6)
     monkeypatch.setattr(stage_tables, "draw_curves", lambda name, runs: "figures/x.svg")
     table = stage_tables.stage_section(tmp_path / "tuning")
