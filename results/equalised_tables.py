@@ -10,7 +10,7 @@ from typing import Any
 
 from torchdefine.files import read_json
 
-HEADER = ("model", "optimiser, rate", "unit", "input", "weights", "seeds", "valid", "lowest and highest", "test")
+HEADER = ("model", "optimiser, rate, steps", "unit", "input", "weights", "seeds", "valid", "lowest and highest", "test")
 
 Run = dict[str, Any]
 
@@ -32,7 +32,7 @@ def what_is_equal(run: Run) -> tuple[str, str]:
     kind = {"lstm": "LSTM", "transformer-xl": "Transformer-XL"}[context["kind"]]
     layers = "1 layer" if context["layers"] == 1 else f"{context['layers']} layers"
     width = f"n = {embedding['map_dim']}, m = {embedding.get('embedding_dim', embedding['map_dim'])}"
-    return f"{kind} of {layers}, {width}", f"{optim['optimizer']}, {optim['lr']:g}"
+    return f"{kind} of {layers}, {width}", f"{optim['optimizer']}, {optim['lr']:g}, {run['steps']:,}"
 
 
 def what_differs(run: Run) -> tuple[str, str, str]:

@@ -18,7 +18,7 @@ INTRODUCTION = """# Measured results
 Written by `make results` from the JSON files in this folder; nothing here is typed. A file of a recipe is the
 `result.json` of one run: recipe, overrides, seed, commit, hardware, versions, hashes of the text, and the curve. The
 files in `inference/` were written by `results/inference_table.py`; those in `equalised/` are shown in
-[docs/evidence.md](../docs/evidence.md#the-unit-learns-too-fast).
+[docs/evidence.md](../docs/evidence.md#does-the-unit-learn-too-fast).
 
 "unit", "context", "tables" and "total" are millions of parameters; "valid" and "test" are perplexities. "unigram" is
 the test perplexity of a model that only counts words. "published test" is what the paper behind a recipe reports for

@@ -92,7 +92,7 @@ def start_as_projection(unit: DefineUnit | DenseMLP, projection: Tensor) -> None
     n = len(projection)
     if isinstance(unit, DefineUnit):
         unit.last.weight.zero_()
-        unit.last.weight[0, :n] = projection / unit.last.gain
+        unit.last.weight[0, :n] = projection
         return
     unit.reduce.weight.zero_()
     for sign, start in ((1.0, 0), (-1.0, n)):
