@@ -54,7 +54,7 @@ def claims_table(folder: Path) -> str:
     claims = yaml.safe_load((HERE / "claims.yaml").read_text())
     stages = {pair["stage"] for claim in claims for pair in claim["pairs"]}
     rows = {stage: finished_rows(folder / stage) for stage in stages}
-    apart = largest_difference_of_seeds(folder)
+    apart = largest_difference_of_seeds(rows)
     header = ("the paper's claim", "stage", "row", "against", "valid", "test", "the paper's test", "seen")
     lines = ["| " + " | ".join(header) + " |", "|---|---|---|---|---:|---:|---:|---|"]
     for claim in claims:
@@ -71,13 +71,9 @@ def finished_rows(folder: Path) -> dict[str, Runs]:
     return {name: runs for name, runs in read_rows(folder).items() if not diverged(runs)}
 
 
-def largest_difference_of_seeds(folder: Path) -> float | None:
+def largest_difference_of_seeds(stages: dict[str, dict[str, Runs]]) -> float | None:
     """Of a row's test perplexities, as a share of the least; None where no row has run with two seeds."""
-    by_seed = [
-        [run["test_perplexity"] for run in runs]
-        for stage in sorted(path for path in folder.glob("*") if path.is_dir())
-        for runs in finished_rows(stage).values()
-    ]
+    by_seed = [[run["test_perplexity"] for run in runs] for rows in stages.values() for runs in rows.values()]
     return max((max(tests) / min(tests) - 1 for tests in by_seed if len(tests) > 1), default=None)
 
 

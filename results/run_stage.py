@@ -4,8 +4,9 @@
 
 Stages are the files of results/stages. A row that has its JSON already is not run again, unless its settings have
 changed since, so a stage runs in parts: with --seconds, no row is started that would not be over in time, by how long
-the slowest so far took. `--also` is a second text that every model is evaluated on, with its own vocabulary.
-`make results` turns the files into tables.
+the slowest so far took. Several processes with the same --out and --runs share the rows out among them; say --shared
+then. `--also` is a second text that every model is evaluated on, with its own vocabulary. `make results` turns the
+files into tables.
 
 What is tuned is never typed: a stage, or a row of it, that `takes` other stages gets the settings of their best rows on
 the validation text, and cannot run before them.
@@ -14,6 +15,7 @@ the validation text, and cannot run before them.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import math
 import re
 import shutil
@@ -89,6 +91,12 @@ def read_stage(stage: str) -> dict[str, Any]:
     return described
 
 
+def taken_by(stage: str) -> set[str]:
+    """The stages that have to be over before this one can run."""
+    described = read_stage(stage)
+    return {taken for part in (described, *described["rows"]) for taken in part.get("takes", ())}
+
+
 def own_settings(row: dict[str, Any]) -> dict[str, Any]:
     return {section: row[section] for section in SECTIONS if section in row}
 
@@ -119,12 +127,10 @@ def best_row(stage: str, out: Path) -> str:
     return best
 
 
-def missing_rows(rows: list[Row], options: argparse.Namespace) -> Iterator[Row]:
-    """Those that have not run, or not with the settings that they have now."""
-    for row in rows:
-        path = options.out / row.stage / row.file
-        if not (path.exists() and agrees(merge(row.changes, options.changes), read_json(path)["settings"])):
-            yield row
+def has_run(row: Row, options: argparse.Namespace) -> bool:
+    """Whether there is a JSON of it with the settings that it has now."""
+    path = options.out / row.stage / row.file
+    return path.exists() and agrees(merge(row.changes, options.changes), read_json(path)["settings"])
 
 
 def agrees(changes: dict[str, Any], settings: dict[str, Any]) -> bool:
@@ -134,9 +140,27 @@ def agrees(changes: dict[str, Any], settings: dict[str, Any]) -> bool:
     )
 
 
+def run_folder(row: Row, options: argparse.Namespace) -> Path:
+    folder: Path = options.runs / row.stage / Path(row.file).stem
+    return folder
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[bool]:
+    """Whether a run is this process's: False while another has it, and a claim goes with its process."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = True
+        except BlockingIOError:
+            ours = False
+        yield ours
+
+
 def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     """Train and evaluate one row; what its JSON says."""
-    folder = options.runs / row.stage / Path(row.file).stem
+    folder = run_folder(row, options)
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was broken off
     changes = merge(merge({"data": {"corpus": options.data}}, row.changes), options.changes)
     place = {"stage": row.stage, "row": row.name}
@@ -185,11 +209,15 @@ def main() -> None:
     for stage in options.stages:
         read_stage(stage)  # a name that is wrong must not be found out in the end
     clock = Clock(options.seconds)
+    unfinished: set[str] = set()
     for stage in options.stages:
+        if unfinished & taken_by(stage):
+            unfinished.add(stage)
+            continue
         waiting = run_stage(stage, options, clock)
         if waiting:
+            unfinished.add(stage)
             print(f"There is not enough time left, so not all has run: {', '.join(waiting)}.", flush=True)
-            break
 
 
 class Clock:
@@ -211,16 +239,23 @@ class Clock:
 
 
 def run_stage(stage: str, options: argparse.Namespace, clock: Clock) -> list[str]:
-    """Run the rows that have no JSON yet; gives the names of those for which there is no time."""
-    rows = list(missing_rows(rows_of(stage, options.out), options))
-    while rows and clock.has_time_for(rows[0].steps):
-        row = rows.pop(0)
-        print(f"{row.name}, seed {row.seed}:", flush=True)
-        with clock.watching(row.steps):
-            record = run_row(row, options)
-        write_json(options.out / row.stage / row.file, record)
-        print(f"{row.name}: {outcome(record)}", flush=True)
-    return [f"{row.name}, seed {row.seed}" for row in rows]
+    """Run the rows that have no JSON yet and no other process; gives the names of those for which there is no time."""
+    waiting = []
+    for row in rows_of(stage, options.out):
+        if has_run(row, options):
+            continue
+        if not clock.has_time_for(row.steps):
+            waiting.append(f"{row.name}, seed {row.seed}")
+            continue
+        with claimed(run_folder(row, options)) as ours:
+            if not ours or has_run(row, options):  # another process may have ended it just before the claim
+                continue
+            print(f"{row.name}, seed {row.seed}:", flush=True)
+            with clock.watching(row.steps):
+                record = run_row(row, options)
+            write_json(options.out / row.stage / row.file, record)
+            print(f"{row.name}: {outcome(record)}", flush=True)
+    return waiting
 
 
 def outcome(record: dict[str, Any]) -> str:

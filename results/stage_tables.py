@@ -16,7 +16,7 @@ from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.settings import to_plain
 
 HERE = Path(__file__).parent
-STAGES = ("decisive", "depth", "ablation", "ablation-clean", "unit-choices", "tuning")
+STAGES = ("decisive", "depth", "ablation", "ablation-clean", "unit-choices", "tuning", "scales")
 """As a reader asks for them; they run in another order."""
 HEADER = (
     *("row", "unit", "context", "tables", "total M", "seeds", "valid", "test", "spread", "against reference"),

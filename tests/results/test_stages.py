@@ -78,7 +78,7 @@ def test_rows_of_a_stage_differ_only_in_what_they_say(stage: str, tuned: Path) -
             model = build_language_model(recipe, VocabularyFacts(253_443))
         assert model.parameters_by_part()["total"] > 1e6
         assert recipe.train.seed == row.seed
-        schedule = None if stage == "tuning" else (recipe.schedule, recipe.optim)
+        schedule = None if stage in ("tuning", "scales") else (recipe.schedule, recipe.optim)
         shared.add((schedule, recipe.train.steps, recipe.train.batch_size, recipe.train.precision, recipe.eval))
     assert len(shared) == 1
     assert all(one != other for one, other in combinations(models, 2))
@@ -235,6 +235,20 @@ def test_stages_run_in_turn_and_the_next_takes_what_the_first_found(
     assert found["settings"]["optim"]["lr"] == 3
 
 
+def test_processes_share_the_rows_out(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["run_stage.py", "tuning", "--data", str(corpus), "--out", str(tmp_path), "--runs", str(tmp_path / "r")]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--changes", json.dumps(TINY)])
+    rows = run_stage.rows_of("tuning", tmp_path)
+    options = argparse.Namespace(out=tmp_path, runs=tmp_path / "r", changes=TINY)
+    with run_stage.claimed(run_stage.run_folder(rows[2], options)) as ours:
+        assert ours
+        run_stage.main()
+    expected = {row.file for row in rows}
+    assert {path.name for path in (tmp_path / "tuning").glob("*.json")} == expected - {rows[2].file}
+    run_stage.main()  # the claim went with who had it
+    assert {path.name for path in (tmp_path / "tuning").glob("*.json")} == expected
+
+
 def test_a_row_whose_settings_have_changed_since_runs_again(tuned: Path) -> None:
     options = argparse.Namespace(out=tuned, changes={})
     rows = run_stage.rows_of("decisive", tuned)
@@ -242,13 +256,12 @@ def test_a_row_whose_settings_have_changed_since_runs_again(tuned: Path) -> None
     for row in rows:
         settings = to_plain(load_recipe(row.recipe, row.changes))
         (tuned / "decisive" / row.file).write_text(json.dumps({"settings": settings}))
-    assert not list(run_stage.missing_rows(rows, options))
+    assert all(run_stage.has_run(row, options) for row in rows)
     (tuned / "decisive" / rows[0].file).unlink()
-    changed = [replace(row, changes=merge(row.changes, {"embedding": {"equalised": True}})) for row in rows]
-    assert [row.name for row in run_stage.missing_rows([rows[0], *changed[1:2], *rows[2:]], options)] == [
-        "R2 scaled",
-        "R3",
-    ]
+    assert not run_stage.has_run(rows[0], options)
+    for row in rows[1:]:
+        changed = replace(row, changes=merge(row.changes, {"embedding": {"map_dim": 8}}))
+        assert not run_stage.has_run(changed, options)
 
 
 def test_a_table_says_whose_settings_a_run_has(tuned: Path) -> None:
