@@ -85,7 +85,7 @@ def read_stage(stage: str) -> dict[str, Any]:
         raise UserError(f"There is no stage {stage!r}: use one of {', '.join(known)}.")
     described: dict[str, Any] = yaml.safe_load(path.read_text())
     for row in described["rows"]:
-        unknown = sorted(row.keys() - {"name", "recipe", "seeds", "takes", *SECTIONS})
+        unknown = sorted(row.keys() - {"name", "recipe", "seeds", "takes", "late", *SECTIONS})
         if unknown:
             raise UserError(f"The row {row['name']!r} of {path} has {', '.join(unknown)}, which nothing reads.")
     return described
@@ -111,8 +111,8 @@ def best_settings(stages: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def best_row(stage: str, out: Path) -> str:
-    """The name of the row of a finished stage that has the least perplexity on the validation text."""
-    names = {row["name"] for row in read_stage(stage)["rows"]}
+    """The row of a finished stage with the least perplexity on the validation text, by name; none that is late."""
+    names = {row["name"] for row in read_stage(stage)["rows"] if not row.get("late")}
     runs = [read_json(path) for path in sorted((out / stage).glob("*.json"))]
     missing = names - {run["row"] for run in runs}
     if missing:
