@@ -4,9 +4,9 @@
 
 Stages are the files of results/stages. A row that has its JSON already is not run again, unless its settings have
 changed since, so a stage runs in parts: with --seconds, no row is started that would not be over in time, by how long
-the slowest so far took. Several processes with the same --out and --runs share the rows out among them; say --shared
-then. `--also` is a second text that every model is evaluated on, with its own vocabulary. `make results` turns the
-files into tables.
+the slowest so far took. What has run for a row of another stage with the same settings is taken from there. Several
+processes with the same --out and --runs share the rows out among them; say --shared then. `--also` is a second text
+that every model is evaluated on, with its own vocabulary. `make results` turns the files into tables.
 
 What is tuned is never typed: a stage, or a row of it, that `takes` other stages gets the settings of their best rows on
 the validation text, and cannot run before them.
@@ -33,7 +33,7 @@ from torchdefine import Run, train
 from torchdefine.data import find_splits, resolve_corpus
 from torchdefine.errors import UserError
 from torchdefine.files import read_json, write_json
-from torchdefine.recipe import load_recipe
+from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.settings import merge, to_plain
 from torchdefine.training import Diverged
 from torchdefine.training.progress import LineReporter
@@ -85,7 +85,7 @@ def read_stage(stage: str) -> dict[str, Any]:
         raise UserError(f"There is no stage {stage!r}: use one of {', '.join(known)}.")
     described: dict[str, Any] = yaml.safe_load(path.read_text())
     for row in described["rows"]:
-        unknown = sorted(row.keys() - {"name", "recipe", "seeds", "takes", "late", *SECTIONS})
+        unknown = sorted(row.keys() - {"name", "recipe", "seeds", "takes", *SECTIONS})
         if unknown:
             raise UserError(f"The row {row['name']!r} of {path} has {', '.join(unknown)}, which nothing reads.")
     return described
@@ -111,8 +111,8 @@ def best_settings(stages: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def best_row(stage: str, out: Path) -> str:
-    """The row of a finished stage with the least perplexity on the validation text, by name; none that is late."""
-    names = {row["name"] for row in read_stage(stage)["rows"] if not row.get("late")}
+    """The name of the row of a finished stage that has the least perplexity on the validation text."""
+    names = {row["name"] for row in read_stage(stage)["rows"]}
     runs = [read_json(path) for path in sorted((out / stage).glob("*.json"))]
     missing = names - {run["row"] for run in runs}
     if missing:
@@ -131,6 +131,22 @@ def has_run(row: Row, options: argparse.Namespace) -> bool:
     """Whether there is a JSON of it with the settings that it has now."""
     path = options.out / row.stage / row.file
     return path.exists() and agrees(merge(row.changes, options.changes), read_json(path)["settings"])
+
+
+def same_run(row: Row, options: argparse.Namespace) -> dict[str, Any] | None:
+    """What the run of another row says that had the same recipe and settings, if there is one."""
+    wanted = all_settings(to_plain(load_recipe(row.recipe, merge(row.changes, options.changes))))
+    for path in sorted(options.out.glob("*/*.json")):
+        run = read_json(path)
+        if run["recipe"] == row.recipe and all_settings(run["settings"]) == wanted:
+            return {**run, "stage": row.stage, "row": row.name, "ran_for": f"{run['row']} of {run['stage']}"}
+    return None
+
+
+def all_settings(said: dict[str, Any]) -> dict[str, Any]:
+    """Those too that a run does not say, since it may be older than they are; where its text lay does not matter."""
+    defaults = to_plain(Recipe())
+    return merge({section: {**defaults[section], **said[section]} for section in SECTIONS}, {"data": {"corpus": ""}})
 
 
 def agrees(changes: dict[str, Any], settings: dict[str, Any]) -> bool:
@@ -243,6 +259,10 @@ def run_stage(stage: str, options: argparse.Namespace, clock: Clock) -> list[str
     waiting = []
     for row in rows_of(stage, options.out):
         if has_run(row, options):
+            continue
+        if already := same_run(row, options):
+            write_json(options.out / row.stage / row.file, already)
+            print(f"{row.name}, seed {row.seed}, is {already['ran_for']}: {outcome(already)}", flush=True)
             continue
         if not clock.has_time_for(row.steps):
             waiting.append(f"{row.name}, seed {row.seed}")

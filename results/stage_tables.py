@@ -16,7 +16,10 @@ from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.settings import to_plain
 
 HERE = Path(__file__).parent
-STAGES = ("decisive", "depth", "ablation", "ablation-clean", "unit-choices", "tuning", "scales")
+STAGES = (
+    *("decisive", "depth", "ablation", "ablation-clean", "decisive-rate-10"),
+    *("unit-choices", "unit-rates", "tuning", "long-rates"),
+)
 """As a reader asks for them; they run in another order."""
 HEADER = (
     *("row", "unit", "context", "tables", "total M", "seeds", "valid", "test", "spread", "against reference"),
@@ -47,7 +50,7 @@ def stage_section(folder: Path) -> str:
     ]
     for row in described["rows"]:
         lines.append("| " + " | ".join([row["name"], *row_cells(by_row.get(row["name"]), reference)]) + " |")
-    lines += [f"\n{sentence}" for sentence in (*late(described), *taken(described, by_row))]
+    lines += [f"\n{sentence}" for sentence in taken(described, by_row)]
     finished = finished_in_order(described, by_row)
     if described.get("reference") in finished:
         lines += ["", gap_table(finished, described["reference"])]
@@ -107,12 +110,6 @@ def read_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
         run = read_json(path)
         found.setdefault(run["row"], []).append(run)
     return found
-
-
-def late(described: dict[str, Any]) -> list[str]:
-    """Which rows no other stage may take the settings of."""
-    names = [f"*{row['name']}*" for row in described["rows"] if row.get("late")]
-    return [f"Listed after long runs at the best of the others, and not taken: {', '.join(names)}."] if names else []
 
 
 def taken(described: dict[str, Any], by_row: dict[str, list[dict[str, Any]]]) -> list[str]:
