@@ -25,9 +25,29 @@ def write_evidence_page(folder: Path) -> None:
     """The parts of docs/evidence.md that are measured; ``folder`` has the results of the stages on one text."""
     page = HERE.parent / "docs" / "evidence.md"
     write_between_marks(page, "decisive", compact_table(folder / "decisive"))
+    write_between_marks(page, "rates", rates_table(folder))
+    write_between_marks(page, "decisive-rate-10", compact_table(folder / "decisive-rate-10"))
     write_between_marks(page, "choices", choices_table(folder))
     write_between_marks(page, "equalised", equalised_table(HERE / "equalised"))
     write_between_marks(page, "claims", claims_table(folder))
+
+
+def rates_table(folder: Path) -> str:
+    """The scaled baseline and R3 at every rate, over the whole schedule."""
+    header = ("rate", "R2 scaled, valid", "test", "R3, valid", "test", "R3 against R2 scaled, test")
+    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
+    stages = [finished_rows(folder / stage) for stage in ("long-rates", "unit-rates")]
+    for row in read_stage("long-rates")["rows"]:
+        tried = [runs.get(row["name"]) for runs in stages]
+        cells = [
+            "not run" if runs is None else f"{runs[0][split]:.2f}"
+            for runs in tried
+            for split in ("valid_perplexity", "test_perplexity")
+        ]
+        baseline, unit = tried
+        apart = f"{difference(unit, baseline, 'test_perplexity'):+.1%}" if baseline and unit else "–"
+        lines.append("| " + " | ".join([row["name"].removeprefix("rate "), *cells, apart]) + " |")
+    return "\n".join(lines)
 
 
 def choices_table(folder: Path) -> str:

@@ -402,6 +402,20 @@ def test_the_units_choices_stand_beside_the_best_schedule(tuned: Path) -> None:
     assert claims.choices_table(tuned).splitlines()[4] == f"| {second} | not run | – |"
 
 
+def test_rates_stand_beside_each_other(tmp_path: Path) -> None:
+    for stage, rate, valid in (("long-rates", 10, 100.0), ("long-rates", 20, 90.0), ("unit-rates", 20, 60.0)):
+        (tmp_path / stage).mkdir(exist_ok=True)
+        run = {"row": f"rate {rate}", "valid_perplexity": valid, "test_perplexity": 2 * valid}
+        (tmp_path / stage / f"{rate}.json").write_text(json.dumps(run))
+    lines = claims.rates_table(tmp_path).splitlines()[2:]
+    assert lines == [
+        "| 10 | 100.00 | 200.00 | not run | not run | – |",
+        "| 14 | not run | not run | not run | not run | – |",
+        "| 20 | 90.00 | 180.00 | 60.00 | 120.00 | -33.3% |",
+        "| 28 | not run | not run | not run | not run | – |",
+    ]
+
+
 def test_the_tables_have_every_stage() -> None:
     assert sorted(stage_tables.STAGES) == STAGES
 
