@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from torchdefine import Run, train
@@ -185,12 +186,19 @@ def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     except Diverged as error:  # that is a result too, and the next rows want to run
         settings = to_plain(load_recipe(row.recipe, changes))
         return {**place, "recipe": row.recipe, "seed": row.seed, "settings": settings, "diverged": str(error)}
-    record = {**run.result, **place, "shared_device": options.shared}
+    record = {**run.result, **place, "input_rms": input_rms(run), "shared_device": options.shared}
     if options.also:
         record["also"] = other_text(run, options.also)
     if not options.keep:
         shutil.rmtree(folder)
     return record
+
+
+def input_rms(run: Run) -> float:
+    """How large the numbers are that the LSTM reads: their root mean square over the training text."""
+    table = run.embedding.table().double()
+    counts = torch.as_tensor(run.token_counts(), dtype=torch.double, device=table.device)
+    return float((table.square().mean(1) @ counts / counts.sum()).sqrt())
 
 
 def other_text(run: Run, text: Path) -> dict[str, Any]:
@@ -226,11 +234,13 @@ def main() -> None:
         read_stage(stage)  # a name that is wrong must not be found out in the end
     clock = Clock(options.seconds)
     unfinished: set[str] = set()
-    for stage in options.stages:
+    for place, stage in enumerate(options.stages):
+        for taken in taken_by(stage) & set(options.stages[:place]) - unfinished:
+            finish_stage(taken, options, clock)
         if unfinished & taken_by(stage):
             unfinished.add(stage)
             continue
-        waiting = run_stage(stage, options, clock)
+        waiting, _ = run_stage(stage, options, clock)
         if waiting:
             unfinished.add(stage)
             print(f"There is not enough time left, so not all has run: {', '.join(waiting)}.", flush=True)
@@ -254,28 +264,36 @@ class Clock:
         self._slowest[steps] = max(self._slowest.get(steps, 0.0), time.monotonic() - started)
 
 
-def run_stage(stage: str, options: argparse.Namespace, clock: Clock) -> list[str]:
-    """Run the rows that have no JSON yet and no other process; gives the names of those for which there is no time."""
-    waiting = []
+def run_stage(stage: str, options: argparse.Namespace, clock: Clock) -> tuple[list[str], list[str]]:
+    """Run the rows that have no JSON yet; the names of those for which there is no time, and of those others run."""
+    waiting, elsewhere = [], []
     for row in rows_of(stage, options.out):
+        name = f"{row.name}, seed {row.seed}"
         if has_run(row, options):
             continue
         if already := same_run(row, options):
             write_json(options.out / row.stage / row.file, already)
-            print(f"{row.name}, seed {row.seed}, is {already['ran_for']}: {outcome(already)}", flush=True)
+            print(f"{name}, is {already['ran_for']}: {outcome(already)}", flush=True)
             continue
         if not clock.has_time_for(row.steps):
-            waiting.append(f"{row.name}, seed {row.seed}")
+            waiting.append(name)
             continue
         with claimed(run_folder(row, options)) as ours:
-            if not ours or has_run(row, options):  # another process may have ended it just before the claim
-                continue
-            print(f"{row.name}, seed {row.seed}:", flush=True)
-            with clock.watching(row.steps):
-                record = run_row(row, options)
-            write_json(options.out / row.stage / row.file, record)
-            print(f"{row.name}: {outcome(record)}", flush=True)
-    return waiting
+            if not ours:
+                elsewhere.append(name)
+            elif not has_run(row, options):  # another process may have ended it just before the claim
+                print(f"{name}:", flush=True)
+                with clock.watching(row.steps):
+                    record = run_row(row, options)
+                write_json(options.out / row.stage / row.file, record)
+                print(f"{row.name}: {outcome(record)}", flush=True)
+    return waiting, elsewhere
+
+
+def finish_stage(stage: str, options: argparse.Namespace, clock: Clock) -> None:
+    """Wait for rows that other processes have; one that a process gave up is run here."""
+    while run_stage(stage, options, clock)[1]:
+        time.sleep(1)
 
 
 def outcome(record: dict[str, Any]) -> str:

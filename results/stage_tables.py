@@ -23,7 +23,7 @@ STAGES = (
 """As a reader asks for them; they run in another order."""
 HEADER = (
     *("row", "unit", "context", "tables", "total M", "seeds", "valid", "test", "spread", "against reference"),
-    *("ms/step", "tokens/s", "M tokens", "other text", "paper's test"),
+    *("input RMS", "ms/step", "tokens/s", "M tokens", "other text", "paper's test"),
 )
 
 
@@ -162,11 +162,18 @@ def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None)
         f"{mean(tests):.2f}",
         f"{max(tests) - min(tests):.2f}" if len(runs) > 1 else "–",
         "–" if reference is None else f"{mean(tests) / mean(r['test_perplexity'] for r in reference) - 1:+.1%}",
+        mean_of("input_rms", runs),
         *speed_cells([run for run in runs if not run.get("shared_device")]),
         f"{runs[0]['tokens'] / 1e6:.1f}",
         f"{mean(other):.2f}" if other else "–",
         "–" if published is None else f"{published}",
     ]
+
+
+def mean_of(name: str, runs: list[dict[str, Any]]) -> str:
+    """Over those that have it: some are older than the question."""
+    known = [run[name] for run in runs if name in run]
+    return f"{mean(known):.2f}" if known else "–"
 
 
 def speed_cells(runs: list[dict[str, Any]]) -> list[str]:

@@ -168,6 +168,25 @@ def test_a_step_takes_no_longer_where_validation_does(tuned: Path) -> None:
     assert (cell("ms/step", shared), cell("tokens/s", shared)) == ("–", "–")
 
 
+def test_what_the_lstm_reads_is_measured_over_the_text() -> None:
+    class Run:
+        embedding = torch.nn.Embedding.from_pretrained(torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0]]))
+        embedding.table = lambda: Run.embedding.weight
+
+        def token_counts(self) -> list[int]:
+            return [1, 2, 7]
+
+    text = torch.tensor([0, 1, 1, *[2] * 7])
+    assert run_stage.input_rms(Run()) == pytest.approx(float(Run.embedding(text).square().mean().sqrt()))
+
+
+def test_a_column_has_the_mean_of_those_who_know_it(tuned: Path) -> None:
+    run = finished_row("decisive", "R2", tuned)
+    assert cell("input RMS", run) == "–"
+    runs = [run, {**run, "input_rms": 2.0}, {**run, "input_rms": 3.0}]
+    assert dict(zip(stage_tables.HEADER[1:], stage_tables.cells_of(runs, None), strict=True))["input RMS"] == "2.50"
+
+
 def test_another_text_need_not_have_a_test_part(tuned: Path) -> None:
     valid_alone = {"corpus": "x", "valid": {"perplexity": 70.0}}
     assert cell("other text", finished_row("decisive", "R2", tuned, also=valid_alone)) == "–"
@@ -206,6 +225,8 @@ def test_a_stage_runs_in_parts_and_its_table_says_what_is_missing(
     assert {path: path.read_bytes() for path in (tmp_path / "tuning").glob("*.json")} == before
     record = json.loads(next(iter(before.values())))
     assert record["shared_device"]
+    assert record["input_rms"] > 0
+    assert all(point["gradient_norm"] > 0 for point in record["train_curve"])
     assert record["also"]["test"]["perplexity"] == pytest.approx(record["test_perplexity"], rel=1e-6)
     monkeypatch.setattr(stage_tables, "draw_curves", lambda name, runs: "figures/x.svg")
     table = stage_tables.stage_section(tmp_path / "tuning")
@@ -262,6 +283,24 @@ def test_what_ran_for_another_stage_does_not_run_again(
     assert "ran_for" not in other_seed
     assert other_seed["valid_perplexity"] != ran["valid_perplexity"]
     assert "best, seed 1, is fast of first" in capsys.readouterr().out
+
+
+def test_a_stage_waits_for_what_another_process_has_of_those_that_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, slept = [], []
+
+    def run_rows(stage: str, options: argparse.Namespace, clock: object) -> tuple[list[str], list[str]]:
+        passes.append(stage)
+        return [], ["rate 20, seed 1"] if stage == "long-rates" and len(slept) < 3 else []
+
+    monkeypatch.setattr(run_stage, "run_stage", run_rows)
+    monkeypatch.setattr(run_stage.time, "sleep", slept.append)
+    stages = ["long-rates", "unit-rates", "ablation"]
+    monkeypatch.setattr(sys, "argv", ["run_stage.py", *stages, "--data", "x", "--out", str(tmp_path)])
+    run_stage.main()
+    assert passes == ["long-rates", "unit-rates", *["long-rates"] * 4, "ablation"]
+    assert len(slept) == 3
 
 
 def test_processes_share_the_rows_out(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +447,7 @@ def test_rates_stand_beside_each_other(tmp_path: Path) -> None:
         run = {"row": f"rate {rate}", "valid_perplexity": valid, "test_perplexity": 2 * valid}
         (tmp_path / stage / f"{rate}.json").write_text(json.dumps(run))
     lines = claims.rates_table(tmp_path).splitlines()[2:]
-    assert lines == [
+    assert lines[:4] == [
         "| 10 | 100.00 | 200.00 | not run | not run | – |",
         "| 14 | not run | not run | not run | not run | – |",
         "| 20 | 90.00 | 180.00 | 60.00 | 120.00 | -33.3% |",

@@ -89,7 +89,8 @@ def describe_training(
         "best_step": position.best_step,
         "curve": [{k: v for k, v in record.items() if k != "kind"} for record in folder.records("valid")],
         "train_curve": [
-            {k: record[k] for k in ("step", "tokens", "seconds", "loss", "lr")} for record in folder.records("train")
+            {k: record[k] for k in ("step", "tokens", "seconds", "loss", "lr", "gradient_norm") if k in record}
+            for record in folder.records("train")
         ],
     }
 
