@@ -1,4 +1,4 @@
-"""The kernels between the products of a Transformer-XL step, each beside the operations of torch that it stands for."""
+"""Our kernels, between the products of a step and for a recurrence, each beside what it stands for in torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from benchmarks.measuring import Contestant, Group, Prepared, Setting, Work
 from benchmarks.recorded import recorded
 from benchmarks.records import Benchmark
 from benchmarks.steps import NO_GPU
-from torchdefine.ops import relu_dropout, residual_norm, softmax_loss
+from torchdefine.ops import persistent_lstm, relu_dropout, residual_norm, softmax_loss
 from torchdefine.ops.softmax_loss import Classes, plain_softmax_loss
 
+LSTM_SIZES = {False: (140, 64, 1024), True: (6, 3, 20)}
+"""Positions, rows and units, by whether it is a small trial."""
 TORCHS, OURS = "torch, one operation after another", "ours"
 DROPOUT = 0.1
 
@@ -94,6 +96,27 @@ def softmax_ways(setting: Setting) -> dict[str, Work]:
     return {TORCHS: partial(work, plain_softmax_loss), OURS: partial(work, softmax_loss)}
 
 
+def lstm_ways(setting: Setting) -> dict[str, Work]:
+    """Forward and backward of a layer as wide as its inputs, under autocast; torch's is cuDNN's on a GPU."""
+    length, rows, width = LSTM_SIZES[setting.small]
+    lstm = nn.LSTM(width, width, device=setting.device)
+    x = torch.randn(length, rows, width, device=setting.device).to(dtype_of(setting)).requires_grad_()
+    state = torch.zeros(1, rows, width, device=setting.device)
+    weights = list(lstm.parameters())  # in the order that ours takes, too
+    half = partial(torch.autocast, setting.device.type, torch.bfloat16, enabled=setting.on_gpu)
+
+    def torchs() -> Sequence[Tensor]:
+        with half():
+            return (lstm(x, (state, state))[0],)
+
+    def ours() -> Sequence[Tensor]:
+        with half():
+            return (persistent_lstm(x, state, state, weights)[0],)
+
+    inputs, upstream = (x, *weights), (torch.randn_like(x),)
+    return {TORCHS: partial(both_passes, torchs, inputs, upstream), OURS: partial(both_passes, ours, inputs, upstream)}
+
+
 def both_passes(
     forward: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor], upstream: Sequence[Tensor]
 ) -> Sequence[Tensor]:
@@ -111,6 +134,7 @@ def groups(setting: Setting) -> Iterator[Group]:
         ("residual, dropout and norm, forward and backward", residual_ways, f"{sizes.rows:,} × {sizes.width}"),
         ("bias, ReLU and dropout, forward and backward", relu_ways, f"{sizes.rows:,} × {sizes.inner:,}"),
         ("losses and gradient of a chunk of logits", softmax_ways, f"{sizes.chunk:,} × {sizes.classes:,}"),
+        ("an LSTM layer, forward and backward", lstm_ways, "{} × {} × {:,}".format(*LSTM_SIZES[setting.small])),
     ):
         torch.manual_seed(0)
         works = ways(setting)
@@ -119,4 +143,4 @@ def groups(setting: Setting) -> Iterator[Group]:
         yield Group(name, contestants, note=note)
 
 
-BENCHMARK = Benchmark("kernels", "the kernels between products beside torch's operations", groups)
+BENCHMARK = Benchmark("kernels", "our kernels beside torch's operations", groups)

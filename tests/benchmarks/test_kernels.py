@@ -16,8 +16,9 @@ SETTING = Setting(torch.device("cpu"), small=True, repeats=2)
         lambda: kernels.residual_ways(SETTING, dropout=0.0),
         lambda: kernels.relu_ways(SETTING, dropout=0.0),
         lambda: kernels.softmax_ways(SETTING),
+        lambda: kernels.lstm_ways(SETTING),
     ],
-    ids=["residual", "relu", "softmax"],
+    ids=["residual", "relu", "softmax", "lstm"],
 )
 def test_contestants_do_the_same_work(ways: Callable[[], dict[str, Callable[[], Any]]]) -> None:
     both = ways()

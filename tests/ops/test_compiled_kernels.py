@@ -16,6 +16,9 @@ KINDS = {
     **dict.fromkeys(("tokens", "groups", "chunk", "room", "next_groups", "next_chunk", "next_room"), "i32"),
     **dict.fromkeys(("seen", "seen_share", "hidden_share", "hidden_start"), "i32"),
     **dict.fromkeys(("leaving", "entering", "of_leaving", "of_entering"), "*bf16"),
+    **dict.fromkeys(("from_inputs", "recurrent", "outputs", "gates", "incoming", "transposed", "grad_gates"), "*bf16"),
+    **dict.fromkeys(("length", "programs"), "i32"),
+    "counters": "*i32",
     **dict.fromkeys(("inverse_share", "eps"), "fp32"),
     "seed": "*i64",
 }
@@ -49,7 +52,7 @@ def compiled(kernel: Any, launch: dict[str, int], **constants: Any) -> Any:
             attrs={(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in pointers + round_numbers},
         ),
         target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": launch["num_warps"]},
+        options={name: launch[name] for name in ("num_warps", "num_stages") if name in launch},
     )
 
 
@@ -112,3 +115,18 @@ def test_compiled_seams_of_round_chunks_read_and_write_sixteen_bytes_at_once(chu
     wide = "ld.global.v2.b32" if chunk == 320 else "ld.global.v4.b32"  # four or eight features of a thread
     assert wide in backward.asm["ptx"]
     assert max(forward.metadata.shared, backward.metadata.shared) <= 99 * 1024
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+def test_compiled_recurrences_read_ahead_and_leave_room_for_a_second_process(rows: int) -> None:
+    from torchdefine.ops import recurrence_kernels as kernels
+
+    sizes = {"width": 1024, "units": kernels.UNITS_PER_PROGRAM}
+    forward = compiled(kernels._lstm_forward, kernels.FORWARD_LAUNCH[rows], **sizes)
+    backward = compiled(kernels._lstm_backward, kernels.BACKWARD_LAUNCH[rows], **sizes)
+    for kernel in (forward, backward):
+        assert "cp.async.cg" in kernel.asm["ptx"]
+        assert kernel.metadata.shared <= 113 * 1024  # two programs of a multiprocessor share 227 KiB
+    if rows >= 64:  # a warp group takes 64 rows, and all gates at once
+        assert "wgmma.mma_async.sync.aligned.m64n64k16" in forward.asm["ptx"]

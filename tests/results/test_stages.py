@@ -32,7 +32,6 @@ def script(name: str) -> ModuleType:
     return module
 
 
-sys.path.insert(0, str(RESULTS))  # the scripts import each other
 run_stage, stage_tables, claims = script("run_stage"), script("stage_tables"), script("claims")
 STAGES = sorted(path.stem for path in (RESULTS / "stages").glob("[a-z]*.yaml"))
 

@@ -27,6 +27,7 @@ UNITS_PER_PROGRAM = 16
 PADDED_TO = 128
 ALIGNED_TO = 8  # inputs too are padded, so that matrix products take their fast kernels
 MOST_ROWS = 128
+MOST_GATES = 2**31 - 1  # kernels count them by 32 bits
 
 
 def persistent_lstm(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,8 +47,11 @@ def has_kernel(x: Tensor, hidden_dim: int) -> bool:
         return False
     if product_dtype(x) not in (torch.float16, torch.bfloat16):
         return False
+    width = padded(hidden_dim)
+    if x.shape[0] * x.shape[1] * 4 * width > MOST_GATES:
+        return False
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count  # so many run at once for certain
-    return padded(hidden_dim) // UNITS_PER_PROGRAM <= programs and gpu_takes_kernels(x.device)
+    return width // UNITS_PER_PROGRAM <= programs and gpu_takes_kernels(x.device)
 
 
 def padded(hidden_dim: int) -> int:
@@ -86,7 +90,7 @@ class _PersistentLSTM(torch.autograd.Function):
             incoming = x.new_zeros(length, rows, width)
             incoming[:, :, :hidden_dim] = grad_y
             grad_gates = torch.empty_like(gates)  # (T, B, 4, P)
-            _loops(x)[1](incoming, recurrent.transpose(1, 2).contiguous(), cells, gates, grad_gates)
+            _loops(x)[1](incoming, recurrent, cells, gates, grad_gates)
             flat = grad_gates.view(length * rows, 4 * width)
             grad_x = (flat @ inward).view_as(x)[..., :input_dim] if ctx.needs_input_grad[0] else None
             grad_inward = (flat.T @ x.view(length * rows, -1)).view(4, width, -1)[:, :hidden_dim, :input_dim]
@@ -134,14 +138,14 @@ def forward_loop(from_inputs: Tensor, recurrent: Tensor, outputs: Tensor, cells:
         gates[t] = torch.stack((i, f, g, o), 1)
 
 
-def backward_loop(incoming: Tensor, transposed: Tensor, cells: Tensor, gates: Tensor, grad_gates: Tensor) -> None:
+def backward_loop(incoming: Tensor, recurrent: Tensor, cells: Tensor, gates: Tensor, grad_gates: Tensor) -> None:
     """Fill ``grad_gates`` (T, B, 4, P) from the gradients of the outputs (T, B, P), the last position first."""
     exact = cells.dtype
     grad_cell = torch.zeros_like(cells[0])
     for t in reversed(range(len(incoming))):
         grad_output = incoming[t].to(exact)  # (B, P)
         if t + 1 < len(incoming):
-            grad_output = grad_output + torch.einsum("bgr,gur->bu", grad_gates[t + 1].to(exact), transposed.to(exact))
+            grad_output = grad_output + torch.einsum("bgr,gru->bu", grad_gates[t + 1].to(exact), recurrent.to(exact))
         i, f, g, o = gates[t].to(exact).unbind(1)
         squashed = cells[t + 1].tanh()
         grad_cell = grad_cell + grad_output * o * (1 - squashed.square())
