@@ -21,7 +21,9 @@ def test_widths_are_padded_to_whole_lines() -> None:
     assert [padded(width) for width in (1, 64, 65, 400, 1150)] == [128, 128, 128, 512, 1152]
 
 
-@pytest.mark.parametrize(("input_dim", "hidden_dim", "batch", "length"), [(5, 6, 2, 4), (3, 70, 1, 1), (7, 64, 5, 9)])
+@pytest.mark.parametrize(
+    ("input_dim", "hidden_dim", "batch", "length"), [(5, 6, 2, 4), (3, 70, 1, 1), (7, 64, 5, 9), (16, 128, 3, 3)]
+)
 def test_plain_loops_equal_torchs_lstm_in_float64_with_gradients(
     input_dim: int, hidden_dim: int, batch: int, length: int
 ) -> None:

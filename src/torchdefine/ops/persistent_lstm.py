@@ -65,13 +65,12 @@ class _PersistentLSTM(torch.autograd.Function):
         hidden_dim = h.shape[-1]
         width = padded(hidden_dim)
         with torch.autocast(x.device.type, enabled=False):  # the dtype is already chosen
-            x = F.pad(x, (0, -ctx.input_dim % ALIGNED_TO)).contiguous()
+            x = _widened(x, -(-ctx.input_dim // ALIGNED_TO) * ALIGNED_TO).contiguous()
             inward, recurrent, bias = _padded_weights(x, hidden_dim, weights)  # (4P, D), (4, P, P), (4P,)
             from_inputs = torch.addmm(bias, x.view(length * rows, -1), inward.T).view(length, rows, 4, width)
-            outputs = x.new_zeros(length + 1, rows, width)  # the first is the state before
-            outputs[0, :, :hidden_dim] = h[0]
-            cells = x.new_zeros(length + 1, rows, width, dtype=exact_dtype(x))
-            cells[0, :, :hidden_dim] = c[0]
+            outputs = x.new_empty(length + 1, rows, width)
+            cells = x.new_empty(length + 1, rows, width, dtype=exact_dtype(x))
+            outputs[0], cells[0] = _widened(h[0], width), _widened(c[0], width)  # the state before
             gates = torch.empty_like(from_inputs)
             _loops(x)[0](from_inputs, recurrent, outputs, cells, gates)
         ctx.save_for_backward(x, inward, recurrent, outputs, cells, gates)
@@ -87,8 +86,7 @@ class _PersistentLSTM(torch.autograd.Function):
         (length, rows, _), input_dim = x.shape, ctx.input_dim
         hidden_dim, width = ctx.hidden_dim, outputs.shape[-1]
         with torch.autocast(x.device.type, enabled=False):
-            incoming = x.new_zeros(length, rows, width)
-            incoming[:, :, :hidden_dim] = grad_y
+            incoming = _widened(grad_y.to(x.dtype), width).contiguous()
             grad_gates = torch.empty_like(gates)  # (T, B, 4, P)
             _loops(x)[1](incoming, recurrent, cells, gates, grad_gates)
             flat = grad_gates.view(length * rows, 4 * width)
@@ -108,14 +106,17 @@ class _PersistentLSTM(torch.autograd.Function):
 
 def _padded_weights(like: Tensor, hidden_dim: int, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """The weights in the dtype of ``like``, with zeros for the units that only pad."""
-    width, input_dim = padded(hidden_dim), weights[0].shape[-1]
-    inward = like.new_zeros(4, width, like.shape[-1])
-    inward[:, :hidden_dim, :input_dim] = weights[0].view(4, hidden_dim, input_dim)
-    recurrent = like.new_zeros(4, width, width)
-    recurrent[:, :hidden_dim, :hidden_dim] = weights[1].view(4, hidden_dim, hidden_dim)
-    bias = like.new_zeros(4, width)
-    bias[:, :hidden_dim] = (weights[2] + weights[3]).view(4, hidden_dim)
-    return inward.view(4 * width, -1), recurrent, bias.view(4 * width)
+    width, inputs = padded(hidden_dim), like.shape[-1]
+    weight_ih, weight_hh = (weight.to(like.dtype).view(4, hidden_dim, -1) for weight in weights[:2])
+    bias = (weights[2] + weights[3]).to(like.dtype).view(4, hidden_dim)
+    inward, recurrent = _widened(weight_ih, inputs, width), _widened(weight_hh, width, width)
+    return inward.reshape(4 * width, inputs), recurrent.contiguous(), _widened(bias, width).reshape(4 * width)
+
+
+def _widened(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:
+    """With zeros behind the last dimension, and behind the one before; the same where there is nothing to add."""
+    added = (0, columns - tensor.shape[-1], *((0, rows - tensor.shape[-2]) if rows is not None else ()))
+    return F.pad(tensor, added) if any(added) else tensor
 
 
 def _loops(like: Tensor) -> tuple[Any, Any]:
