@@ -104,11 +104,13 @@ def gap_table(rows: dict[str, list[dict[str, Any]]], reference: str) -> str:
 
 
 def read_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The runs of every row, by its name."""
+    """The runs of every row, by its name, and how fast a step is alone where `time_rows.py` has measured it."""
+    speeds = folder.parent / "speeds.json"
+    alone = read_json(speeds)["stages"].get(folder.name, {"rows": {}})["rows"] if speeds.exists() else {}
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.json")):
         run = read_json(path)
-        found.setdefault(run["row"], []).append(run)
+        found.setdefault(run["row"], []).append({**run, "alone": alone.get(run["row"])})
     return found
 
 
@@ -163,7 +165,7 @@ def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None)
         f"{max(tests) - min(tests):.2f}" if len(runs) > 1 else "–",
         "–" if reference is None else f"{mean(tests) / mean(r['test_perplexity'] for r in reference) - 1:+.1%}",
         mean_of("input_rms", runs),
-        *speed_cells([run for run in runs if not run.get("shared_device")]),
+        *speed_cells(runs),
         f"{runs[0]['tokens'] / 1e6:.1f}",
         f"{mean(other):.2f}" if other else "–",
         "–" if published is None else f"{published}",
@@ -177,11 +179,14 @@ def mean_of(name: str, runs: list[dict[str, Any]]) -> str:
 
 
 def speed_cells(runs: list[dict[str, Any]]) -> list[str]:
-    """Milliseconds a step and tokens a second, of the runs that had a device to themselves."""
-    if not runs:
-        return ["–", "–"]
-    step = mean(1e3 * run["tokens"] / training_speed(run) / run["steps"] for run in runs)
-    return [f"{step:.1f}", f"{mean(training_speed(run) for run in runs):,.0f}"]
+    """Milliseconds a step and tokens a second, of the runs that had a device to themselves, or of steps timed alone."""
+    own = [run for run in runs if not run.get("shared_device")]
+    if own:
+        step = mean(1e3 * run["tokens"] / training_speed(run) / run["steps"] for run in own)
+        return [f"{step:.1f}", f"{mean(training_speed(run) for run in own):,.0f}"]
+    if alone := runs[0].get("alone"):
+        return [f"{alone['ms']:.1f}", f"{1e3 * alone['tokens'] / alone['ms']:,.0f}"]
+    return ["–", "–"]
 
 
 def published_test(run: dict[str, Any]) -> float | None:

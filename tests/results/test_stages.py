@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from benchmarks.measuring import Setting
 
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.errors import UserError
 from torchdefine.recipe import load_recipe
 from torchdefine.settings import merge, to_plain
+from torchdefine.training.batches import Batch, Part
 
 RESULTS = Path(__file__).parent.parent.parent / "results"
 
@@ -32,7 +34,9 @@ def script(name: str) -> ModuleType:
     return module
 
 
-run_stage, stage_tables, claims = script("run_stage"), script("stage_tables"), script("claims")
+run_stage, stage_tables, claims, time_rows = (
+    script(name) for name in ("run_stage", "stage_tables", "claims", "time_rows")
+)
 STAGES = sorted(path.stem for path in (RESULTS / "stages").glob("[a-z]*.yaml"))
 
 
@@ -184,6 +188,28 @@ def test_a_column_has_the_mean_of_those_who_know_it(tuned: Path) -> None:
     assert cell("input RMS", run) == "–"
     runs = [run, {**run, "input_rms": 2.0}, {**run, "input_rms": 3.0}]
     assert dict(zip(stage_tables.HEADER[1:], stage_tables.cells_of(runs, None), strict=True))["input RMS"] == "2.50"
+
+
+def test_a_step_that_was_timed_alone_stands_for_a_run_that_shared_its_device(
+    tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Setting(torch.device("cpu"), small=True, repeats=2, data="wikitext-2-shuffled")
+    text = Batch([Part((torch.zeros(2, 5, dtype=torch.long),) * 2, torch.zeros(2, 5).numpy())], 10)
+    monkeypatch.setattr(time_rows, "text_batch", lambda *_: text)
+    monkeypatch.setattr(time_rows, "rows_of", lambda *_: run_stage.rows_of("decisive", tuned)[:1])
+    monkeypatch.setattr(time_rows, "WIKIPEDIA_SIZE", 100)
+    written = time_rows.time_stages(["decisive"], tuned, setting, TINY)
+    row = written["stages"]["decisive"]["rows"]["R2 scaled"]
+    assert row["tokens"] == 10
+    assert 0 < row["q1_ms"] <= row["ms"] <= row["q3_ms"]
+    row["ms"] = 2.0
+    (tuned / "speeds.json").write_text(json.dumps(written))
+    (tuned / "decisive").mkdir()
+    shared = finished_row("decisive", "R2 scaled", tuned, shared_device=True, row="R2 scaled")
+    (tuned / "decisive" / "x.json").write_text(json.dumps(shared))
+    (runs,) = stage_tables.read_rows(tuned / "decisive").values()
+    assert stage_tables.speed_cells(runs) == ["2.0", "5,000"]
+    assert stage_tables.speed_cells([{**runs[0], "shared_device": False}]) == ["20.0", "4,500"]
 
 
 def test_another_text_need_not_have_a_test_part(tuned: Path) -> None:
