@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.ops.compiling import INTERPRETED, compiles_without_gpu
+from tests.ops.compiling import INTERPRETED, compile_for_h200, compiles_without_gpu
 from torch import Tensor
 
 from torchdefine.ops.relative_attention import (
@@ -181,10 +181,6 @@ def test_the_compiler_takes_them() -> None:
 @pytest.mark.parametrize("one", [False, True], ids=["many", "one stream and query"])
 @pytest.mark.parametrize(("width", "padded"), [(8, 16), (48, 64), (104, 128)])
 def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool) -> None:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from torchdefine.ops import attention_kernels as kernels
     from torchdefine.ops import attention_launch as launching
 
@@ -202,15 +198,10 @@ def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool)
         kinds = {"filled": "*i64", "log_sums": "*fp32", "overlaps": "*fp32", "sums": "*fp32"}
         numbers = dict.fromkeys(("streams", "queries", "remembered", "columns"), "i32")
         factors = dict.fromkeys(("scale", "scale_to_base_2"), "fp32")
-        kinds |= numbers | factors | dict.fromkeys(constants, "constexpr")
-        signature = {name: kinds.get(name, "*bf16") for name in kernel.arg_names}
-        round_numbers = [name for name, kind in signature.items() if kind[0] == "*" or name == "columns"]
-        aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in round_numbers}
-        compiled = triton.compile(
-            ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
-            target=GPUTarget("cuda", 90, 32),
-            options={"num_warps": launch.num_warps, "num_stages": launch.num_stages},
-        )
+        kinds |= numbers | factors
+        kinds = {name: kinds.get(name, "*bf16") for name in kernel.arg_names if name not in constants}
+        options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+        compiled = compile_for_h200(kernel, kinds, constants, ["columns"], options)
         assert compiled.metadata.shared <= 99 * 1024  # what the smallest of the GPUs that we take has
         code = compiled.asm["ptx"]
         if kernel is kernels.attention_prepare:

@@ -100,18 +100,17 @@ def _arrive(counter):
 
 @triton.jit
 def _wait(counter, programs):
-    """Go on when all programs have arrived, and see what they wrote."""
-    while _read(counter) < programs:  # reads, since atomics would hold up those who arrive
-        pass
+    """Go on when all programs have arrived, and see what they wrote.
+
+    The counter is read, since atomics would hold up those who arrive. Nothing here returns: Triton 3.2 does not take
+    that behind an `if`.
+    """
+    arrived = 0
+    while arrived < programs:
+        arrived = tl.inline_asm_elementwise(
+            "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [counter], dtype=tl.int32, is_pure=False, pack=1
+        )
     tl.debug_barrier()
-
-
-@triton.jit
-def _read(counter):
-    """The counter's present value; whatever was written before it got there can be read afterwards."""
-    return tl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [counter], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
@@ -159,10 +158,10 @@ def _lstm_forward(
         tl.store(kept + width, f, mask=there)
         tl.store(kept + 2 * width, g, mask=there)
         tl.store(kept + 3 * width, o, mask=there)
+        ahead = tl.minimum(t + 1, length - 1)  # what nobody else writes comes while the others are waited for
+        here = from_inputs + ahead * rows * 4 * width + own_gates
+        input_i, input_f, input_g, input_o = _load_gates(here, there, width)
         if t + 1 < length:
-            # What nobody else writes comes while the others are waited for.
-            ahead = from_inputs + (t + 1) * rows * 4 * width + own_gates
-            input_i, input_f, input_g, input_o = _load_gates(ahead, there, width)
             _wait(counters + t, programs)
 
 
@@ -236,9 +235,10 @@ def _lstm_backward(
         grad_cell *= f
         if step + 1 < length:
             _arrive(counters + t)
-            # What nobody else writes comes while the others are waited for.
-            cell_after = cell
-            cell = tl.load(cells + (t - 1) * rows * width + own, mask=there, other=0.0)
-            grad = tl.load(incoming + (t - 1) * rows * width + own, mask=there, other=0.0)
-            kept_i, kept_f, kept_g, kept_o = _load_gates(gates + (t - 1) * rows * 4 * width + own_gates, there, width)
+        ahead = tl.maximum(t - 1, 0)  # what nobody else writes comes while the others are waited for
+        cell_after = cell
+        cell = tl.load(cells + ahead * rows * width + own, mask=there, other=0.0)
+        grad = tl.load(incoming + ahead * rows * width + own, mask=there, other=0.0)
+        kept_i, kept_f, kept_g, kept_o = _load_gates(gates + ahead * rows * 4 * width + own_gates, there, width)
+        if step + 1 < length:
             _wait(counters + t, programs)
