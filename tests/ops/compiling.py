@@ -1,4 +1,4 @@
-"""What Triton's compiler makes of a kernel for an H200, which needs no GPU; and where such tests can run."""
+"""What Triton's compiler makes of a kernel, which needs no GPU; and where such tests can run."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -20,14 +20,18 @@ compiles_without_gpu = pytest.mark.skipif(
 )
 
 
-def compile_for_h200(
+def compile_kernel(
     kernel: Any,
     kinds: Mapping[str, str],
     constants: Mapping[str, Any],
     round_numbers: Collection[str],
     options: Mapping[str, int],
+    capability: int = 90,
 ) -> Any:
-    """``kinds`` are those of all arguments but the constants; pointers and ``round_numbers`` are multiples of 16."""
+    """For an H200, or a GPU of another compute capability.
+
+    ``kinds`` are those of all arguments but the constants; pointers and ``round_numbers`` are multiples of 16.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -44,4 +48,4 @@ def compile_for_h200(
         signature = {name: kinds.get(name, "constexpr") for name in names}
         attributes = {(place,): [["tt.divisibility", 16]] for place in aligned}
         source = ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(options))
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options))

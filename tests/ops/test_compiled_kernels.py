@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from tests.ops.compiling import INTERPRETED, OLDER, compile_for_h200, compiles_without_gpu
+from tests.ops.compiling import INTERPRETED, OLDER, compile_kernel, compiles_without_gpu
 
 pytestmark = compiles_without_gpu
 KINDS = {
@@ -33,12 +33,12 @@ def test_the_compiler_takes_them() -> None:
     assert "passed" in finished.stdout
 
 
-def compiled(kernel: Any, launch: dict[str, int], **constants: Any) -> Any:
+def compiled(kernel: Any, launch: dict[str, int], capability: int = 90, **constants: Any) -> Any:
     """For rows whose length is a multiple of 16; what has no kind above is float32."""
     constants |= {name: value for name, value in launch.items() if name in kernel.arg_names}
     kinds = {name: KINDS.get(name, "*fp32") for name in kernel.arg_names if name not in constants}
     options = {name: launch[name] for name in ("num_warps", "num_stages") if name in launch}
-    return compile_for_h200(kernel, kinds, constants, ROUND_NUMBERS, options)
+    return compile_kernel(kernel, kinds, constants, ROUND_NUMBERS, options, capability)
 
 
 def wide_products(code: str) -> int:
@@ -115,3 +115,19 @@ def test_compiled_recurrences_read_ahead_and_leave_room_for_a_second_process(row
         assert kernel.metadata.shared <= (227 if OLDER else 113) * 1024  # two programs share a multiprocessor's 227 KiB
     if rows >= 64:  # a warp group takes 64 rows, and all gates at once
         assert "wgmma.mma_async.sync.aligned.m64n64k16" in forward.asm["ptx"]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.skipif(
+    OLDER, reason="the older compiler takes more room for more than 64 rows, which only large GPUs have"
+)
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+def test_compiled_recurrences_fit_the_smallest_of_the_gpus_that_we_take(rows: int) -> None:
+    from torchdefine.ops import recurrence_kernels as kernels
+
+    sizes = {"width": 1024, "units": kernels.UNITS_PER_PROGRAM}
+    for kernel, launches in (
+        (kernels._lstm_forward, kernels.FORWARD_LAUNCH),
+        (kernels._lstm_backward, kernels.BACKWARD_LAUNCH),
+    ):
+        assert compiled(kernel, launches[rows], capability=86, **sizes).metadata.shared <= 99 * 1024

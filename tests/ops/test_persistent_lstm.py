@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchdefine.ops.persistent_lstm import padded, persistent_lstm
+from torchdefine.ops.persistent_lstm import padded, persistent_lstm, row_blocks
 
 
 def layer_and_inputs(
@@ -15,6 +15,10 @@ def layer_and_inputs(
     x = torch.randn(length, batch, input_dim, device=device, dtype=dtype, requires_grad=True)
     state = (torch.randn(1, batch, hidden_dim).to(x), torch.randn(1, batch, hidden_dim).to(x))
     return lstm, weights, x, state
+
+
+def test_more_rows_than_a_program_takes_are_shared_out() -> None:
+    assert [row_blocks(rows) for rows in (1, 128, 129, 256, 257)] == [1, 1, 2, 2, 3]
 
 
 def test_widths_are_padded_to_whole_lines() -> None:
@@ -56,7 +60,15 @@ def test_inputs_may_be_a_view_of_other_memory() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     ("input_dim", "hidden_dim", "batch", "length"),
-    [(5, 6, 2, 4), (400, 1150, 20, 70), (1150, 400, 20, 33), (384, 1024, 64, 20), (64, 128, 100, 3)],
+    [
+        (5, 6, 2, 4),
+        (400, 1150, 20, 70),
+        (1150, 400, 20, 33),
+        (384, 1024, 64, 20),
+        (64, 128, 100, 3),
+        (64, 256, 130, 5),
+        (64, 1024, 256, 3),
+    ],
 )
 def test_kernels_equal_the_exact_lstm_to_half_precision(
     input_dim: int, hidden_dim: int, batch: int, length: int, dtype: torch.dtype

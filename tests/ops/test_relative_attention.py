@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.ops.compiling import INTERPRETED, compile_for_h200, compiles_without_gpu
+from tests.ops.compiling import INTERPRETED, compile_kernel, compiles_without_gpu
 from torch import Tensor
 
 from torchdefine.ops.relative_attention import (
@@ -201,7 +201,7 @@ def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool)
         kinds |= numbers | factors
         kinds = {name: kinds.get(name, "*bf16") for name in kernel.arg_names if name not in constants}
         options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-        compiled = compile_for_h200(kernel, kinds, constants, ["columns"], options)
+        compiled = compile_kernel(kernel, kinds, constants, ["columns"], options)
         assert compiled.metadata.shared <= 99 * 1024  # what the smallest of the GPUs that we take has
         code = compiled.asm["ptx"]
         if kernel is kernels.attention_prepare:

@@ -26,7 +26,7 @@ from torchdefine.ops.kernel_gate import gpu_takes_kernels, kernels_allowed
 UNITS_PER_PROGRAM = 16
 PADDED_TO = 128
 ALIGNED_TO = 8  # inputs too are padded, so that matrix products take their fast kernels
-MOST_ROWS = 128
+ROWS_PER_PROGRAM = 128  # at most
 MOST_GATES = 2**31 - 1  # kernels count them by 32 bits
 
 
@@ -43,15 +43,20 @@ def persistent_lstm(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor]) 
 
 def has_kernel(x: Tensor, hidden_dim: int) -> bool:
     """Whether a layer of so many units on inputs like (T, B, D) runs as kernels: half precision on a newer GPU."""
-    if not x.is_cuda or x.shape[1] > MOST_ROWS or not kernels_allowed():
+    if not x.is_cuda or not kernels_allowed():
         return False
     if product_dtype(x) not in (torch.float16, torch.bfloat16):
         return False
     width = padded(hidden_dim)
     if x.shape[0] * x.shape[1] * 4 * width > MOST_GATES:
         return False
-    programs = torch.cuda.get_device_properties(x.device).multi_processor_count  # so many run at once for certain
-    return width // UNITS_PER_PROGRAM <= programs and gpu_takes_kernels(x.device)
+    at_once = torch.cuda.get_device_properties(x.device).multi_processor_count  # so many programs for certain
+    return width // UNITS_PER_PROGRAM * row_blocks(x.shape[1]) <= at_once and gpu_takes_kernels(x.device)
+
+
+def row_blocks(rows: int) -> int:
+    """How many programs share the rows of a batch."""
+    return -(-rows // ROWS_PER_PROGRAM)
 
 
 def padded(hidden_dim: int) -> int:

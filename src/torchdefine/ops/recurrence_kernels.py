@@ -1,7 +1,8 @@
 """The two loops over positions of `persistent_lstm` as Triton kernels; see there for what they compute.
 
-All programs of a launch run at the same time, one on a multiprocessor, and meet after every position: each adds one
-to that position's counter and waits until the others have done so too. Whoever calls makes sure that they all fit.
+All programs of a launch run at the same time, one on a multiprocessor. Those with the same rows meet after every
+position: each adds one to that position's counter and waits until the others have done so too. Whoever calls makes sure
+that they all fit.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchdefine.ops.persistent_lstm import UNITS_PER_PROGRAM
+from torchdefine.ops.persistent_lstm import ROWS_PER_PROGRAM, UNITS_PER_PROGRAM, row_blocks
 
 
 def forward_loop(from_inputs: Tensor, recurrent: Tensor, outputs: Tensor, cells: Tensor, gates: Tensor) -> None:
     length, rows, _, width = from_inputs.shape
     programs = width // UNITS_PER_PROGRAM
     by_program = recurrent.view(4, programs, UNITS_PER_PROGRAM, width).transpose(0, 1).contiguous()
-    _lstm_forward[(programs,)](
+    _lstm_forward[(programs, row_blocks(rows))](
         from_inputs,
         by_program,
         outputs,
         cells,
         gates,
-        _counters(from_inputs),
+        _counters(from_inputs, row_blocks(rows)),
         length,
         rows,
         programs,
@@ -37,13 +38,13 @@ def forward_loop(from_inputs: Tensor, recurrent: Tensor, outputs: Tensor, cells:
 def backward_loop(incoming: Tensor, recurrent: Tensor, cells: Tensor, gates: Tensor, grad_gates: Tensor) -> None:
     length, rows, width = incoming.shape
     programs = width // UNITS_PER_PROGRAM
-    _lstm_backward[(programs,)](
+    _lstm_backward[(programs, row_blocks(rows))](
         incoming,
         recurrent.permute(2, 0, 1).contiguous(),
         cells,
         gates,
         grad_gates,
-        _counters(incoming),
+        _counters(incoming, row_blocks(rows)),
         length,
         rows,
         programs,
@@ -53,12 +54,12 @@ def backward_loop(incoming: Tensor, recurrent: Tensor, cells: Tensor, gates: Ten
     )
 
 
-def _counters(like: Tensor) -> Tensor:
-    return torch.zeros(len(like), dtype=torch.int32, device=like.device)
+def _counters(like: Tensor, blocks: int) -> Tensor:
+    return torch.zeros(blocks, len(like), dtype=torch.int32, device=like.device)
 
 
 def _block_rows(rows: int) -> int:
-    return max(16, triton.next_power_of_2(rows))
+    return min(max(16, triton.next_power_of_2(rows)), ROWS_PER_PROGRAM)
 
 
 def _launch(block: int, columns: int, num_stages: int, num_warps: int) -> dict[str, int]:
@@ -120,7 +121,7 @@ def _lstm_forward(
     outputs,  # (T + 1, B, P)
     cells,  # (T + 1, B, P)
     gates,  # (T, B, 4, P)
-    counters,  # (T,)
+    counters,  # (blocks of rows, T)
     length,
     rows,
     programs,
@@ -129,7 +130,8 @@ def _lstm_forward(
     units: tl.constexpr,
     columns: tl.constexpr,
 ):
-    row = tl.arange(0, block)
+    row = tl.program_id(1) * block + tl.arange(0, block)
+    counters += tl.program_id(1) * length
     unit = tl.program_id(0) * units + tl.arange(0, units)
     column = tl.arange(0, columns)
     there = (row < rows)[:, None]
@@ -193,7 +195,7 @@ def _lstm_backward(
     cells,  # (T + 1, B, P)
     gates,  # (T, B, 4, P)
     grad_gates,  # (T, B, 4, P)
-    counters,  # (T,)
+    counters,  # (blocks of rows, T)
     length,
     rows,
     programs,
@@ -202,7 +204,8 @@ def _lstm_backward(
     units: tl.constexpr,
     columns: tl.constexpr,
 ):
-    row = tl.arange(0, block)
+    row = tl.program_id(1) * block + tl.arange(0, block)
+    counters += tl.program_id(1) * length
     unit = tl.program_id(0) * units + tl.arange(0, units)
     column = tl.arange(0, columns)
     there = (row < rows)[:, None]
