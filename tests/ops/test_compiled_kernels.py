@@ -119,7 +119,7 @@ def test_compiled_recurrences_read_ahead_and_leave_room_for_a_second_process(row
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
 @pytest.mark.skipif(
-    OLDER, reason="the older compiler takes more room for more than 64 rows, which only large GPUs have"
+    OLDER, reason="the older compiler takes more room, which only large GPUs have"
 )
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_compiled_recurrences_fit_the_smallest_of_the_gpus_that_we_take(rows: int) -> None:
