@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -36,15 +37,15 @@ def rates_table(folder: Path) -> str:
     """The scaled baseline and R3 at every rate, over the whole schedule."""
     header = ("rate", "R2 scaled, valid", "test", "R3, valid", "test", "R3 against R2 scaled, test")
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
-    stages = [finished_rows(folder / stage) for stage in ("long-rates", "unit-rates")]
+    stages = [read_rows(folder / stage) for stage in ("long-rates", "unit-rates")]
     for row in read_stage("long-rates")["rows"]:
         tried = [runs.get(row["name"]) for runs in stages]
         cells = [
-            "not run" if runs is None else f"{runs[0][split]:.2f}"
+            "not run" if runs is None else "diverged" if diverged(runs) else f"{runs[0][split]:.2f}"
             for runs in tried
             for split in ("valid_perplexity", "test_perplexity")
         ]
-        baseline, unit = tried
+        baseline, unit = (None if runs is None or diverged(runs) else runs for runs in tried)
         apart = f"{difference(unit, baseline, 'test_perplexity'):+.1%}" if baseline and unit else "–"
         lines.append("| " + " | ".join([row["name"].removeprefix("rate "), *cells, apart]) + " |")
     return "\n".join(lines)
@@ -53,9 +54,12 @@ def rates_table(folder: Path) -> str:
 def choices_table(folder: Path) -> str:
     """What was tried of the unit beside the baseline in the same schedule."""
     schedule = f"rate {read_stage('unit-choices')['common']['optim']['lr']}"  # that of the unit's tries
-    reference = finished_rows(folder / "tuning")[schedule][0]["valid_perplexity"]
+    baseline = finished_rows(folder / "tuning").get(schedule)
+    reference = baseline[0]["valid_perplexity"] if baseline else math.nan
     lines = ["| row | valid | against the baseline |", "|---|---:|---:|"]
-    lines.append(f"| *the scaled baseline, {schedule}* | {reference:.1f} | +0.0% |")
+    lines.append(
+        f"| *the scaled baseline, {schedule}* | " + (f"{reference:.1f} | +0.0% |" if baseline else "not run | – |")
+    )
     rows = read_rows(folder / "unit-choices")
     for row in read_stage("unit-choices")["rows"]:
         runs = rows.get(row["name"])
@@ -63,7 +67,7 @@ def choices_table(folder: Path) -> str:
             cells = ["not run" if runs is None else "diverged", "–"]
         else:
             valid = runs[0]["valid_perplexity"]
-            cells = [f"{valid:.1f}", f"{valid / reference - 1:+.1%}"]
+            cells = [f"{valid:.1f}", f"{valid / reference - 1:+.1%}" if baseline else "–"]
         lines.append("| " + " | ".join([row["name"], *cells]) + " |")
     return "\n".join(lines)
 
@@ -72,8 +76,8 @@ def claims_table(folder: Path) -> str:
     """Every claim beside the rows that speak of it."""
     claims = yaml.safe_load((HERE / "claims.yaml").read_text())
     stages = {pair["stage"] for claim in claims for pair in claim["pairs"]}
-    rows = {stage: finished_rows(folder / stage) for stage in stages}
-    apart = largest_difference_of_seeds(rows)
+    rows = {stage: read_rows(folder / stage) for stage in stages}
+    apart = largest_difference_of_seeds({stage: finished_rows(folder / stage) for stage in stages})
     header = ("the paper's claim", "stage", "row", "against", "valid", "test", "the paper's test", "seen")
     lines = ["| " + " | ".join(header) + " |", "|---|---|---|---|---:|---:|---:|---|"]
     for claim in claims:
@@ -100,6 +104,8 @@ def pair_cells(pair: dict[str, Any], rows: dict[str, Runs], apart: float | None)
     """How much lower or higher a row is than the one that it is set against, and what follows."""
     if pair["row"] not in rows or pair["against"] not in rows:
         return ["not run"] * 4
+    if diverged(rows[pair["row"]]) or diverged(rows[pair["against"]]):
+        return ["diverged"] * 4
     one, other = rows[pair["row"]], rows[pair["against"]]
     valid, test = (difference(one, other, f"{split}_perplexity") for split in ("valid", "test"))
     published = published_test(one[0]), published_test(other[0])

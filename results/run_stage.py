@@ -8,14 +8,16 @@ the slowest so far took. What has run for a row of another stage with the same s
 processes with the same --out and --runs share the rows out among them; say --shared then. `--also` is a second text
 that every model is evaluated on, with its own vocabulary. `make results` turns the files into tables.
 
-What is tuned is never typed: a stage, or a row of it, that `takes` other stages gets the settings of their best rows on
-the validation text, and cannot run before them.
+A stage, or a row of it, that `takes` other stages gets the settings of their best rows on the validation text, and
+cannot run before them.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
+import json
 import math
 import re
 import shutil
@@ -35,6 +37,7 @@ from torchdefine.data import find_splits, resolve_corpus
 from torchdefine.errors import UserError
 from torchdefine.files import read_json, write_json
 from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.recipe_effects import settings_without_effect
 from torchdefine.settings import merge, to_plain
 from torchdefine.training import Diverged
 from torchdefine.training.progress import LineReporter
@@ -113,15 +116,16 @@ def best_settings(stages: Sequence[str], out: Path) -> dict[str, Any]:
 
 def best_row(stage: str, out: Path) -> str:
     """The name of the row of a finished stage that has the least perplexity on the validation text."""
-    names = {row["name"] for row in read_stage(stage)["rows"]}
+    rows = {row["name"]: row for row in read_stage(stage)["rows"]}
     runs = [read_json(path) for path in sorted((out / stage).glob("*.json"))]
-    missing = names - {run["row"] for run in runs}
+    runs = [run for run in runs if run["row"] in rows and agrees(rows[run["row"]], run["settings"])]
+    missing = rows.keys() - {run["row"] for run in runs}
     if missing:
         raise UserError(
             f"The best row of the stage {stage} is wanted, but {out / stage} has no result of "
-            f"{', '.join(sorted(missing))}: run that stage first."
+            f"{', '.join(sorted(missing))} with the settings that it has now: run that stage first."
         )
-    finished = [run for run in runs if "diverged" not in run and run["row"] in names]
+    finished = [run for run in runs if "diverged" not in run]
     if not finished:
         raise UserError(f"The best row of the stage {stage} is wanted, but all of its rows diverged.")
     best: str = min(finished, key=lambda run: run["valid_perplexity"])["row"]
@@ -131,42 +135,63 @@ def best_row(stage: str, out: Path) -> str:
 def has_run(row: Row, options: argparse.Namespace) -> bool:
     """Whether there is a JSON of it with the settings that it has now."""
     path = options.out / row.stage / row.file
-    return path.exists() and agrees(merge(row.changes, options.changes), read_json(path)["settings"])
+    return path.exists() and is_run_of(row, read_json(path), options)
 
 
 def same_run(row: Row, options: argparse.Namespace) -> dict[str, Any] | None:
-    """What the run of another row says that had the same recipe and settings, if there is one."""
-    wanted = all_settings(to_plain(load_recipe(row.recipe, merge(row.changes, options.changes))))
+    """What the run of another row says that had the same recipe, settings and texts, if there is one."""
     for path in sorted(options.out.glob("*/*.json")):
         run = read_json(path)
-        if run["recipe"] == row.recipe and all_settings(run["settings"]) == wanted:
+        if is_run_of(row, run, options):
             return {**run, "stage": row.stage, "row": row.name, "ran_for": f"{run['row']} of {run['stage']}"}
     return None
 
 
-def all_settings(said: dict[str, Any]) -> dict[str, Any]:
-    """Those too that a run does not say, since it may be older than they are; where its text lay does not matter."""
+def is_run_of(row: Row, run: dict[str, Any], options: argparse.Namespace) -> bool:
+    """Whether this row would be run so."""
+    recipe = recipe_of(row, options)
+    idle = settings_without_effect(recipe)
+    if run["recipe"] != row.recipe or what_matters(run["settings"], idle) != what_matters(to_plain(recipe), idle):
+        return False
+    return "diverged" in run or not options.also or run.get("also", {}).get("corpus") == Path(options.also).name
+
+
+def recipe_of(row: Row, options: argparse.Namespace) -> Recipe:
+    return load_recipe(row.recipe, changes_of(row, options))
+
+
+def changes_of(row: Row, options: argparse.Namespace) -> dict[str, Any]:
+    return merge(merge({"data": {"corpus": str(options.data)}}, row.changes), options.changes)
+
+
+def what_matters(settings: dict[str, Any], idle: set[str]) -> dict[str, Any]:
+    """By dotted name, without those that are ``idle``. Of the text's place only its name.
+
+    What a run does not say has its default, since it may be older than a setting.
+    """
     defaults = to_plain(Recipe())
-    return merge({section: {**defaults[section], **said[section]} for section in SECTIONS}, {"data": {"corpus": ""}})
+    found = {
+        f"{section}.{name}": value
+        for section in SECTIONS
+        for name, value in {**defaults[section], **settings[section]}.items()
+        if f"{section}.{name}" not in idle
+    }
+    return {**found, "data.corpus": Path(found["data.corpus"]).name}
 
 
-def agrees(changes: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Whether all that ``changes`` say, section by section, is so in the settings of a run; None is not kept."""
-    return all(
-        settings[section].get(name) == value for section, values in changes.items() for name, value in values.items()
-    )
-
-
-def run_folder(row: Row, options: argparse.Namespace) -> Path:
-    folder: Path = options.runs / row.stage / Path(row.file).stem
-    return folder
+def agrees(row: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether all that a row of a stage says for itself is so in the settings of a run."""
+    own = own_settings(row)
+    said = to_plain(load_recipe(row["recipe"], own))
+    return all(settings[section].get(name) == said[section].get(name) for section in own for name in own[section])
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[bool]:
-    """Whether a run is this process's: False while another has it, and a claim goes with its process."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+def claimed(row: Row, options: argparse.Namespace) -> Iterator[bool]:
+    """Whether a run is this process's: False while another has one with the same settings. Claims go with processes."""
+    settings = json.dumps([row.recipe, to_plain(recipe_of(row, options))], sort_keys=True)
+    options.runs.mkdir(parents=True, exist_ok=True)
+    with (options.runs / f"{hashlib.sha256(settings.encode()).hexdigest()[:16]}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             ours = True
@@ -177,9 +202,9 @@ def claimed(folder: Path) -> Iterator[bool]:
 
 def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     """Train and evaluate one row; what its JSON says."""
-    folder = run_folder(row, options)
+    folder = options.runs / row.stage / Path(row.file).stem
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was broken off
-    changes = merge(merge({"data": {"corpus": options.data}}, row.changes), options.changes)
+    changes = changes_of(row, options)
     place = {"stage": row.stage, "row": row.name}
     try:
         run = train(row.recipe, out=folder, reporter=LineReporter(seconds_between=15), **changes)
@@ -236,9 +261,11 @@ def main() -> None:
     unfinished: set[str] = set()
     for place, stage in enumerate(options.stages):
         for taken in taken_by(stage) & set(options.stages[:place]) - unfinished:
-            finish_stage(taken, options, clock)
-        if unfinished & taken_by(stage):
+            if finish_stage(taken, options, clock):
+                unfinished.add(taken)
+        if waits_for := unfinished & taken_by(stage):
             unfinished.add(stage)
+            print(f"The stage {stage} waits for {', '.join(sorted(waits_for))}.", flush=True)
             continue
         waiting, _ = run_stage(stage, options, clock)
         if waiting:
@@ -271,17 +298,15 @@ def run_stage(stage: str, options: argparse.Namespace, clock: Clock) -> tuple[li
         name = f"{row.name}, seed {row.seed}"
         if has_run(row, options):
             continue
-        if already := same_run(row, options):
-            write_json(options.out / row.stage / row.file, already)
-            print(f"{name}, is {already['ran_for']}: {outcome(already)}", flush=True)
-            continue
-        if not clock.has_time_for(row.steps):
-            waiting.append(name)
-            continue
-        with claimed(run_folder(row, options)) as ours:
+        with claimed(row, options) as ours:
             if not ours:
                 elsewhere.append(name)
-            elif not has_run(row, options):  # another process may have ended it just before the claim
+            elif already := same_run(row, options):  # by another process perhaps, just before the claim
+                write_json(options.out / row.stage / row.file, already)
+                print(f"{name}, is {already['ran_for']}: {outcome(already)}", flush=True)
+            elif not clock.has_time_for(row.steps):
+                waiting.append(name)
+            else:
                 print(f"{name}:", flush=True)
                 with clock.watching(row.steps):
                     record = run_row(row, options)
@@ -290,9 +315,12 @@ def run_stage(stage: str, options: argparse.Namespace, clock: Clock) -> tuple[li
     return waiting, elsewhere
 
 
-def finish_stage(stage: str, options: argparse.Namespace, clock: Clock) -> None:
-    """Wait for rows that other processes have; one that a process gave up is run here."""
-    while run_stage(stage, options, clock)[1]:
+def finish_stage(stage: str, options: argparse.Namespace, clock: Clock) -> list[str]:
+    """Wait for rows that other processes have, and run what they gave up; the names of those without time."""
+    while True:
+        waiting, elsewhere = run_stage(stage, options, clock)
+        if not elsewhere:
+            return waiting
         time.sleep(1)
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import yaml
 from curves import draw_curves
-from run_stage import agrees, own_settings, read_stage
+from run_stage import agrees, best_settings, own_settings, read_stage
 from speed import training_speed
 
+from torchdefine.errors import UserError
 from torchdefine.files import read_json
 from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.settings import to_plain
+from torchdefine.settings import merge, to_plain
 
 HERE = Path(__file__).parent
 STAGES = (
@@ -90,7 +92,7 @@ def gap_table(rows: dict[str, list[dict[str, Any]]], reference: str) -> str:
     tokens = [point["tokens"] for point in rows[reference][0]["curve"]][1::2]
     of_reference = {point["tokens"]: point["perplexity"] for point in rows[reference][0]["curve"]}
     lines = [
-        f"Validation perplexity against that of *{reference}* as training goes on, first seeds:",
+        f"Validation perplexity against that of *{reference}* as training goes on, first seeds that ran:",
         "",
         "| row | " + " | ".join(f"{count / 1e6:.0f} M tokens" for count in tokens) + " |",
         "|---" + "|---:" * len(tokens) + "|",
@@ -110,8 +112,22 @@ def read_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.json")):
         run = read_json(path)
-        found.setdefault(run["row"], []).append({**run, "alone": alone.get(run["row"])})
+        if not is_stale(run, folder):
+            found.setdefault(run["row"], []).append({**run, "alone": alone.get(run["row"])})
     return found
+
+
+def is_stale(run: dict[str, Any], folder: Path) -> bool:
+    """Whether a run has not the settings that its stage takes now, as far as the stages that it takes have run."""
+    described = read_stage(folder.name)
+    row = next((row for row in described["rows"] if row["name"] == run["row"]), None)
+    if row is None:
+        return True
+    said: dict[str, Any] = {}
+    for stage in [*described.get("takes", ()), *row.get("takes", ())]:
+        with suppress(UserError):  # it has not run to its end
+            said = merge(said, best_settings([stage], folder.parent))
+    return not agrees({"recipe": row["recipe"], **merge(said, own_settings(row))}, run["settings"])
 
 
 def taken(described: dict[str, Any], by_row: dict[str, list[dict[str, Any]]]) -> list[str]:
@@ -133,7 +149,7 @@ def taken(described: dict[str, Any], by_row: dict[str, list[dict[str, Any]]]) ->
 
 def taken_row(stage: str, run: dict[str, Any]) -> str:
     """The row of a stage that a run has the settings of: of several that agree, the one that says most."""
-    agreeing = [row for row in read_stage(stage)["rows"] if agrees(own_settings(row), run["settings"])]
+    agreeing = [row for row in read_stage(stage)["rows"] if agrees(row, run["settings"])]
     most = max(agreeing, key=lambda row: sum(map(len, own_settings(row).values())), default={"name": "unknown"})
     return str(most["name"])
 

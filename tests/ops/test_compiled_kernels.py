@@ -118,9 +118,7 @@ def test_compiled_recurrences_read_ahead_and_leave_room_for_a_second_process(row
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
-@pytest.mark.skipif(
-    OLDER, reason="the older compiler takes more room, which only large GPUs have"
-)
+@pytest.mark.skipif(OLDER, reason="the older compiler takes more room, which only large GPUs have")
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_compiled_recurrences_fit_the_smallest_of_the_gpus_that_we_take(rows: int) -> None:
     from torchdefine.ops import recurrence_kernels as kernels

@@ -46,6 +46,26 @@ def test_plain_loops_equal_torchs_lstm_in_float64_with_gradients(
         torch.testing.assert_close(ours, theirs)
 
 
+def test_what_is_given_back_is_the_callers() -> None:
+    _, weights, x, state = layer_and_inputs(16, 128, 3, 4, "cpu", torch.float64)
+    y, h, c = persistent_lstm(x, *state, weights)
+    expected = torch.autograd.grad(y.sum(), [x, *weights], retain_graph=True)
+    for kept in (h, c):
+        kept.zero_()  # a state may be emptied before the backward pass
+    gradients = torch.autograd.grad(y.sum(), [x, *weights])
+    gradients[-1].zero_()
+    for ours, theirs in zip(gradients[:-1], expected[:-1], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    _, weights, x, state = layer_and_inputs(5, 6, 2, 3, "cpu", torch.float64)
+    y = persistent_lstm(x, *state, weights)[0]
+    (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
 def test_inputs_may_be_a_view_of_other_memory() -> None:
     """Batches come as (B, T, …) and are only turned round."""
     _, weights, _, state = layer_and_inputs(8, 6, 3, 4, "cpu", torch.float64)

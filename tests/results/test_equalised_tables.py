@@ -1,14 +1,14 @@
 """The table of equalised units: seeds are put together, and what may not be compared is not."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.results.test_stages import script
 from torchdefine.recipe import load_recipe
 from torchdefine.settings import to_plain
 
-tables = script("equalised_tables")
+tables = import_module("equalised_tables")
 
 
 def test_rows_are_of_one_kind_and_the_best_comes_first(tmp_path: Path) -> None:

@@ -1,15 +1,15 @@
 """The script behind the correlation maps: it compares a run with the model it began as."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.results.test_stages import script
 from torchdefine import train
 
 pytest.importorskip("PIL")
-look_at_maps = script("look_at_maps")
+look_at_maps = import_module("look_at_maps")
 
 
 def test_the_untrained_model_is_the_one_that_the_run_began_with(recipe_file: Path, tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """The stages of results/: every row is a recipe that can be built, and a stage runs, stops and goes on."""
 
 import argparse
-import importlib.util
 import json
 import sys
 from dataclasses import replace
+from importlib import import_module
 from itertools import combinations
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,19 +23,7 @@ from torchdefine.training.batches import Batch, Part
 RESULTS = Path(__file__).parent.parent.parent / "results"
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"results_{name}", RESULTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-run_stage, stage_tables, claims, time_rows = (
-    script(name) for name in ("run_stage", "stage_tables", "claims", "time_rows")
-)
+run_stage, stage_tables, claims, time_rows = map(import_module, ("run_stage", "stage_tables", "claims", "time_rows"))
 STAGES = sorted(path.stem for path in (RESULTS / "stages").glob("[a-z]*.yaml"))
 
 
@@ -51,7 +38,8 @@ def tuned(tmp_path: Path) -> Path:
             outcome = {"diverged": "at once"} if place == 0 else {"valid_perplexity": 100.0 + abs(place - best)}
             folder = tmp_path / stage
             folder.mkdir(exist_ok=True)
-            (folder / f"{place}.json").write_text(json.dumps({"row": row["name"], **outcome}))
+            settings = to_plain(load_recipe(row["recipe"], run_stage.own_settings(row)))
+            (folder / f"{place}.json").write_text(json.dumps({"row": row["name"], "settings": settings, **outcome}))
     return tmp_path
 
 
@@ -67,7 +55,7 @@ def test_the_best_of_a_stage_is_taken_and_a_stage_without_it_does_not_run(tuned:
     with pytest.raises(UserError, match="run that stage first"):
         run_stage.rows_of("decisive", tuned)
     for file in (tuned / "unit-choices").glob("*.json"):
-        file.write_text(json.dumps({"row": json.loads(file.read_text())["row"], "diverged": "at once"}))
+        file.write_text(json.dumps({**json.loads(file.read_text()), "diverged": "at once"}))
     with pytest.raises(UserError, match="all of its rows diverged"):
         run_stage.best_row("unit-choices", tuned)
 
@@ -310,30 +298,33 @@ def test_what_ran_for_another_stage_does_not_run_again(
     assert "best, seed 1, is fast of first" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("out_of_time", [False, True])
 def test_a_stage_waits_for_what_another_process_has_of_those_that_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    out_of_time: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     passes, slept = [], []
 
     def run_rows(stage: str, options: argparse.Namespace, clock: object) -> tuple[list[str], list[str]]:
         passes.append(stage)
-        return [], ["rate 20, seed 1"] if stage == "long-rates" and len(slept) < 3 else []
+        waiting = ["rate 28, seed 1"] if stage == "long-rates" and len(slept) == 3 and out_of_time else []
+        return waiting, ["rate 20, seed 1"] if stage == "long-rates" and len(slept) < 3 else []
 
     monkeypatch.setattr(run_stage, "run_stage", run_rows)
     monkeypatch.setattr(run_stage.time, "sleep", slept.append)
     stages = ["long-rates", "unit-rates", "ablation"]
     monkeypatch.setattr(sys, "argv", ["run_stage.py", *stages, "--data", "x", "--out", str(tmp_path)])
     run_stage.main()
-    assert passes == ["long-rates", "unit-rates", *["long-rates"] * 4, "ablation"]
+    assert passes == ["long-rates", "unit-rates", *["long-rates"] * 4, *([] if out_of_time else ["ablation"])]
     assert len(slept) == 3
+    assert ("The stage ablation waits for long-rates." in capsys.readouterr().out) == out_of_time
 
 
 def test_processes_share_the_rows_out(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["run_stage.py", "tuning", "--data", str(corpus), "--out", str(tmp_path), "--runs", str(tmp_path / "r")]
     monkeypatch.setattr(sys, "argv", [*arguments, "--changes", json.dumps(TINY)])
     rows = run_stage.rows_of("tuning", tmp_path)
-    options = argparse.Namespace(out=tmp_path, runs=tmp_path / "r", changes=TINY)
-    with run_stage.claimed(run_stage.run_folder(rows[2], options)) as ours:
+    options = argparse.Namespace(out=tmp_path, runs=tmp_path / "r", changes=TINY, data=str(corpus), also=None)
+    with run_stage.claimed(rows[2], options) as ours:
         assert ours
         run_stage.main()
     expected = {row.file for row in rows}
@@ -342,19 +333,37 @@ def test_processes_share_the_rows_out(corpus: Path, tmp_path: Path, monkeypatch:
     assert {path.name for path in (tmp_path / "tuning").glob("*.json")} == expected
 
 
-def test_a_row_whose_settings_have_changed_since_runs_again(tuned: Path) -> None:
-    options = argparse.Namespace(out=tuned, changes={})
+def test_a_row_whose_settings_or_texts_have_changed_since_runs_again(tuned: Path) -> None:
+    options = argparse.Namespace(out=tuned, changes={}, data="elsewhere/text", also=None)
     rows = run_stage.rows_of("decisive", tuned)
     (tuned / "decisive").mkdir()
     for row in rows:
-        settings = to_plain(load_recipe(row.recipe, row.changes))
-        (tuned / "decisive" / row.file).write_text(json.dumps({"settings": settings}))
+        settings = to_plain(load_recipe(row.recipe, merge({"data": {"corpus": "text"}}, row.changes)))
+        del settings["context"]["attention_dropout"]  # as if the run were older than that
+        (tuned / "decisive" / row.file).write_text(json.dumps({"recipe": row.recipe, "settings": settings}))
     assert all(run_stage.has_run(row, options) for row in rows)
+    for other in ({"data": "another"}, {"also": "other"}, {"changes": {"optim": {"lr": 3.0}}}):
+        changed = argparse.Namespace(**{**vars(options), **other})
+        plain = next(row for row in rows if row.name == "R2 scaled")
+        assert not run_stage.has_run(plain, changed)
+    idle = argparse.Namespace(**{**vars(options), "changes": {"embedding": {"equalised": True}}})
+    assert run_stage.has_run(rows[0], idle)  # it has no unit
     (tuned / "decisive" / rows[0].file).unlink()
     assert not run_stage.has_run(rows[0], options)
     for row in rows[1:]:
-        changed = replace(row, changes=merge(row.changes, {"embedding": {"map_dim": 8}}))
-        assert not run_stage.has_run(changed, options)
+        for other in ({"recipe": "table1a/r4"}, {"changes": merge(row.changes, {"embedding": {"map_dim": 8}})}):
+            assert not run_stage.has_run(replace(row, **other), options)
+        without = {**row.changes, "embedding": {}}  # a setting that a row no longer names is another one
+        assert run_stage.has_run(replace(row, changes=without), options) == ("embedding" not in row.changes)
+
+
+def test_a_stage_that_was_changed_since_is_not_taken(tuned: Path) -> None:
+    file = tuned / "long-rates" / f"{BEST['long-rates']}.json"
+    run = json.loads(file.read_text())
+    run["settings"]["optim"]["lr"] = 19.0
+    file.write_text(json.dumps(run))
+    with pytest.raises(UserError, match=r"no result of rate 20 with the settings that it has now"):
+        run_stage.rows_of("decisive", tuned)
 
 
 def test_a_table_says_whose_settings_a_run_has(tuned: Path) -> None:
@@ -469,7 +478,9 @@ def test_the_units_choices_stand_beside_the_best_schedule(tuned: Path) -> None:
 def test_rates_stand_beside_each_other(tmp_path: Path) -> None:
     for stage, rate, valid in (("long-rates", 10, 100.0), ("long-rates", 20, 90.0), ("unit-rates", 20, 60.0)):
         (tmp_path / stage).mkdir(exist_ok=True)
-        run = {"row": f"rate {rate}", "valid_perplexity": valid, "test_perplexity": 2 * valid}
+        row = next(row for row in run_stage.read_stage(stage)["rows"] if row["name"] == f"rate {rate}")
+        settings = to_plain(load_recipe(row["recipe"], run_stage.own_settings(row)))
+        run = {"row": row["name"], "settings": settings, "valid_perplexity": valid, "test_perplexity": 2 * valid}
         (tmp_path / stage / f"{rate}.json").write_text(json.dumps(run))
     lines = claims.rates_table(tmp_path).splitlines()[2:]
     assert lines[:4] == [
@@ -478,6 +489,19 @@ def test_rates_stand_beside_each_other(tmp_path: Path) -> None:
         "| 20 | 90.00 | 180.00 | 60.00 | 120.00 | -33.3% |",
         "| 28 | not run | not run | not run | not run | – |",
     ]
+
+
+def test_a_run_with_settings_that_its_stage_no_longer_takes_is_not_shown(tuned: Path) -> None:
+    (tuned / "decisive").mkdir()
+    for row in run_stage.rows_of("decisive", tuned):
+        run = {"row": row.name, "settings": to_plain(load_recipe(row.recipe, row.changes))}
+        (tuned / "decisive" / row.file).write_text(json.dumps(run))
+    assert len(stage_tables.read_rows(tuned / "decisive")) == 8
+    best = tuned / "long-rates" / f"{BEST['long-rates']}.json"
+    best.write_text(json.dumps({**json.loads(best.read_text()), "valid_perplexity": 1000.0}))
+    assert not stage_tables.read_rows(tuned / "decisive")  # another rate is the best now
+    best.unlink()
+    assert len(stage_tables.read_rows(tuned / "decisive")) == 8  # nobody knows yet
 
 
 def test_the_tables_have_every_stage() -> None:
@@ -540,7 +564,9 @@ def test_a_row_of_which_one_seed_diverged_has_no_numbers_and_is_no_reference(
     run_stage.main()
     mild = json.loads((tmp_path / "seeds" / "mild-seed-1.json").read_text())
     assert mild["data"]["vocabulary_size"] == 50
-    (tmp_path / "seeds" / "half-mad-seed-2.json").write_text(json.dumps({"row": "half mad", "diverged": "at once"}))
+    (tmp_path / "seeds" / "half-mad-seed-2.json").write_text(
+        json.dumps({**mild, "row": "half mad", "diverged": "at once"})
+    )
     monkeypatch.setattr(stage_tables, "draw_curves", lambda name, runs: f"{list(runs)}.svg")
     table = stage_tables.stage_section(tmp_path / "seeds")
     assert "| half mad | diverged |" in table

@@ -3,15 +3,19 @@
 import json
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tests.results.test_stages import script
 from torchdefine.errors import UserError
 
 pytest.importorskip("sacrebleu")
-run_translation, tables, speed = script("run_translation"), script("translation_tables"), script("speed")
+run_translation, tables, speed = map(import_module, ("run_translation", "translation_tables", "speed"))
+    import_module("run_translation"),
+    import_module("translation_tables"),
+    import_module("speed"),
+)
 TINY = {
     "bitext": {"bpe_size": 280, "batch_tokens": 400},
     "embedding": {"map_dim": 16},

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from torchdefine.ops.dtypes import exact_dtype, product_dtype
-from torchdefine.ops.kernel_gate import gpu_takes_kernels, kernels_allowed
+from torchdefine.ops.kernel_gate import kernels_run
 
 UNITS_PER_PROGRAM = 16
 PADDED_TO = 128
@@ -43,15 +44,13 @@ def persistent_lstm(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor]) 
 
 def has_kernel(x: Tensor, hidden_dim: int) -> bool:
     """Whether a layer of so many units on inputs like (T, B, D) runs as kernels: half precision on a newer GPU."""
-    if not x.is_cuda or not kernels_allowed():
-        return False
-    if product_dtype(x) not in (torch.float16, torch.bfloat16):
+    if not kernels_run(x) or product_dtype(x) not in (torch.float16, torch.bfloat16):
         return False
     width = padded(hidden_dim)
     if x.shape[0] * x.shape[1] * 4 * width > MOST_GATES:
         return False
     at_once = torch.cuda.get_device_properties(x.device).multi_processor_count  # so many programs for certain
-    return width // UNITS_PER_PROGRAM * row_blocks(x.shape[1]) <= at_once and gpu_takes_kernels(x.device)
+    return width // UNITS_PER_PROGRAM * row_blocks(x.shape[1]) <= at_once
 
 
 def row_blocks(rows: int) -> int:
@@ -81,11 +80,12 @@ class _PersistentLSTM(torch.autograd.Function):
         ctx.save_for_backward(x, inward, recurrent, outputs, cells, gates)
         ctx.hidden_dim, ctx.dtypes = hidden_dim, [weight.dtype for weight in weights]
         y = outputs[1:, :, :hidden_dim].contiguous()
-        after_h, after_c = y[-1:].clone(), cells[-1:, :, :hidden_dim].to(c.dtype)
+        after_h, after_c = y[-1:].clone(), cells[-1:, :, :hidden_dim].to(c.dtype, copy=True)
         ctx.mark_non_differentiable(after_h, after_c)
         return y, after_h, after_c
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_y: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, inward, recurrent, outputs, cells, gates = ctx.saved_tensors
         (length, rows, _), input_dim = x.shape, ctx.input_dim
@@ -104,7 +104,7 @@ class _PersistentLSTM(torch.autograd.Function):
             grad_inward.reshape(4 * hidden_dim, input_dim),
             grad_recurrent.reshape(4 * hidden_dim, hidden_dim),
             grad_bias,
-            grad_bias,
+            grad_bias.clone(),  # whoever changes one in place means that one
         )
         return grad_x, None, None, *(g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True))
 

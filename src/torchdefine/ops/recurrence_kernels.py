@@ -14,6 +14,9 @@ from torch import Tensor
 
 from torchdefine.ops.persistent_lstm import ROWS_PER_PROGRAM, UNITS_PER_PROGRAM, row_blocks
 
+OLDER_COMPILER = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3)
+"""It takes more shared memory for the same work."""
+
 
 def forward_loop(from_inputs: Tensor, recurrent: Tensor, outputs: Tensor, cells: Tensor, gates: Tensor) -> None:
     length, rows, _, width = from_inputs.shape
@@ -71,7 +74,7 @@ FORWARD_LAUNCH = {
     16: _launch(16, 64, 4, 4),
     32: _launch(32, 64, 4, 4),
     64: _launch(64, 64, 4, 4),
-    128: _launch(128, 64, 3, 8),
+    128: _launch(128, 64, 2 if OLDER_COMPILER else 3, 8),
 }
 BACKWARD_LAUNCH = {
     16: _launch(16, 128, 4, 4),
