@@ -1,4 +1,4 @@
-"""What equalised weights do for units and projections in small models, in docs/evidence.md: `make results`."""
+"""What equalised weights do for units and projections in small models: `make results`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from torchdefine.files import read_json
 HEADER = ("model", "optimiser, rate, steps", "unit", "input", "weights", "seeds", "valid", "lowest and highest", "test")
 
 Run = dict[str, Any]
+
+
+def equalised_section(folder: Path) -> str:
+    introduction = (
+        "Models of minutes on a CPU, on the shipped text, equal but for what each row says: where "
+        "[equalised units](../docs/evidence.md#does-the-unit-learn-too-fast) come from, and no test of them."
+    )
+    return f"## Equalised units in small models\n\n{introduction}\n\n{equalised_table(folder)}\n"
 
 
 def equalised_table(folder: Path) -> str:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from claims import write_evidence_page
+from equalised_tables import equalised_section
 from look_up_tables import look_up_section
 from map_tables import correlation_section
 from recipe_tables import recipe_section
@@ -17,8 +18,7 @@ INTRODUCTION = """# Measured results
 
 Written by `make results` from the JSON files in this folder; nothing here is typed. A file of a recipe is the
 `result.json` of one run: recipe, overrides, seed, commit, hardware, versions, hashes of the text, and the curve. The
-files in `inference/` were written by `results/inference_table.py`; those in `equalised/` are shown in
-[docs/evidence.md](../docs/evidence.md#does-the-unit-learn-too-fast).
+files in `inference/` were written by `results/inference_table.py`.
 
 "unit", "context", "tables" and "total" are millions of parameters; "valid" and "test" are perplexities. "unigram" is
 the test perplexity of a model that only counts words. "published test" is what the paper behind a recipe reports for
@@ -38,6 +38,7 @@ def main() -> None:
             INTRODUCTION,
             *(section(folder) + "\n" + correlation_section(folder) for folder in folders),
             all_stages(stages),
+            equalised_section(HERE / "equalised"),
             look_up_section(HERE / "inference"),
             "",
         ]

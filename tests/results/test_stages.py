@@ -528,7 +528,8 @@ def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
     keep("decisive", "R2", seed=1, test_perplexity=90.0, valid_perplexity=95.0)
     keep("decisive", "R3", seed=1, test_perplexity=80.0, valid_perplexity=81.0)
     assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-11.1%", "-8.2%", "no row has two seeds to judge by"]
-    assert table_rows(tuned)["R3", "R2 scaled"] == ["not run"] * 4
+    assert ("R3", "R2 scaled") not in table_rows(tuned)
+    assert "- Deeper is better: 4 of 4 pairs of rows." in claims.claims_table(tuned)
     keep("decisive", "R3", seed=2, test_perplexity=84.0, valid_perplexity=81.0)  # seeds are 5 % apart
     assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-8.9%", "-8.2%", "too near to tell"]
     keep("decisive", "R2 scaled", seed=1, test_perplexity=70.0, valid_perplexity=81.0)
@@ -536,6 +537,10 @@ def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
     keep("decisive", "R2 and a projection", seed=1, test_perplexity=100.0, valid_perplexity=100.0)
     assert table_rows(tuned)["R3", "R2 and a projection"][-1] == "yes"
     assert "5.0%" in claims.claims_table(tuned)
+    assert "- DeFINE is better than an adaptive table: 13 of 16 pairs of rows." in claims.claims_table(tuned)
+    broken = tuned / "decisive" / "R2-1.json"
+    broken.write_text(json.dumps({**json.loads(broken.read_text()), "diverged": "at once"}))
+    assert table_rows(tuned)["R3", "R2"] == ["diverged"] * 4
     assert [claims.verdict(test, True, 0.001) for test in (0.009, -0.02, 0.02)] == ["yes", "yes", "no"]
 
 

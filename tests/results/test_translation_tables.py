@@ -12,10 +12,6 @@ from torchdefine.errors import UserError
 
 pytest.importorskip("sacrebleu")
 run_translation, tables, speed = map(import_module, ("run_translation", "translation_tables", "speed"))
-    import_module("run_translation"),
-    import_module("translation_tables"),
-    import_module("speed"),
-)
 TINY = {
     "bitext": {"bpe_size": 280, "batch_tokens": 400},
     "embedding": {"map_dim": 16},
