@@ -212,6 +212,7 @@ def test_recipes_and_help_teach(torchdefine: Command) -> None:
         ("lr", "did you mean 'optim.lr'?"),
         ("context.hiden_dim", "did you mean 'context.hidden_dim'?"),
         ("optm.rate", "did you mean the section 'optim'?"),
+        ("outt", "'--outt' is not understood: did you mean --out?"),
         ("xyzzy.rate", "its section is one of data, embedding, context, "),
     ],
 )
@@ -326,6 +327,10 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "The split 'trainn' is unknown: use train, valid or test": ["eval", finished, "--split", "trainn"],
         "The command 'trian' is unknown: did you mean 'train'?": ["trian"],
         "The argument '--frobnicate' is not understood": ["eval", finished, "--frobnicate", "1"],
+        "The argument '--splt' is not understood: did you mean --split?": ["eval", finished, "--splt", "valid"],
+        "train.steps is -5, but must be above 0": ["train", recipe_file, "--train.steps", "-5"],
+        "holds no run: there is no such folder": ["eval", tmp_path / "nowhere"],
+        "report.pdf must end in .html": ["report", finished, "--out", tmp_path / "report.pdf"],
         "needs a value": ["train", recipe_file, "--optim.lr"],
         "optim.lr needs a value": ["train", "--optim.lr", "--out", tmp_path / "new", recipe_file],
         "optim.lr is 'fast'": ["train", "--optim.lr", "fast", recipe_file],

@@ -174,7 +174,7 @@ def test_cutoffs_shrink_with_the_vocabulary() -> None:
     recipe = load_recipe("table1a/r3")
     model = build_language_model(recipe, VocabularyFacts(33_278))
     assert model.embedding.map.cutoffs == (20_000,)
-    with pytest.raises(UserError, match=r"or embedding\.cutoffs 62,250, say"):
+    with pytest.raises(UserError, match=r"use --embedding\.cutoffs 62,250, say, or do without bands by --emb"):
         build_language_model(recipe, VocabularyFacts(500))
 
 
@@ -271,7 +271,10 @@ def test_several_bases_lie_one_over_the_other(tmp_path: Path) -> None:
         ({"context": {"attention_dropout": 1.5}}, r"attention dropout is 1\.5"),
         ({"output": {"tied_projections": [True]}}, "has 1 values for the 4 bands"),
         ({"output": {"tied": False}}, "An untied adaptive softmax takes its bands from an adaptive map"),
-        ({"output": {"cutoffs": [300_000], "tied_projections": []}}, r"use output\.kind full, or output\.cutoffs"),
+        (
+            {"output": {"cutoffs": [300_000], "tied_projections": []}},
+            r"or do without bands by --output\.kind full",
+        ),
         ({"embedding": {"scale": 0}}, r"embedding\.scale is 0\.0, but must be above 0"),
         ({"eval": {"valid_batch_size": 0}}, r"eval\.valid_batch_size is 0"),
     ],

@@ -228,10 +228,13 @@ def _fitting_cutoffs(section: str, cutoffs: tuple[int, ...], size: int, divisors
     fitting = shrink_cutoffs(cutoffs, size)
     if not fitting:
         suggested = ",".join(str(max(size // divisor, 1)) for divisor in divisors)
-        without_bands = {"embedding": "use a standard map", "output": "use output.kind full"}[section]
+        without_bands = {
+            "embedding": "do without bands by --embedding.map standard and --output.kind full",
+            "output": "do without bands by --output.kind full",
+        }[section]
         raise UserError(
             f"All of {section}.cutoffs {cutoffs} lie outside the vocabulary of {size}: "
-            f"{without_bands}, or {section}.cutoffs {suggested}, say."
+            f"use --{section}.cutoffs {suggested}, say, or {without_bands}."
         )
     return fitting
 

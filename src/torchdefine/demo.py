@@ -27,7 +27,8 @@ def run_demo(out: Path) -> None:
         "softmax that is tied to that.\n"
     )
     if busy := others_at_work():
-        print(f"{busy}: the demo takes longer then, and its speeds say little.\n", file=sys.stderr)
+        cure = "perhaps less so with OMP_NUM_THREADS=1"
+        print(f"{busy}: the demo takes longer then, {cure}, and its speeds say little.\n", file=sys.stderr)
     folders = [out / name for name in MODELS]
     with _each_sentence_once():
         for number, (name, folder) in enumerate(zip(MODELS, folders, strict=True), start=1):

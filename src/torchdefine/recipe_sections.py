@@ -235,7 +235,9 @@ class TrainSettings:
         require(
             (self.epochs is None) != (self.steps is None), "Give train.epochs or train.steps, one of them and not both."
         )
-        require((self.epochs or self.steps or 0) > 0, "train.epochs and train.steps must be above 0.")
+        for name in ("epochs", "steps"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"train.{name} is {value}, but must be above 0.")
         require(self.keep >= 0, f"train.keep is {self.keep}, but must not be negative.")
 
 

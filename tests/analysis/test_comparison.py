@@ -82,6 +82,21 @@ def test_among_numbers_that_do_not_compare_none_is_best(
     assert "*" not in comparison.note
 
 
+def test_of_short_pieces_none_is_best(runs: list[Path]) -> None:
+    def short(result: dict[str, Any]) -> None:
+        result["evaluation"]["valid"]["tokens"] = 300
+
+    one, other = compare_runs(runs).runs
+    streams = one.recipe.eval.batch_size
+    assert streams > 1
+    short(one.result)
+    short(other.result)
+    comparison = Comparison([one, other])
+    (warning,) = comparison.warnings
+    assert warning.startswith(f"The valid text is short, 300 tokens in {streams} streams")
+    assert marks(comparison) == []
+
+
 def test_tokens_of_the_same_text_are_not_called_another_text(runs: list[Path]) -> None:
     """Equal texts in other vocabularies have other tokens."""
 

@@ -9,7 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torchdefine.analysis.fairness import what_else_differs, what_is_missing, why_incomparable
+from torchdefine.analysis.fairness import (
+    what_else_differs,
+    what_is_missing,
+    which_texts_are_short,
+    why_incomparable,
+)
 from torchdefine.analysis.parameters import PARTS
 from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.analysis.tables import NOT_FINITE, print_table
@@ -28,12 +33,13 @@ class Comparison:
     @property
     def warnings(self) -> list[str]:
         """Why the numbers may not be comparable; empty if nothing speaks against it."""
-        return [*why_incomparable(self.runs), *what_else_differs(self.runs), *what_is_missing(self.runs)]
+        fair = [*why_incomparable(self.runs), *what_else_differs(self.runs)]
+        return [*fair, *which_texts_are_short(self.runs), *what_is_missing(self.runs)]
 
     @cached_property
     def best(self) -> dict[str, float]:
         """The best perplexity of each split that has one: where perplexities of at least two finished runs compare."""
-        if why_incomparable(self.runs):
+        if why_incomparable(self.runs) or which_texts_are_short(self.runs):
             return {}
         reached = {
             split: [p for run in self.runs if run.result is not None and (p := run.perplexity(split)) is not None]

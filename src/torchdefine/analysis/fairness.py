@@ -8,6 +8,7 @@ from typing import Any
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.analysis.settings_table import differing_settings
 from torchdefine.recipe_effects import implied_settings
+from torchdefine.training.evaluate import short_stream_warning
 
 UNKNOWN_MAY_DIFFER = 0.001
 """Share of a text. A model is credited with all the bytes of a word of which it only has to say <unk>."""
@@ -136,6 +137,21 @@ def _different_settings(runs: Sequence[RunSummary], *, tokens_named: bool) -> li
     shown = [f"{name} ({', '.join(values)})" for name, values in rows[:MOST_SETTINGS_NAMED]]
     more = len(rows) - len(shown)
     return [f"Settings outside embedding and output differ: {', '.join(shown)}{f' and {more} more' if more else ''}."]
+
+
+def which_texts_are_short(runs: Sequence[RunSummary]) -> list[str]:
+    """A sentence where pieces of a text are so short that how a model begins may decide its perplexity."""
+    for run in _finished(runs):
+        streams = run.recipe.eval.batch_size
+        for split in ("valid", "test"):
+            tokens = _evaluation(run, split).get("tokens")
+            if run.recipe.task != "translation" and tokens and short_stream_warning(tokens, streams):
+                return [
+                    f"The {split} text is short, {tokens:,} tokens in {min(streams, tokens)} streams that begin "
+                    "without context: perplexities are likely too high, and another model may be the best by "
+                    "`torchdefine eval RUN --batch-size 1`."
+                ]
+    return []
 
 
 def what_is_missing(runs: Sequence[RunSummary]) -> list[str]:

@@ -17,7 +17,7 @@ from torchdefine.cli import counting, exporting, inference, looking, models, rec
 from torchdefine.errors import MachineError, UserError
 from torchdefine.recipe import SECTIONS, Recipe
 from torchdefine.settings import explain
-from torchdefine.spelling import did_you_mean, did_you_mean_setting
+from torchdefine.spelling import closest, did_you_mean, did_you_mean_setting
 
 SECONDS_TO_SPEAK = 10.0
 """For the first process of a machine to say why a command is refused, which it may come to later than the others."""
@@ -46,11 +46,11 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         words, settings = _without_settings(sys.argv[1:] if arguments is None else arguments)
-        parser, commands = _parser()
-        if words and not words[0].startswith("-") and words[0] not in commands:
-            raise UserError(f"The command {words[0]!r} is unknown{did_you_mean(words[0], commands)}")
+        parser, known = _parser()
+        if words and not words[0].startswith("-") and words[0] not in known:
+            raise UserError(f"The command {words[0]!r} is unknown{did_you_mean(words[0], known)}")
         options, rest = parser.parse_known_args(words)
-        overrides = _overrides([*settings, *rest], options.command)
+        overrides = _overrides([*settings, *rest], options.command, known[options.command])
         options.run(options, overrides)
     except UserError as error:
         _fail(error, 2)
@@ -88,8 +88,8 @@ class _Parser(argparse.ArgumentParser):
         _fail(f"{message[0].upper()}{message[1:]}. See `{self.prog} --help`.", 2)
 
 
-def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
-    """What reads the command line, and the names of the commands."""
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
+    """What reads the command line, and the commands' names with their options."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog="torchdefine", description=DESCRIPTION, formatter_class=shape, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"torchdefine {__version__}")
@@ -111,7 +111,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     for room in (recipes, counting, runs, translation, inference, exporting, looking, models):
         room.add_commands(command)
-    return parser, list(commands.choices)
+    return parser, {name: list(sub._option_string_actions) for name, sub in commands.choices.items()}
 
 
 def _without_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -127,15 +127,19 @@ def _without_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return words, settings
 
 
-def _overrides(rest: list[str], command: str) -> dict[str, dict[str, Any]]:
+def _overrides(rest: list[str], command: str, options: list[str]) -> dict[str, dict[str, Any]]:
     """What is left of the command line, ``--optim.lr 1e-3`` or ``--optim.lr=1e-3``, by section."""
     found: dict[str, dict[str, Any]] = {}
     names = [name for name, _, _ in explain(Recipe)]
     words = iter(rest)
     for word in words:
+        dotted, given, value = word[2:].partition("=")
+        is_setting = any(name.endswith(f".{dotted}") for name in names) or "." in dotted
+        near = None if is_setting else closest(dotted, [option[2:] for option in options if option.startswith("--")])
+        if word.startswith("--") and near:
+            raise UserError(f"The argument {word!r} is not understood: did you mean --{near}?")
         if not word.startswith("--") or command not in ("train", "encode", "params"):
             raise UserError(f"The argument {word!r} is not understood: see `torchdefine {command} --help`.")
-        dotted, given, value = word[2:].partition("=")
         if dotted not in names:
             raise UserError(f"The setting --{dotted} is unknown{did_you_mean_setting(dotted, names)}")
         if not given:

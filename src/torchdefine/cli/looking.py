@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdefine.cli.shared import Command, print_json
+from torchdefine.errors import UserError
 
 PICTURES = """  curves      validation perplexity of every run
   parameters  who owns the parameters, a stacked bar a run
@@ -58,6 +59,8 @@ def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.training.progress import work_bar
 
     path = Path(options.out) if options.out else Path(options.folders[0]) / "report.html"
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"The report {path} must end in .html, which it is.")
     words = [word.strip() for word in options.words.split(",") if word.strip()] if options.words else None
     with work_bar("looking at the runs") as progress:
         write_report(options.folders, path, ReportOptions(words, options.prompt), progress)

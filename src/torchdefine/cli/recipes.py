@@ -181,6 +181,12 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
             unigram = result.get(f"{split}_unigram_perplexity")
             beside = f" (unigram {unigram:,.1f})" if unigram else ""
             print(f"{split} perplexity {shown_perplexity(result[f'{split}_perplexity'])}{beside}")
+    if "valid_perplexity" in result and result["best_step"] < result["steps"]:
+        last = result["curve"][-1]["perplexity"]
+        print(
+            f"The weights are those of step {result['best_step']:,}, the best on the validation text; by the end its "
+            f"perplexity was {shown_perplexity(last)} again."
+        )
     _print_caveats(run)
     print(f"The run is in {run.folder.path}.")
     if trouble:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdefine.errors import UserError
-from torchdefine.spelling import option
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Processes:
         if wish not in (None, "cpu", "cuda"):
             raise UserError(f"The device {wish!r} is unknown: use cpu or cuda.")
         if wish == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"The device cuda was asked for, but torch finds no GPU here: use {option('device')} cpu.")
+            raise UserError("The device cuda was asked for, but torch finds no GPU here: use cpu (--device cpu).")
         if wish != "cpu" and torch.cuda.is_available():
             return torch.device("cuda", self.local_rank)
         return torch.device("cpu")

@@ -126,6 +126,8 @@ class RunFolder:
             raise UserError(f"{path} is a recipe and no run: train it first by `{train}`, and name that folder.")
 
     def _what_to_name_instead(self) -> str:
+        if not self.path.exists():
+            return "there is no such folder."
         within = sorted(config.parent for config in self.path.glob(f"*/{RUN_SETTINGS_FILE}"))
         if not within:
             return f"{RUN_SETTINGS_FILE} is missing."
