@@ -153,7 +153,9 @@ def is_run_of(row: Row, run: dict[str, Any], options: argparse.Namespace) -> boo
     idle = settings_without_effect(recipe)
     if run["recipe"] != row.recipe or what_matters(run["settings"], idle) != what_matters(to_plain(recipe), idle):
         return False
-    return "diverged" in run or not options.also or run.get("also", {}).get("corpus") == Path(options.also).name
+    return (
+        "diverged" in run or not options.also or run.get("also", {}).get("corpus") == Path(options.also).resolve().name
+    )
 
 
 def recipe_of(row: Row, options: argparse.Namespace) -> Recipe:
@@ -176,7 +178,7 @@ def what_matters(settings: dict[str, Any], idle: set[str]) -> dict[str, Any]:
         for name, value in {**defaults[section], **settings[section]}.items()
         if f"{section}.{name}" not in idle
     }
-    return {**found, "data.corpus": Path(found["data.corpus"]).name}
+    return {**found, "data.corpus": Path(found["data.corpus"]).resolve().name}
 
 
 def agrees(row: dict[str, Any], settings: dict[str, Any]) -> bool:
