@@ -149,9 +149,11 @@ def same_run(row: Row, options: argparse.Namespace) -> dict[str, Any] | None:
 
 def is_run_of(row: Row, run: dict[str, Any], options: argparse.Namespace) -> bool:
     """Whether this row would be run so."""
+    if run["recipe"] != row.recipe:
+        return False
     recipe = recipe_of(row, options)
     idle = settings_without_effect(recipe)
-    if run["recipe"] != row.recipe or what_matters(run["settings"], idle) != what_matters(to_plain(recipe), idle):
+    if what_matters(run["settings"], idle) != what_matters(to_plain(recipe), idle):
         return False
     return (
         "diverged" in run or not options.also or run.get("also", {}).get("corpus") == Path(options.also).resolve().name

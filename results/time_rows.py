@@ -23,31 +23,30 @@ from run_stage import HERE, Row, rows_of
 from torchdefine.errors import UserError
 from torchdefine.files import read_json, write_json
 from torchdefine.recipe import load_recipe
-from torchdefine.settings import merge
 from torchdefine.training.environment import describe_environment
 
 SPEEDS = "speeds.json"
 
 
-def time_stages(stages: list[str], out: Path, setting: Setting, changes: dict[str, Any]) -> dict[str, Any]:
+def time_stages(stages: list[str], out: Path, setting: Setting) -> dict[str, Any]:
     """What the file says when the rows of these stages have been timed; other stages stay as they were."""
     path = out / SPEEDS
     before = read_json(path)["stages"] if path.exists() else {}
-    return {"stages": before | {stage: time_stage(stage, out, setting, changes) for stage in stages}}
+    return {"stages": before | {stage: time_stage(stage, out, setting) for stage in stages}}
 
 
-def time_stage(stage: str, out: Path, setting: Setting, changes: dict[str, Any]) -> dict[str, Any]:
+def time_stage(stage: str, out: Path, setting: Setting) -> dict[str, Any]:
     rows = {}
     for row in rows_of(stage, out):
         if row.name not in rows:  # all seeds are equally fast
-            rows[row.name] = time_row(row, setting, changes)
+            rows[row.name] = time_row(row, setting)
             print(f"{stage}, {row.name}: {rows[row.name]['ms']:.2f} ms", flush=True)
     environment = describe_environment(setting.device)
     return {"vocabulary": WIKIPEDIA_SIZE, "text": Path(setting.data).name, **environment, "rows": rows}
 
 
-def time_row(row: Row, setting: Setting, changes: dict[str, Any]) -> dict[str, Any]:
-    recipe = load_recipe(row.recipe, merge(row.changes, changes))
+def time_row(row: Row, setting: Setting) -> dict[str, Any]:
+    recipe = load_recipe(row.recipe, row.changes)
     place = Place(WIKIPEDIA_SIZE, text_batch(recipe, WIKIPEDIA_SIZE, setting), setting.device)
     (found,) = measure([Contestant(row.name, partial(our_step, recipe, place, recorded=True))], setting)
     return {"ms": found.ms, "q1_ms": found.q1_ms, "q3_ms": found.q3_ms, "tokens": place.batch.tokens}
@@ -62,7 +61,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise UserError("Speeds are told of a GPU, and there is none here.")
     setting = Setting(torch.device("cuda"), repeats=10, data=options.data)
-    write_json(options.out / SPEEDS, time_stages(options.stages, options.out, setting, {}))
+    write_json(options.out / SPEEDS, time_stages(options.stages, options.out, setting))
 
 
 if __name__ == "__main__":

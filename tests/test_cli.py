@@ -13,6 +13,7 @@ import pytest
 
 from torchdefine import __version__, files, train
 from torchdefine.cli import main
+from torchdefine.training.result import best_before_the_end
 
 
 @dataclass
@@ -314,6 +315,15 @@ def test_bad_texts(
     done = torchdefine("train", recipe_file, "--data", folder_with(tmp_path, **texts), "--out", out, *arguments)
     assert_refused(done, words)
     assert not (out / "last").exists()
+
+
+def test_weights_that_are_not_the_last_are_said_to_be_earlier_ones() -> None:
+    curve = [{"step": 250, "perplexity": 261.16}, {"step": 500, "perplexity": 328.0}]
+    result = {"valid_perplexity": 261.16, "best_step": 250, "curve": curve}
+    said = "The weights are those of step 250, the best on the validation text, whose perplexity was 328.00 by the end."
+    assert best_before_the_end(result) == said
+    assert best_before_the_end({**result, "best_step": 500}) == ""
+    assert best_before_the_end({"best_step": 3, "curve": []}) == ""  # there was no validation text
 
 
 def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from torchdefine.training.distributed import Processes
     from torchdefine.training.precision import Precision
     from torchdefine.training.progress import TensorBoardReporter, default_reporter, shown_perplexity, work_bar
-    from torchdefine.training.result import shortfall
+    from torchdefine.training.result import best_before_the_end, shortfall
 
     data = overrides.pop("data", {}) | ({} if options.data is None else {"corpus": options.data})
     recipe, _ = wanted_recipe(options.recipe, changes_by_section(data, overrides), options.out, options.resume)
@@ -181,12 +181,8 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
             unigram = result.get(f"{split}_unigram_perplexity")
             beside = f" (unigram {unigram:,.1f})" if unigram else ""
             print(f"{split} perplexity {shown_perplexity(result[f'{split}_perplexity'])}{beside}")
-    if "valid_perplexity" in result and result["best_step"] < result["steps"]:
-        last = result["curve"][-1]["perplexity"]
-        print(
-            f"The weights are those of step {result['best_step']:,}, the best on the validation text; by the end its "
-            f"perplexity was {shown_perplexity(last)} again."
-        )
+    if earlier := best_before_the_end(result):
+        print(earlier)
     _print_caveats(run)
     print(f"The run is in {run.folder.path}.")
     if trouble:

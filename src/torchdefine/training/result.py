@@ -13,6 +13,7 @@ from torchdefine.recipe import Recipe
 from torchdefine.settings import to_plain
 from torchdefine.training.evaluate import PUBLIC_STREAMS, Evaluation, evaluate, unigram_perplexity
 from torchdefine.training.loop import Position
+from torchdefine.training.progress import shown_perplexity
 from torchdefine.training.run_folder import RunFolder
 
 
@@ -49,6 +50,16 @@ def describe_result(
         "evaluation": {split: evaluation.to_dict() for split, evaluation in evaluations.items()},
         **({"public_evaluation": {split: one.to_dict() for split, one in public.items()}} if public else {}),
     }
+
+
+def best_before_the_end(result: dict[str, Any]) -> str:
+    """A sentence about weights that are not the last ones; empty where they are."""
+    if "valid_perplexity" not in result or result["best_step"] == result["curve"][-1]["step"]:
+        return ""
+    return (
+        f"The weights are those of step {result['best_step']:,}, the best on the validation text, whose perplexity was "
+        f"{shown_perplexity(result['curve'][-1]['perplexity'])} by the end."
+    )
 
 
 def shortfall(result: Mapping[str, Any]) -> str:
