@@ -184,10 +184,11 @@ def what_matters(settings: dict[str, Any], idle: set[str]) -> dict[str, Any]:
 
 
 def agrees(row: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Whether all that a row of a stage says for itself is so in the settings of a run."""
-    own = own_settings(row)
+    """Whether all that a row of a stage says for itself is so in the settings of a run, which may be older than some."""
+    own, defaults = own_settings(row), to_plain(Recipe())
     said = to_plain(load_recipe(row["recipe"], own))
-    return all(settings[section].get(name) == said[section].get(name) for section in own for name in own[section])
+    had = {section: {**defaults[section], **settings[section]} for section in own}
+    return all(had[section].get(name) == said[section].get(name) for section in own for name in own[section])
 
 
 @contextmanager

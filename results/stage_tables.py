@@ -19,7 +19,7 @@ from torchdefine.settings import merge, to_plain
 
 HERE = Path(__file__).parent
 STAGES = (
-    *("decisive", "depth", "ablation", "ablation-clean", "decisive-rate-10"),
+    *("decisive", "depth", "ablation", "ablation-clean", "decisive-rate-10", "higher-rates"),
     *("unit-choices", "unit-rates", "tuning", "long-rates"),
 )
 """As a reader asks for them; they run in another order."""
@@ -54,8 +54,8 @@ def stage_section(folder: Path) -> str:
         lines.append("| " + " | ".join([row["name"], *row_cells(by_row.get(row["name"]), reference)]) + " |")
     lines += [f"\n{sentence}" for sentence in taken(described, by_row)]
     finished = finished_in_order(described, by_row)
-    if described.get("reference") in finished:
-        lines += ["", gap_table(finished, described["reference"])]
+    if gaps := gaps_of(folder):
+        lines += ["", gaps]
     if finished:
         lines += ["", origin([run for runs in finished.values() for run in runs])]
         picture = draw_curves(f"stage-{folder.name}", {name: runs[0] for name, runs in finished.items()})
@@ -64,7 +64,7 @@ def stage_section(folder: Path) -> str:
 
 
 def compact_table(folder: Path) -> str:
-    """What a reader in a hurry wants of a stage: sizes, perplexities and distances, and those as training went on."""
+    """What a reader in a hurry wants of a stage: sizes, perplexities and distances."""
     described = yaml.safe_load((HERE / "stages" / f"{folder.name}.yaml").read_text())
     by_row = read_rows(folder)
     wanted = ("total M", "seeds", "valid", "test", "spread", "against reference", "other text")
@@ -73,10 +73,14 @@ def compact_table(folder: Path) -> str:
         cells = row_cells(by_row.get(row["name"]), by_row.get(described["reference"]))
         by_name = dict(zip(HEADER[1:], cells, strict=True))
         lines.append("| " + " | ".join([row["name"], *(by_name[name] for name in wanted)]) + " |")
-    finished = finished_in_order(described, by_row)
-    if described["reference"] in finished:
-        lines += ["", gap_table(finished, described["reference"])]
     return "\n".join(lines)
+
+
+def gaps_of(folder: Path) -> str:
+    """How far the rows of a stage were from its reference while training went on; empty where that has not run."""
+    described = read_stage(folder.name)
+    finished, reference = finished_in_order(described, read_rows(folder)), described.get("reference")
+    return gap_table(finished, reference) if reference in finished else ""
 
 
 def finished_in_order(

@@ -367,6 +367,14 @@ def test_a_stage_that_was_changed_since_is_not_taken(tuned: Path) -> None:
         run_stage.rows_of("decisive", tuned)
 
 
+def test_a_run_that_is_older_than_a_setting_had_its_default() -> None:
+    settings = to_plain(load_recipe("table1a/r2"))
+    del settings["embedding"]["equalised"]
+    for equalised in (False, True):
+        row = {"name": "R2", "recipe": "table1a/r2", "embedding": {"equalised": equalised}}
+        assert run_stage.agrees(row, settings) is not equalised
+
+
 def test_a_table_says_whose_settings_a_run_has(tuned: Path) -> None:
     rows = {row.name: row for row in run_stage.rows_of("decisive", tuned) if row.seed == 1}
     ran = {
@@ -530,7 +538,7 @@ def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
     keep("decisive", "R3", seed=1, test_perplexity=80.0, valid_perplexity=81.0)
     assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-11.1%", "-8.2%", "no row has two seeds to judge by"]
     assert ("R3", "R2 scaled") not in table_rows(tuned)
-    assert "- Deeper is better: 4 of 4 pairs of rows." in claims.claims_table(tuned)
+    assert "- Deeper is better, with a table of one width: 2 of 2 pairs of rows." in claims.claims_table(tuned)
     keep("decisive", "R3", seed=2, test_perplexity=84.0, valid_perplexity=81.0)  # seeds are 5 % apart
     assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-8.9%", "-8.2%", "too near to tell"]
     keep("decisive", "R2 scaled", seed=1, test_perplexity=70.0, valid_perplexity=81.0)
