@@ -184,7 +184,7 @@ def what_matters(settings: dict[str, Any], idle: set[str]) -> dict[str, Any]:
 
 
 def agrees(row: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Whether all that a row of a stage says for itself is so in the settings of a run, which may be older than some."""
+    """Whether all that a row of a stage says for itself is so in the settings of a run, perhaps an older one."""
     own, defaults = own_settings(row), to_plain(Recipe())
     said = to_plain(load_recipe(row["recipe"], own))
     had = {section: {**defaults[section], **settings[section]} for section in own}

@@ -274,6 +274,7 @@ assert set(torchdefine.__all__) <= set(dir(torchdefine))
 assert all(getattr(torchdefine, name).__name__ == name for name in torchdefine.__all__)
 assert torchdefine.adapt.fit and torchdefine.errors.UserError
 assert not hasattr(torchdefine, "nothing")
+assert not hasattr(torchdefine, "nothing.here")
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -114,8 +114,9 @@ def test_training_is_shown_to_whoever_is_there(
     train(recipe_file, out=tmp_path / "quiet", **short)
     assert "validation perplexity" not in "".join(capsys.readouterr())
 
-    train(recipe_file, out=tmp_path / "verbose", verbose=True, **short)
+    train(recipe_file, out=tmp_path / "verbose", device="cpu", verbose=True, train={"steps": 5, "precision": "bf16"})
     shown = capsys.readouterr()
+    assert "The precision bf16 is for GPUs; on the cpu this run computes in fp32." in shown.err
     assert shown.out == ""
     assert "The training text has" in shown.err
     assert "The vocabulary has 62 entries: all 60 different words" in shown.err

@@ -82,6 +82,10 @@ def test_overrides_and_text_numbers() -> None:
     assert recipe.embedding.cutoffs == (10, 20)
     assert recipe.embedding.depth == 3
     assert load_recipe("table1a/r3", {"train": {"steps": 7}}).train.epochs is None
+    for nothing in ("none", "null", None):
+        training = load_recipe("demo/standard", {"train": {"steps": nothing, "epochs": 2}}).train
+        assert (training.steps, training.epochs) == (None, 2)
+        assert load_recipe("table1a/r3", {"train": {"steps": nothing}}).train.epochs == 20
 
 
 @pytest.mark.parametrize("given", [2**53 + 1, str(2**53 + 1), 2**61 + 3])
@@ -139,6 +143,8 @@ def test_bad_settings_are_refused_in_one_sentence(overrides: dict, message: str)
         ("table1a/r3", {"beam": {"size": 3}}, "The section beam is not for the task language"),
         ("tatoeba/laptop", {"context": {"layers": 3}}, "set layers and widths in the section transformer"),
         ("tatoeba/laptop", {"eval": {"length": 3}}, "The section eval is not for the task translation"),
+        ("tatoeba/laptop", {"beam": {"size": 0}}, r"beam\.size is 0, but must be at least 1"),
+        ("tatoeba/laptop", {"beam": {"length_penalty": float("nan")}}, r"beam\.length_penalty is nan"),
         ("tatoeba/laptop", {"train": {"batch_size": 64}}, r"use bitext\.batch_tokens"),
         ("tatoeba/laptop", {"bitext": {"joint": False}}, "A shared embedding needs one BPE for both languages"),
     ],
@@ -159,6 +165,7 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
         "optim:\n  lr: \a\n": r"in line 2: special characters are not allowed\.$",
         "- 1\n": "holds no settings",
         f"base: {path}\n": "is its own base",
+        f"base: ../{tmp_path.name}/mine.yaml\n": "is its own base",
         "format_version: 99\n": "format version 99",
     }.items():
         path.write_text(text)
@@ -176,6 +183,25 @@ def test_cutoffs_shrink_with_the_vocabulary() -> None:
     assert model.embedding.map.cutoffs == (20_000,)
     with pytest.raises(UserError, match=r"use --embedding\.cutoffs 62,250, say, or do without bands by --emb"):
         build_language_model(recipe, VocabularyFacts(500))
+    for size, suggested in ((3, "1"), (1, None)):
+        with pytest.raises(UserError) as caught:
+            build_language_model(recipe, VocabularyFacts(size))
+        assert ("cutoffs 1, say" in str(caught.value)) == (suggested is not None)
+        if suggested:
+            build_language_model(
+                load_recipe("table1a/r3", {"embedding": {"cutoffs": suggested}}), VocabularyFacts(size)
+            )
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_bands_of_an_untied_output_go_by_frequency_too(device: str) -> None:
+    recipe = load_recipe("demo/adaptive-define", {"output": {"tied": False}, "embedding": {"cutoffs": "10,30"}})
+    with torch.device(device):
+        model = build_language_model(recipe, VocabularyFacts(100, range(100)))  # the last id is the most frequent
+    ranks = model.output.ranks
+    assert ranks is not model.embedding.map.ranks
+    if device == "cpu":
+        assert ranks.tolist() == list(reversed(range(100)))
 
 
 def test_own_parts_are_registered_by_name() -> None:

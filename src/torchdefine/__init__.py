@@ -59,7 +59,7 @@ if not TYPE_CHECKING:  # which would take every name for one of ours, misspelt o
         """Names and rooms come with their first use: torch takes seconds, and the command must be able to break off."""
         if name in __all__:
             return getattr(import_module(f"{__name__}.{_ROOM_OF.get(name, 'embedding')}"), name)
-        if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        if name.isidentifier() and not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
             return import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

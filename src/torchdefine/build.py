@@ -45,7 +45,7 @@ class VocabularyFacts:
 
     size: int
     counts: Sequence[int] | np.ndarray | None = None
-    """One for each id where ids are not in frequency order, so that bands can go by frequency."""
+    """One for each id where ids are not in frequency order, so that an adaptive map's bands can go by frequency."""
 
 
 EmbeddingBuilder = Callable[[EmbeddingSettings, VocabularyFacts], TokenEmbedding]
@@ -211,7 +211,7 @@ def _build_adaptive_softmax(settings: OutputSettings, hidden_dim: int, embedding
         )
     if not settings.tied:
         return AdaptiveSoftmax.untied(
-            hidden_dim, embedding.num_embeddings, embedding.map.cutoffs, embedding.map.division
+            hidden_dim, embedding.num_embeddings, embedding.map.cutoffs, embedding.map.division, embedding.map.ranks
         )
     return AdaptiveSoftmax(hidden_dim, embedding.map)
 
@@ -227,14 +227,14 @@ def _fitting_cutoffs(section: str, cutoffs: tuple[int, ...], size: int, divisors
     """Those inside the vocabulary; if there are none, shares of it are suggested."""
     fitting = shrink_cutoffs(cutoffs, size)
     if not fitting:
-        suggested = ",".join(str(max(size // divisor, 1)) for divisor in divisors)
+        shares = sorted({size // divisor for divisor in divisors} - {0})
+        with_bands = f"use --{section}.cutoffs {','.join(map(str, shares))}, say, or " if shares else ""
         without_bands = {
             "embedding": "do without bands by --embedding.map standard and --output.kind full",
             "output": "do without bands by --output.kind full",
         }[section]
         raise UserError(
-            f"All of {section}.cutoffs {cutoffs} lie outside the vocabulary of {size}: "
-            f"use --{section}.cutoffs {suggested}, say, or {without_bands}."
+            f"All of {section}.cutoffs {cutoffs} lie outside the vocabulary of {size}: {with_bands}{without_bands}."
         )
     return fitting
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -179,9 +180,8 @@ def _as_text(value: Any) -> str:
 def _validated_on_the_way(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
     """A run whose caller chose its steps alone has five validations, where the recipe would have fewer in so many."""
     training = recipe.train
-    if given.get("steps") is None or "eval_every" in given or recipe.trains_by_validations():
+    if "steps" not in given or training.steps is None or "eval_every" in given or recipe.trains_by_validations():
         return recipe
-    assert training.steps is not None
     every = min(training.eval_every, for_five_validations(training.steps))
     return dataclasses.replace(recipe, train=dataclasses.replace(training, eval_every=every))
 
@@ -194,9 +194,9 @@ def for_five_validations(steps: int) -> int:
 def _choose_measure(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """An override by steps replaces a recipe's epochs, and the other way round."""
     given = overrides.get("train") or {}
-    for one, other in (("steps", "epochs"), ("epochs", "steps")):
-        if given.get(one) is not None and given.get(other) is None:
-            values = merge(values, {"train": {other: None}})
+    chosen = {name for name in ("steps", "epochs") if str(given.get(name)).lower() not in ("none", "null")}
+    if len(chosen) == 1:
+        values = merge(values, {"train": {({"steps", "epochs"} - chosen).pop(): None}})
     return values
 
 
@@ -210,7 +210,7 @@ def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     for one in bases:  # each over those before it, and the recipe's own values over all
         require(isinstance(one, str), f"A base of the recipe {name} is {one!r}, but must be a name or a file.")
         if one.endswith(FILE_ENDINGS) and not Path(one).is_absolute():
-            one = str(Path(name).parent / one)  # files refer to their neighbours
+            one = os.path.normpath(Path(name).parent / one)  # files refer to their neighbours
         inherited = _read_recipe(one, (*above, name))
         inherited.pop("published", None)  # the numbers of another row
         below = _choose_measure(merge(below, inherited), inherited)

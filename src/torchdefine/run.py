@@ -20,8 +20,7 @@ from torchdefine.recipe import Recipe
 from torchdefine.spelling import option
 from torchdefine.starting import changes_by_section, chosen_folder, wanted_recipe
 from torchdefine.tasks import describe, fresh_model, load_tokens, make_trainer, open_data, unloaded_model
-from torchdefine.training import RunFolder
-from torchdefine.training.batches import TrainingData
+from torchdefine.training import RunFolder, Trainer
 from torchdefine.training.checkpoint import load_weights, read_checkpoint
 from torchdefine.training.distributed import Processes, joined_processes
 from torchdefine.training.environment import describe_environment
@@ -90,7 +89,7 @@ def train(
         processes.wait()
         environment = describe_environment(target)
         if processes.is_first:
-            for sentence in _before_training(recipe, corpus, trainer.data):
+            for sentence in _before_training(recipe, corpus, trainer):
                 _tell(sentence, shown)
             folder.log_start(trainer.position.step, changes, {"parameters": model.parameters_by_part(), **environment})
         position = trainer.run()
@@ -122,11 +121,11 @@ def _started_model(
     return model
 
 
-def _before_training(recipe: Recipe, corpus: Corpus | Bitext, data: TrainingData) -> list[str]:
+def _before_training(recipe: Recipe, corpus: Corpus | Bitext, trainer: Trainer) -> list[str]:
     """What somebody should know who may still stop it."""
-    warmup = unfinished_warmup(recipe.schedule, data.total_steps)
-    sentences = [describe_amount(corpus, data), *describe_tokens(corpus, recipe), *describe_measuring(corpus)]
-    return [*sentences, warmup] if warmup else sentences
+    warmup = unfinished_warmup(recipe.schedule, trainer.data.total_steps)
+    described = [describe_amount(corpus, trainer.data), *describe_tokens(corpus, recipe), *describe_measuring(corpus)]
+    return [sentence for sentence in (trainer.precision.note, *described, warmup) if sentence]
 
 
 def _tell(sentence: str, shown: bool) -> None:

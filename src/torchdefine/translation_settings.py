@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,3 +63,12 @@ class BeamSettings:
     max_ratio: float = setting(1.5, "A translation has at most so many tokens for each of the source's …")
     max_extra: int = setting(10, "… and so many more.")
     batch_size: int = setting(64, "Sentences searched at once; changes speed, not the result.")
+
+    def __post_init__(self) -> None:
+        """As strict as the search itself, which comes only after training."""
+        for name in ("size", "max_extra", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"beam.{name} is {getattr(self, name)}, but must be at least 1.")
+        for name in ("length_penalty", "max_ratio"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"beam.{name} is {getattr(self, name)}, but must be a number and not negative.")

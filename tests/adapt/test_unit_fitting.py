@@ -41,7 +41,11 @@ def test_fitting_beats_the_svd_it_starts_from(unit: str) -> None:
     )
     assert lost(made, table, counts) < 0.7 * svd
     assert calls[-1] == (250, 250)
+    torch.manual_seed(99)  # the seed is that of the fitting
+    before = torch.get_rng_state()
     again = unit_table(table, unit, 8, counts=counts, fitting=fitting)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(tensor, made.state_dict()[name]) for name, tensor in again.state_dict().items())
     assert sum(p.numel() for p in again.parameters()) == again.num_values
     assert not any(parameter.requires_grad for parameter in made.parameters())
 

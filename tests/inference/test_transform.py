@@ -159,6 +159,14 @@ def test_what_does_not_fit_is_refused(arguments, sentence: str) -> None:
         transform_table(table, counts=counts, **arguments)
 
 
+@pytest.mark.parametrize("width", [4, 12, 100])
+def test_no_column_of_an_odd_width_is_forgotten(width: int) -> None:
+    table = torch.randn(600, width)
+    counts = torch.ones(600)
+    share = lost(transform_table(table, 620 * width + 4_000 + 30 * width, counts=counts), table, counts)
+    assert share < 1e-3 * lost(lambda ids: torch.zeros(len(ids), width), table, counts)
+
+
 def test_narrow_and_short_tables_work() -> None:
     table = torch.randn(20, 16)
     made = transform_table(table, 900, counts=torch.arange(20))

@@ -104,7 +104,18 @@ def test_latent_dropout_is_locked_and_for_training_only() -> None:
     assert not (layer._latents(hidden) == 0).any()
 
 
+@pytest.mark.parametrize("kind", COMPONENTS)
+def test_a_batch_of_nothing_has_no_loss(kind: str) -> None:
+    layer, hidden = mixture(kind), torch.zeros(0, HIDDEN, dtype=torch.float64)
+    assert layer.log_prob(hidden).shape == (0, V)
+    assert layer.loss(hidden, torch.zeros(0, dtype=torch.long), reduction="sum") == 0
+
+
 def test_bad_arguments() -> None:
+    hidden = torch.zeros(1, HIDDEN, dtype=torch.float64)
+    for smoothing in (0.0, 0.1):
+        with pytest.raises(UserError, match=f"The id {V} is outside the vocabulary"):
+            mixture("full").loss(hidden, torch.tensor([V]), label_smoothing=smoothing)
     with pytest.raises(UserError, match="components is 0"):
         MixtureSoftmax(HIDDEN, full(), 0)
     with pytest.raises(UserError, match="latent_dropout is 1"):

@@ -23,6 +23,7 @@ from torchdefine import load_run, train
 from torchdefine.errors import MachineError, UserError
 from torchdefine.training import Interrupted, RunFolder
 from torchdefine.training.evaluate import perplexity
+from torchdefine.training.precision import Precision
 from torchdefine.training.progress import QuietReporter
 from torchdefine.training.schedules import Schedule
 from torchdefine.training.step import TrainingStep
@@ -259,6 +260,14 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
     kept = weights(tmp_path)
     assert all(tensor.isfinite().all() for tensor in kept.values())
     assert json.loads(safe_open(RunFolder(tmp_path).last, "pt").metadata()["facts"])["position"]["step"] == 20
+
+
+def test_a_loss_scale_that_collapses_blames_no_batch(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Precision, "scale_collapsed", lambda self: True)
+    with pytest.raises(MachineError, match=r"The loss scale of fp16 collapsed by step \d+\. No checkpoint"):
+        train(recipe_file, out=tmp_path, optim={"optimizer": "sgd", "lr": 0.5})
 
 
 def test_existing_runs_are_never_overwritten(unbroken: Path, recipe_file: Path) -> None:

@@ -113,7 +113,7 @@ def _low_rank(source: Source, budget: Budget) -> Iterator[Candidate]:
 
 def _quantised(source: Source, budget: Budget) -> Iterator[Candidate]:
     rows, width = source.table.shape
-    for group in (width, 32):
+    for group in sorted({width, 32}, reverse=True):
         sizes = [table_bytes(QuantisedRows, rows, width, bits, group) for bits in range(1, 9)]
         bits = sum(size <= budget.bytes for size in sizes)
         if bits and group <= width:

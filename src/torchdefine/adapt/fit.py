@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torchdefine.adapt.budget import Budget, readable_bytes
 from torchdefine.adapt.candidates import FAMILIES, Candidate, Source, candidates
 from torchdefine.adapt.unit_fitting import UnitFitting
-from torchdefine.errors import UserError
+from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress
 from torchdefine.inference import CodeLearning, CompactTable
 from torchdefine.inference.tables import Counts, TableLike, as_matrix, as_weights, lost_variance
@@ -185,13 +186,16 @@ def fit(
             if progress:
                 progress((index + 1) * TICKS, total * TICKS)
         one = judge.measure(candidate, made, time.monotonic() - began)
+        if not math.isfinite(one.quality):
+            skipped.append(Skipped(candidate.name, f"Its quality came out as {one.quality}, which ranks nowhere."))
+            continue
         measured.append(one)
         if one.bytes <= allowed.bytes and (best is None or one.quality > best[0].quality):
             best = (one, made)
     if best is None:
         raise UserError(f"No replacement of this table came out within {allowed}: allow more.")
     if options.polish is not None:
-        best = _polished(best, judge, options.polish, measured)
+        best = _polished(best, judge, options.polish, measured, skipped)
         if progress:
             progress(total * TICKS, total * TICKS)
     return Fitted(best[1], best[0], measured, skipped, allowed, options.quality_name)
@@ -232,15 +236,21 @@ def _polished(
     judge: _Judge,
     polish: Callable[[CompactTable], Any],
     measured: list[Measured],
+    skipped: list[Skipped],
 ) -> tuple[Measured, CompactTable]:
+    """The best table after more teaching, or as it was where that failed or did not help."""
     before, table = best
     kept = {name: tensor.clone() for name, tensor in table.state_dict().items()}
     began = time.monotonic()
-    polish(table)
-    name = Candidate(before.family, f"{before.name}, distilled", lambda _: table)
-    after = judge.measure(name, table, before.seconds + time.monotonic() - began)
-    measured.append(after)
-    if after.quality > before.quality:
-        return after, table
+    taught = Candidate(before.family, f"{before.name}, distilled", lambda _: table)
+    try:
+        polish(table)
+    except MachineError as error:  # it overflowed; what was measured before is as good as ever
+        skipped.append(Skipped(taught.name, str(error)))
+    else:
+        after = judge.measure(taught, table, before.seconds + time.monotonic() - began)
+        measured.append(after)
+        if after.quality > before.quality:
+            return after, table
     table.load_state_dict(kept)
     return before, table

@@ -55,7 +55,9 @@ def unit_table(
     weights = as_weights(counts, matrix)
     rows, mean = centred(matrix, weights)
     felt, back = metric(sensitivity, rows)
-    made = make_unit(unit, map_dim, rows.shape[1]).to(rows.device)
+    with torch.random.fork_rng([]):  # drawn on the CPU, and the caller's random state is his own
+        torch.manual_seed(fitting.seed)
+        made = make_unit(unit, map_dim, rows.shape[1]).to(rows.device)
     directions = principal_directions(rows @ felt, map_dim, weights)  # (n, m)
     coefficients = rows @ felt @ directions.T  # (V, n)
     scale = coefficients.square().mean(0).sqrt().clamp(min=1e-7)

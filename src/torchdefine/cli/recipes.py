@@ -138,17 +138,10 @@ def _print_recipes(recipes: list[Recipe]) -> None:
 
 def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from torchdefine.run import train
-    from torchdefine.starting import changes_by_section, wanted_recipe
-    from torchdefine.training.distributed import Processes
-    from torchdefine.training.precision import Precision
     from torchdefine.training.progress import TensorBoardReporter, default_reporter, shown_perplexity, work_bar
     from torchdefine.training.result import best_before_the_end, shortfall
 
     data = overrides.pop("data", {}) | ({} if options.data is None else {"corpus": options.data})
-    recipe, _ = wanted_recipe(options.recipe, changes_by_section(data, overrides), options.out, options.resume)
-    note = Precision(recipe.train.precision, Processes().device(options.device)).note
-    if note:
-        print(note, file=sys.stderr)
     reporter: Any = default_reporter()
     if options.tensorboard:
         if not options.out:

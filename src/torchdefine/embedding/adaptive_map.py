@@ -120,7 +120,7 @@ class AdaptiveMap(nn.Module):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> AdaptiveMap:
+    def with_ranks_to_come(cls, config: dict[str, Any]) -> AdaptiveMap:
         """Ranks, if there are any, come with the weights: until those are loaded they are the ids."""
         settings = dict(config)
         ranked = settings.pop("ranked", False)
@@ -185,6 +185,8 @@ def _frequency_ranks(
     given = counts if counts is not None else ranks
     if given is None:
         return None
+    if isinstance(given, Tensor) and given.is_meta:  # of a module without weights
+        return torch.empty_like(given)
     values = torch.as_tensor(given if isinstance(given, Tensor) else list(given), dtype=torch.long, device="cpu")
     if values.shape != (num_embeddings,):
         name = "counts" if counts is not None else "ranks"
@@ -197,4 +199,6 @@ def _frequency_ranks(
         values[order] = torch.arange(num_embeddings, device="cpu")
     elif not torch.equal(values.sort().values, torch.arange(num_embeddings, device="cpu")):
         raise UserError(f"ranks must hold each of 0 … {num_embeddings - 1} once: pass counts instead, say.")
+    else:
+        values = values.clone()  # the caller's may be another map's
     return values.to(torch.empty(0).device)  # of a `with torch.device(…)` too, which torch 2.6 does not tell otherwise

@@ -140,7 +140,7 @@ def map_from_config(config: dict[str, Any]) -> MapLayer:
     elif kind == "projective":
         layer = ProjectiveMap(**settings)
     elif kind == "adaptive":
-        layer = AdaptiveMap.from_config(settings)
+        layer = AdaptiveMap.with_ranks_to_come(settings)
     else:
         raise _unknown_map(kind)
     layer.std = std  # of the weights that will be loaded: rows that come later are drawn like them

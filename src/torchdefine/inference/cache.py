@@ -93,7 +93,7 @@ def use_cache(path: Path, embedding: TokenEmbedding) -> None:
 
 
 def weights_sha256(embedding: TokenEmbedding) -> str:
-    """A hash of everything that the finished vectors depend on."""
+    """A hash of all tensors that the finished vectors depend on; the settings of a run never change."""
     digest = hashlib.sha256()
     for part, module in (("map", embedding.map), ("unit", embedding.unit)):
         if not isinstance(module, nn.Module):

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torchdefine.errors import UserError
 from torchdefine.inference.banded import already_in, in_bands
@@ -75,6 +76,7 @@ def transform_table(
     order = by_frequency(weights)
     felt, back = metric(sensitivity, rows)
     directions = principal_directions(rows @ felt, min(rows.shape), weights)  # (r, m)
+    directions = F.pad(directions, (0, 0, 0, -len(directions) % block_of(storage)))  # the last block may be part empty
     coefficients = ((rows @ felt) @ directions.T)[order]  # (V, r), columns in order of variance
     overhead = 4 * rows.shape[1] + (0 if already_in(order) else place_bytes(len(order)))  # the mean, and the places
     plan = _plan(coefficients, weights[order], rows.shape[1], budget - overhead, storage)
@@ -117,11 +119,9 @@ def _plan(coefficients: Tensor, weights: Tensor, width: int, budget: int, storag
     """Spend the budget; scales and the projection take some of it, so how much is left is found by halving."""
     edges = band_edges(len(coefficients))
     block = block_of(storage)
-    blocks = coefficients.shape[1] // block
-    usable = coefficients[:, : blocks * block]
     bands = list(pairwise(edges))
-    means = [(weights[a:b, None] * usable[a:b].square()).mean(0) for a, b in bands]
-    importance = torch.stack(means).unflatten(1, (blocks, block)).mean(-1)  # (bands, blocks)
+    means = [(weights[a:b, None] * coefficients[a:b].square()).mean(0) for a, b in bands]
+    importance = torch.stack(means).unflatten(1, (-1, block)).mean(-1)  # (bands, blocks)
     sizes = torch.tensor([b - a for a, b in bands])
     low, high = 0.0, float(budget)
     best, most = None, 0

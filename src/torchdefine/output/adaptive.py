@@ -247,9 +247,19 @@ class AdaptiveSoftmax(BandedSoftmax):
         self.reset_parameters()
 
     @classmethod
-    def untied(cls, hidden_dim: int, num_embeddings: int, cutoffs: Sequence[int], division: int = 4) -> Self:
-        """A layer with its own tables, as wide as the hidden vectors; ids must be in the order of frequency."""
-        layer = cls(hidden_dim, AdaptiveMap(num_embeddings, hidden_dim, cutoffs, division))
+    def untied(
+        cls,
+        hidden_dim: int,
+        num_embeddings: int,
+        cutoffs: Sequence[int],
+        division: int = 4,
+        ranks: Sequence[int] | Tensor | None = None,
+    ) -> Self:
+        """A layer with its own tables, as wide as the hidden vectors.
+
+        ``ranks`` are the places of all ids in the order of frequency, where that is not the order of ids.
+        """
+        layer = cls(hidden_dim, AdaptiveMap(num_embeddings, hidden_dim, cutoffs, division, ranks=ranks))
         layer.own_map = layer.map
         layer.reset_parameters()
         return layer

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from torchdefine.embedding.map import check_ids
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output.layer import OutputLayer
@@ -58,9 +59,11 @@ class MixtureSoftmax(OutputLayer):
         check_loss_options(reduction, label_smoothing)
         rows, flat_targets = self._rows_and_targets(hidden, targets)
         counted = flat_targets != ignore_index
-        latents = self._latents(hidden).reshape(rows.shape[0], self.components, -1)  # (T, K, d)
+        latents = self._latents(hidden).reshape(len(rows), self.components, self.component.hidden_dim)  # (T, K, d)
         if label_smoothing:
-            losses = self._smoothed_losses(rows, latents, torch.where(counted, flat_targets, 0), label_smoothing)
+            ids = torch.where(counted, flat_targets, 0)
+            check_ids(ids, self.num_embeddings)
+            losses = self._smoothed_losses(rows, latents, ids, label_smoothing)
             losses = torch.where(counted, losses, 0.0)
         else:
             losses = self._mixed_losses(rows, latents, flat_targets, ignore_index, hint)  # (T,)
@@ -94,7 +97,7 @@ class MixtureSoftmax(OutputLayer):
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         rows = self._rows(hidden)
-        latents = self._latents(hidden).reshape(rows.shape[0], self.components, -1)  # (T, K, d)
+        latents = self._latents(hidden).reshape(len(rows), self.components, self.component.hidden_dim)  # (T, K, d)
         return self._mixed_log_probs(rows, latents).reshape(*hidden.shape[:-1], self.num_embeddings)  # (…, V)
 
     def _mixed_log_probs(self, rows: Tensor, latents: Tensor) -> Tensor:

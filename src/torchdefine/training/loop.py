@@ -282,16 +282,17 @@ class Trainer:
         collapsed = self.precision.scale_collapsed()
         if bad < 0 and not collapsed:
             return
-        what = f"The loss or its gradient stopped being finite at step {bad}"
         if bad < 0:
             what = f"The loss scale of fp16 collapsed by step {self.position.step}"
-        place = self.data.batch(max(bad, 1) - 1).place
+        else:
+            place = self.data.batch(max(bad, 1) - 1).place
+            what = f"The loss or its gradient stopped being finite at step {bad} ({place})"
         kept = (
             f"The checkpoint in {self.folder.last.parent} is from before that"
             if self.folder.last.exists()
             else ("No checkpoint was written yet")
         )
-        raise Diverged(f"{what} ({place}). {kept}; {CURE}, or train.precision fp32.")
+        raise Diverged(f"{what}. {kept}; {CURE}, or train.precision fp32.")
 
     def _write_best(self) -> None:
         if self.processes.is_first:

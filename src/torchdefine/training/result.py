@@ -54,7 +54,7 @@ def describe_result(
 
 def best_before_the_end(result: dict[str, Any]) -> str:
     """A sentence about weights that are not the last ones; empty where they are."""
-    if "valid_perplexity" not in result or result["best_step"] == result["curve"][-1]["step"]:
+    if "valid_perplexity" not in result or not result["curve"] or result["best_step"] == result["curve"][-1]["step"]:
         return ""
     return (
         f"The weights are those of step {result['best_step']:,}, the best on the validation text, whose perplexity was "
