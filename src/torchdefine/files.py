@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -214,6 +214,21 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
             if "No space left" in str(error):  # the package has its own error for what the system says
                 raise _disk_full(path) from error
             raise MachineError(f"{path} could not be written ({error}).") from error
+
+
+@contextmanager
+def reading_safetensors(path: Path, *, if_missing: str, if_damaged: str) -> Iterator[Any]:
+    """A safetensors file to read from; what cannot be read, or made sense of within, is refused with what to do."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: {if_missing}.") from None
+    except UserError:
+        raise
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} is damaged or cut short ({reason}): {if_damaged}.") from None
 
 
 def sha256_of(path: Path) -> str:

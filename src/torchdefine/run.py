@@ -78,32 +78,35 @@ def train(
         if not processes.is_first:  # one process speaks for all
             telling = QuietReporter()
         trainer = make_trainer(model, corpus, recipe, folder, processes, telling)
+        environment = describe_environment(target)
         if resume:
             trainer.resume()
-            if processes.is_first:
-                folder.note_places(recipe)
-        elif processes.is_first:  # only now, when nothing speaks against the run any more
-            folder.create(recipe, corpus.tokenization)
-        if processes.is_first:
-            _keep_token_counts(folder, corpus)
-        processes.wait()
-        environment = describe_environment(target)
-        if processes.is_first:
+        if processes.is_first:  # only now, when nothing speaks against the run any more
+            _open_folder(folder, recipe, corpus, resume)
             for sentence in _before_training(recipe, corpus, trainer):
                 _tell(sentence, shown)
             folder.log_start(trainer.position.step, changes, {"parameters": model.parameters_by_part(), **environment})
+        processes.wait()
         position = trainer.run()
         processes.wait()
         load_weights(model, read_checkpoint(folder.best, only="model"), folder.best)
         if processes.is_first:
             result = describe(recipe, changes, model, corpus, folder, position)
-            folder.write_result(
-                {**result, **environment, "processes": processes.count, "precision": trainer.precision.name}
-            )
+            how = {"processes": processes.count, "precision": trainer.precision.name}
+            folder.write_result({**result, **environment, **how})
             if reporter is None and (trouble := shortfall(result)):  # who has a reporter shows the result as well
                 log.warning(trouble)
         processes.wait()
         return Run(folder, recipe, corpus.tokenization, model.eval(), folder.best)
+
+
+def _open_folder(folder: RunFolder, recipe: Recipe, corpus: Corpus | Bitext, resume: bool) -> None:
+    """Write what a run's folder has from its first step on."""
+    if resume:
+        folder.note_places(recipe)
+    else:
+        folder.create(recipe, corpus.tokenization)
+    _keep_token_counts(folder, corpus)
 
 
 def _started_model(

@@ -21,9 +21,9 @@ from torchdefine.training import Evaluation, RunFolder, Trainer, evaluate
 from torchdefine.training.batches import TextBatches, TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.kept_checkpoints import keep_checkpoint
-from torchdefine.training.loop import Position
 from torchdefine.training.progress import Reporter
 from torchdefine.training.result import describe_result
+from torchdefine.training.run_state import Position
 from torchdefine.translation import check_translation_packages, describe_translation, pair_data, pair_validation
 
 

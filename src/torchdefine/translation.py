@@ -31,9 +31,9 @@ from torchdefine.recipe import Recipe
 from torchdefine.training import Evaluation, RunFolder
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluate_pairs import evaluate_pairs
-from torchdefine.training.loop import Position
 from torchdefine.training.pair_data import PairData
 from torchdefine.training.result import describe_training
+from torchdefine.training.run_state import Position
 
 SHOWN_TRANSLATIONS = 10
 

@@ -54,10 +54,6 @@ class TokenStreams:
         self._host = held
         self._streams = torch.from_numpy(held).to(device)  # (B, L + 1)
 
-    def num_segments(self, length: int) -> int:
-        """How many segments of ``length`` tokens a pass takes; the last one may be shorter."""
-        return math.ceil(self.length / length)
-
     def segment(self, start: int, length: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets (int64) for ``length`` tokens of each row from ``start`` on, fewer at the rows' end."""
         if not 0 <= start < self.length:
@@ -75,17 +71,13 @@ class TokenStreams:
 
 
 def evaluation_streams(
-    tokens: np.ndarray,
-    batch_size: int,
-    start_token: int,
-    device: torch.device | str,
-    rows: slice | None = None,
+    tokens: np.ndarray, batch_size: int, start_token: int, device: torch.device | str
 ) -> TokenStreams:
     """All N tokens as B rows, L = ⌈N / B⌉: every token is a target exactly once.
 
     The rest of the last rows is padding, with ``start_token`` as its inputs and ``IGNORE`` as its targets.
     """
-    return TokenStreams(tokens, batch_size, device, start_token, rows, pad=True)
+    return TokenStreams(tokens, batch_size, device, start_token, pad=True)
 
 
 def shard(batch_size: int, rank: int, world_size: int) -> slice:

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.table import id_chunks, in_evaluation
 from torchdefine.errors import UserError
-from torchdefine.files import Progress, atomic_file
+from torchdefine.files import Progress, atomic_file, reading_safetensors
 
 FORMAT = "torchdefine cache"
 FORMAT_VERSION = "1"
@@ -69,25 +68,16 @@ def use_cache(path: Path, embedding: TokenEmbedding) -> None:
     A file that is missing, damaged, or made from other weights is refused.
     """
     device = next(embedding.map.parameters()).device  # type: ignore[attr-defined]
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT or metadata.get("version") != FORMAT_VERSION:
-                raise UserError(
-                    f"{path} is no cache of version {FORMAT_VERSION}: write it again with `torchdefine cache`."
-                )
-            if metadata.get("weights_sha256") != weights_sha256(embedding):
-                raise UserError(
-                    f"{path} was made from other weights than the run has now: write it again with `torchdefine cache`."
-                )
-            table = file.get_tensor("table")
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist: write it with `torchdefine cache` first.") from None
-    except (SafetensorError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{path} is damaged or cut short ({reason}): write it again with `torchdefine cache`."
-        ) from None
+    write_again = "write it again with `torchdefine cache`"
+    with reading_safetensors(
+        path, if_missing="write it with `torchdefine cache` first", if_damaged=write_again
+    ) as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT or metadata.get("version") != FORMAT_VERSION:
+            raise UserError(f"{path} is no cache of version {FORMAT_VERSION}: {write_again}.")
+        if metadata.get("weights_sha256") != weights_sha256(embedding):
+            raise UserError(f"{path} was made from other weights than the run has now: {write_again}.")
+        table = file.get_tensor("table")
     embedding.eval()
     embedding.look_up(table.to(device))
 

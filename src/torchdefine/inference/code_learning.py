@@ -19,6 +19,8 @@ from torchdefine.files import Progress
 from torchdefine.inference.code_refinement import refine_codes
 from torchdefine.inference.codes import CodedRows
 
+ROWS_AT_ONCE = 16_384
+
 
 @dataclass(frozen=True)
 class CodeLearning:
@@ -69,7 +71,7 @@ class CodeLearner(nn.Module):
     @torch.no_grad()
     def codes(self, rows: Tensor) -> Tensor:
         """(V, m) → (V, M), the likeliest."""
-        return torch.cat([self.scores(chunk).argmax(-1) for chunk in rows.split(16_384)])
+        return torch.cat([self.scores(chunk).argmax(-1) for chunk in rows.split(ROWS_AT_ONCE)])
 
 
 def learn_code_rows(

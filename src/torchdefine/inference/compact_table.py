@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from torchdefine.embedding.map import as_ids, check_table
 from torchdefine.errors import UserError
-from torchdefine.files import write_safetensors
+from torchdefine.files import reading_safetensors, write_safetensors
 from torchdefine.inference.rows import Rows, frozen, rows_from_config
 
 FORMAT = "torchdefine compact table"
@@ -89,23 +88,17 @@ def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> Comp
     (the vocabulary's hash, say).
     """
     path = Path(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise UserError(f"{path} is not a {FORMAT}: give a file that CompactTable.save wrote.")
-            _compare_facts(path, json.loads(header["facts"]), facts or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if header.get("tensors_sha256", _sha256(tensors)) != _sha256(tensors):  # files of before have none
-                raise ValueError("its numbers are not those that were written")
-            return _filled(json.loads(header["config"]), tensors)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist: check the name of the table.") from None
-    except UserError:
-        raise
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} is damaged or cut short ({reason}): make the table again, or copy it again.") from None
+    with reading_safetensors(
+        path, if_missing="check the name of the table", if_damaged="make the table again, or copy it again"
+    ) as file:
+        header = file.metadata() or {}
+        if header.get("format") != FORMAT:
+            raise UserError(f"{path} is not a {FORMAT}: give a file that CompactTable.save wrote.")
+        _compare_facts(path, json.loads(header["facts"]), facts or {})
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if header.get("tensors_sha256", _sha256(tensors)) != _sha256(tensors):  # files of before have none
+            raise ValueError("its numbers are not those that were written")
+        return _filled(json.loads(header["config"]), tensors)
 
 
 def _sha256(tensors: Mapping[str, Tensor]) -> str:

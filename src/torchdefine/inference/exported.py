@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from torchdefine.data import Tokenization, TokenizerPair, load_tokenization
 from torchdefine.errors import UserError
-from torchdefine.files import read_json, sha256_of
+from torchdefine.files import read_json, reading_safetensors, sha256_of
 from torchdefine.inference.export import FACTS_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
 from torchdefine.inference.export_check import CHECKED_AT, wrong_outputs
 from torchdefine.inference.export_formats import Runner, program_format
@@ -145,9 +144,6 @@ def _check_files(folder: Path, facts: Mapping[str, Any]) -> Tokenization | Token
 
 
 def _vocabulary_of_weights(path: Path) -> str | None:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return (file.metadata() or {}).get("vocabulary_sha256")
-    except (SafetensorError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is damaged or cut short ({reason}): {EXPORT_AGAIN}.") from None
+    with reading_safetensors(path, if_missing=EXPORT_AGAIN, if_damaged=EXPORT_AGAIN) as file:
+        vocabulary: str | None = (file.metadata() or {}).get("vocabulary_sha256")
+    return vocabulary

@@ -24,6 +24,7 @@ TableLike = Tensor | nn.Module
 Counts = Tensor | np.ndarray | Sequence[int] | Sequence[float]
 """How often each token occurs, by id."""
 
+ROWS_AT_ONCE = 16_384
 FREQUENCY_POWER = 0.75
 """A model feels an error in a frequent token less, each time it occurs, than in a rare one (about half as much for ten
 times the count, in a sentence encoder), so a token's weight grows more slowly than its count."""
@@ -178,7 +179,7 @@ def lost_variance(table: nn.Module, matrix: Tensor, weights: Tensor | None = Non
     rows, _ = centred(matrix, mass)
     variance = (rows.square().sum(-1) * mass).sum()
     lost = torch.zeros((), device=matrix.device)
-    for ids in torch.arange(len(matrix), device=matrix.device).split(16_384):
+    for ids in torch.arange(len(matrix), device=matrix.device).split(ROWS_AT_ONCE):
         lost += ((table(ids).float() - matrix[ids]).square().sum(-1) * mass[ids]).sum()
     return float(lost / variance.clamp(min=1e-30))
 

@@ -24,7 +24,7 @@ from torchdefine.inference.packing import packed_width
 from torchdefine.inference.quantised import quantise_rows, stored_rows
 from torchdefine.inference.rows import FLOATS, DenseRows, Rows
 from torchdefine.inference.sizes import place_bytes
-from torchdefine.inference.tables import Counts, TableLike, as_matrix, as_weights, by_frequency, centred
+from torchdefine.inference.tables import ROWS_AT_ONCE, Counts, TableLike, as_matrix, as_weights, by_frequency, centred
 
 BLOCK = 8
 """Columns that share a bit width: so many numbers of any width fill whole bytes. Floats need no blocks."""
@@ -173,7 +173,7 @@ def _projection(packed: Rows, rows: Tensor, weights: Tensor, start: Tensor, stor
     rank = len(start)
     both = torch.zeros(rank, rank, dtype=torch.float64, device=rows.device)
     towards = torch.zeros(rank, rows.shape[1], dtype=torch.float64, device=rows.device)
-    for ids in torch.arange(len(rows), device=rows.device).split(16_384):
+    for ids in torch.arange(len(rows), device=rows.device).split(ROWS_AT_ONCE):
         decoded = packed(ids, torch.float32).double()
         weighted = decoded * weights[ids, None]
         both += weighted.T @ decoded

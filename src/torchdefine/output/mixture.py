@@ -59,7 +59,7 @@ class MixtureSoftmax(OutputLayer):
         check_loss_options(reduction, label_smoothing)
         rows, flat_targets = self._rows_and_targets(hidden, targets)
         counted = flat_targets != ignore_index
-        latents = self._latents(hidden).reshape(len(rows), self.components, self.component.hidden_dim)  # (T, K, d)
+        latents = self._latents(hidden).reshape(-1, self.components, self.component.hidden_dim)  # (T, K, d)
         if label_smoothing:
             ids = torch.where(counted, flat_targets, 0)
             check_ids(ids, self.num_embeddings)
@@ -97,7 +97,7 @@ class MixtureSoftmax(OutputLayer):
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         rows = self._rows(hidden)
-        latents = self._latents(hidden).reshape(len(rows), self.components, self.component.hidden_dim)  # (T, K, d)
+        latents = self._latents(hidden).reshape(-1, self.components, self.component.hidden_dim)  # (T, K, d)
         return self._mixed_log_probs(rows, latents).reshape(*hidden.shape[:-1], self.num_embeddings)  # (…, V)
 
     def _mixed_log_probs(self, rows: Tensor, latents: Tensor) -> Tensor:

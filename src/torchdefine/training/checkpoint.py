@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from torchdefine.errors import UserError
-from torchdefine.files import write_safetensors
+from torchdefine.files import reading_safetensors, write_safetensors
 
 FORMAT_VERSION = 1
 
@@ -44,33 +43,26 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
 
 def read_checkpoint(path: Path, *, only: str | None = None) -> Checkpoint:
     """Read a checkpoint on the CPU; with ``only``, the tensors under one prefix."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            version = metadata.get("format_version")
-            if version != str(FORMAT_VERSION):
-                raise UserError(
-                    f"{path} has format version {version}; this torchdefine reads version {FORMAT_VERSION}."
-                )
-            names = [name for name in file.keys() if only is None or name.startswith(f"{only}.")]  # noqa: SIM118
-            checkpoint = Checkpoint({name: file.get_tensor(name) for name in names}, json.loads(metadata["facts"]))
-            checksums = json.loads(metadata.get("checksums", "{}"))  # early checkpoints have none
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist: the run has written no checkpoint yet.") from None
-    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
-        raise _damaged(path, " ".join(str(error).split())) from None
-    for name, tensor in checkpoint.tensors.items():
-        if name in checksums and checksums[name] != _checksum(tensor):
-            raise _damaged(path, f"the tensor {name} is not what was written")
+    with reading_safetensors(
+        path,
+        if_missing="the run has written no checkpoint yet",
+        if_damaged="use the run's other checkpoint, or train again",
+    ) as file:
+        metadata = file.metadata() or {}
+        version = metadata.get("format_version")
+        if version != str(FORMAT_VERSION):
+            raise UserError(f"{path} has format version {version}; this torchdefine reads version {FORMAT_VERSION}.")
+        names = [name for name in file.keys() if only is None or name.startswith(f"{only}.")]  # noqa: SIM118
+        checkpoint = Checkpoint({name: file.get_tensor(name) for name in names}, json.loads(metadata["facts"]))
+        checksums = json.loads(metadata.get("checksums", "{}"))  # early checkpoints have none
+        for name, tensor in checkpoint.tensors.items():
+            if name in checksums and checksums[name] != _checksum(tensor):
+                raise ValueError(f"the tensor {name} is not what was written")
     return checkpoint
 
 
 def _checksum(tensor: Tensor) -> int:
     return zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data)
-
-
-def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(f"{path} is damaged or cut short ({reason}): use the run's other checkpoint, or train again.")
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, path: Path) -> None:

@@ -5,32 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
-
-import torch
-from torch import Tensor
 
 from torchdefine.errors import MachineError
 from torchdefine.recipe import Recipe, for_five_validations
 from torchdefine.spelling import option
 from torchdefine.training.averaging import WeightAverage, stalled
 from torchdefine.training.batches import TrainingData
-from torchdefine.training.checkpoint import (
-    Checkpoint,
-    flat_tensors,
-    load_weights,
-    optimizer_tensors,
-    read_checkpoint,
-    restore_optimizer,
-    write_checkpoint,
-)
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluate import perplexity
 from torchdefine.training.optimizers import make_optimizer
 from torchdefine.training.precision import Precision
 from torchdefine.training.progress import Reporter
 from torchdefine.training.run_folder import RunFolder
+from torchdefine.training.run_state import Position, RunState
 from torchdefine.training.schedules import Schedule
 from torchdefine.training.step import StepParts, TrainingStep
 from torchdefine.training.stopping import stop_requests
@@ -45,25 +33,6 @@ class Interrupted(MachineError):
 
 class Diverged(MachineError):
     """The loss, its gradient or the loss scale is no number any more: this run is lost, the next of a sweep is not."""
-
-
-@dataclass
-class Position:
-    """Where a run stands: all that a checkpoint keeps beside tensors."""
-
-    step: int = 0
-    tokens: int = 0
-    train_seconds: float = 0.0
-    total_seconds: float = 0.0
-    best_loss: float = math.inf
-    best_step: int = 0
-    plateau_drops: int = 0
-    stale_validations: int = 0
-    validation_losses: list[float] = field(default_factory=list)
-    """All of them, as long as one may still decide that the run has stalled."""
-    averaged_steps: int = 0
-    finished: bool = False
-    """Whether the run has ended before its last step."""
 
 
 class Validation(Protocol):
@@ -113,30 +82,19 @@ class Trainer:
         )
         drop_unit = 1.0 if self.settings.steps else data.steps_per_epoch
         self.schedule = Schedule(recipe.schedule, data.total_steps, drop_unit)
-        self.position = Position()
+        self.state = RunState(folder, processes, model, self.optimizer, self.average, self.precision, self.step)
         self.eval_every = _steps_between_validations(recipe, data)
         self._rate = 0.0
-        self._steps_since_log = self._tokens_since_log = 0
-        self._seconds_since_log = 0.0
+        self._tokens_since_log, self._seconds_since_log = 0, 0.0
+        self._clock = time.monotonic()
+
+    @property
+    def position(self) -> Position:
+        return self.state.position
 
     def resume(self) -> None:
         """Take up the run where its last checkpoint left it, or at its beginning if it has written none."""
-        path = self.folder.last
-        if not path.exists():
-            if self.processes.is_first:
-                self.folder.forget_after(-1)
-            return
-        checkpoint = read_checkpoint(path)
-        self.folder.check_fingerprints(checkpoint.facts, path)
-        load_weights(self.model, checkpoint, path)
-        restore_optimizer(self.optimizer, checkpoint.under("optimizer"), checkpoint.facts["optimizer"])
-        if checkpoint.facts["loss_scale"]:
-            self.precision.scaler.load_state_dict(checkpoint.facts["loss_scale"])
-        self.position = Position(**checkpoint.facts["position"])
-        self.average.restore(checkpoint.under("average"), self.position.averaged_steps)
-        self._restore_process(checkpoint)
-        if self.processes.is_first:
-            self.folder.forget_after(self.position.step)
+        self.state.restore()
 
     def run(self) -> Position:
         """Train to the end, or raise ``Interrupted`` after writing a checkpoint."""
@@ -188,11 +146,13 @@ class Trainer:
         tokens = batch.tokens * self.processes.count
         position.step += 1
         position.tokens += tokens
-        self._steps_since_log += 1
+        self.state.unlogged_steps += 1
         self._tokens_since_log += tokens
 
     def _log(self) -> None:
-        loss = float(self.processes.mean(self.step.summed_loss)) / self._steps_since_log  # the first look at the device
+        loss = (
+            float(self.processes.mean(self.step.summed_loss)) / self.state.unlogged_steps
+        )  # the first look at the device
         self._check_finite()
         self._count_seconds()
         speed = self._tokens_since_log / max(self._seconds_since_log, 1e-9)
@@ -209,7 +169,7 @@ class Trainer:
             "seconds": round(self.position.total_seconds, 3),
         }
         self.step.summed_loss.zero_()
-        self._steps_since_log = self._tokens_since_log = 0
+        self.state.unlogged_steps = self._tokens_since_log = 0
         self._seconds_since_log = 0.0
         if self.processes.is_first:
             self.folder.log("train", record)
@@ -234,7 +194,7 @@ class Trainer:
         with self.average.in_place():
             if self.validate is None:
                 self.position.best_step = self.position.step
-                self._write_best()
+                self.state.write_best()
             else:
                 self._judge(self.validate())
         self._clock = time.monotonic()  # validation is no training time
@@ -245,7 +205,7 @@ class Trainer:
         better = loss < position.best_loss and math.isfinite(perplexity(loss))
         if better:
             position.best_loss, position.best_step, position.stale_validations = loss, position.step, 0
-            self._write_best()
+            self.state.write_best()
         else:
             position.stale_validations += 1
             schedule = self.schedule.settings
@@ -290,61 +250,14 @@ class Trainer:
         kept = (
             f"The checkpoint in {self.folder.last.parent} is from before that"
             if self.folder.last.exists()
-            else ("No checkpoint was written yet")
+            else "No checkpoint was written yet"
         )
         raise Diverged(f"{what}. {kept}; {CURE}, or train.precision fp32.")
-
-    def _write_best(self) -> None:
-        if self.processes.is_first:
-            tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-            write_checkpoint(self.folder.best, tensors, {"position": asdict(self.position), **self.folder.fingerprints})
 
     def _write_last(self) -> None:
         self._check_finite()
         self._count_seconds()
-        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        optimizer, plain = optimizer_tensors(self.optimizer)
-        tensors.update({f"optimizer.{name}": tensor for name, tensor in optimizer.items()})
-        tensors.update({f"average.{name}": tensor for name, tensor in self.average.tensors().items()})
-        for name, tensor in self._process_tensors().items():
-            for rank, everyones in enumerate(self.processes.gather(tensor)):
-                tensors[f"process.{rank}.{name}"] = everyones
-        self.position.averaged_steps = self.average.steps
-        facts = {
-            "position": asdict(self.position),
-            "optimizer": plain,
-            "loss_scale": self.precision.scaler.state_dict(),
-            "processes": self.processes.count,
-            **self.folder.fingerprints,
-        }
-        if self.processes.is_first:
-            write_checkpoint(self.folder.last, tensors, facts)
-
-    def _process_tensors(self) -> dict[str, Tensor]:
-        """What each process has of its own: carried state, random state, losses not yet logged."""
-        tensors = {f"carried.{index}": tensor for index, tensor in enumerate(flat_tensors(self.step.carried))}
-        tensors["random.cpu"] = torch.get_rng_state().to(self.device)
-        if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device).to(self.device)
-        losses = self.step.summed_loss
-        tensors["losses"] = torch.stack((losses, losses.new_tensor(float(self._steps_since_log))))
-        return tensors
-
-    def _restore_process(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.facts["processes"] != self.processes.count:
-            raise MachineError(
-                f"The run was trained by {checkpoint.facts['processes']} processes and can go on with as many only, "
-                f"not with {self.processes.count}."
-            )
-        own = checkpoint.under(f"process.{self.processes.rank}")
-        for index, tensor in enumerate(flat_tensors(self.step.carried)):
-            tensor.copy_(own[f"carried.{index}"])
-        torch.set_rng_state(own["random.cpu"].cpu())
-        if self.device.type == "cuda" and "random.cuda" in own:
-            torch.cuda.set_rng_state(own["random.cuda"].cpu(), self.device)
-        self.step.summed_loss.copy_(own["losses"][0])
-        self.step.steps_done.fill_(self.position.step)
-        self._steps_since_log = int(own["losses"][1])
+        self.state.write_last()
 
 
 def _steps_between_validations(recipe: Recipe, data: TrainingData) -> int:

@@ -12,9 +12,9 @@ from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe
 from torchdefine.settings import to_plain
 from torchdefine.training.evaluate import PUBLIC_STREAMS, Evaluation, evaluate, unigram_perplexity
-from torchdefine.training.loop import Position
 from torchdefine.training.progress import shown_perplexity
 from torchdefine.training.run_folder import RunFolder
+from torchdefine.training.run_state import Position
 
 
 def describe_result(

@@ -1,0 +1,135 @@
+"""All that a run is at one of its steps: what checkpoints keep, and what a resumed run takes up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdefine.errors import MachineError
+from torchdefine.training.averaging import WeightAverage
+from torchdefine.training.checkpoint import (
+    Checkpoint,
+    flat_tensors,
+    load_weights,
+    optimizer_tensors,
+    read_checkpoint,
+    restore_optimizer,
+    write_checkpoint,
+)
+from torchdefine.training.distributed import Processes
+from torchdefine.training.precision import Precision
+from torchdefine.training.run_folder import RunFolder
+from torchdefine.training.step import TrainingStep
+
+
+@dataclass
+class Position:
+    """Where a run stands: all that a checkpoint keeps beside tensors."""
+
+    step: int = 0
+    tokens: int = 0
+    train_seconds: float = 0.0
+    total_seconds: float = 0.0
+    best_loss: float = math.inf
+    best_step: int = 0
+    plateau_drops: int = 0
+    stale_validations: int = 0
+    validation_losses: list[float] = field(default_factory=list)
+    """All of them, as long as one may still decide that the run has stalled."""
+    averaged_steps: int = 0
+    finished: bool = False
+    """Whether the run has ended before its last step."""
+
+
+@dataclass
+class RunState:
+    """The parts of a run that change as it goes on, and its folder."""
+
+    folder: RunFolder
+    processes: Processes
+    model: Any
+    optimizer: torch.optim.Optimizer
+    average: WeightAverage
+    precision: Precision
+    step: TrainingStep
+    position: Position = field(default_factory=Position)
+    unlogged_steps: int = 0
+    """How many steps the sum of losses is of."""
+
+    def write_best(self) -> None:
+        if self.processes.is_first:
+            facts = {"position": asdict(self.position), **self.folder.fingerprints}
+            write_checkpoint(self.folder.best, self._weights(), facts)
+
+    def write_last(self) -> None:
+        """Everything that training goes on from. All processes call it, and the first one writes."""
+        tensors = self._weights()
+        optimizer, plain = optimizer_tensors(self.optimizer)
+        tensors.update({f"optimizer.{name}": tensor for name, tensor in optimizer.items()})
+        tensors.update({f"average.{name}": tensor for name, tensor in self.average.tensors().items()})
+        for name, tensor in self._own_tensors().items():
+            for rank, everyones in enumerate(self.processes.gather(tensor)):
+                tensors[f"process.{rank}.{name}"] = everyones
+        self.position.averaged_steps = self.average.steps
+        facts = {
+            "position": asdict(self.position),
+            "optimizer": plain,
+            "loss_scale": self.precision.scaler.state_dict(),
+            "processes": self.processes.count,
+            **self.folder.fingerprints,
+        }
+        if self.processes.is_first:
+            write_checkpoint(self.folder.last, tensors, facts)
+
+    def restore(self) -> None:
+        """Become what the last checkpoint says; the beginning, if none has been written."""
+        path = self.folder.last
+        if not path.exists():
+            if self.processes.is_first:
+                self.folder.forget_after(-1)
+            return
+        checkpoint = read_checkpoint(path)
+        self.folder.check_fingerprints(checkpoint.facts, path)
+        load_weights(self.model, checkpoint, path)
+        restore_optimizer(self.optimizer, checkpoint.under("optimizer"), checkpoint.facts["optimizer"])
+        if checkpoint.facts["loss_scale"]:
+            self.precision.scaler.load_state_dict(checkpoint.facts["loss_scale"])
+        self.position = Position(**checkpoint.facts["position"])
+        self.average.restore(checkpoint.under("average"), self.position.averaged_steps)
+        self._restore_own(checkpoint)
+        if self.processes.is_first:
+            self.folder.forget_after(self.position.step)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        """What each process has of its own: carried state, random state, losses not yet logged."""
+        losses = self.step.summed_loss
+        tensors = {f"carried.{index}": tensor for index, tensor in enumerate(flat_tensors(self.step.carried))}
+        tensors["random.cpu"] = torch.get_rng_state().to(losses.device)
+        if losses.is_cuda:
+            tensors["random.cuda"] = torch.cuda.get_rng_state(losses.device).to(losses.device)
+        tensors["losses"] = torch.stack((losses, losses.new_tensor(float(self.unlogged_steps))))
+        return tensors
+
+    def _restore_own(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.facts["processes"] != self.processes.count:
+            raise MachineError(
+                f"The run was trained by {checkpoint.facts['processes']} processes and can go on with as many only, "
+                f"not with {self.processes.count}."
+            )
+        own = checkpoint.under(f"process.{self.processes.rank}")
+        for index, tensor in enumerate(flat_tensors(self.step.carried)):
+            tensor.copy_(own[f"carried.{index}"])
+        torch.set_rng_state(own["random.cpu"].cpu())
+        losses = self.step.summed_loss
+        if losses.is_cuda and "random.cuda" in own:
+            torch.cuda.set_rng_state(own["random.cuda"].cpu(), losses.device)
+        losses.copy_(own["losses"][0])
+        self.step.steps_done.fill_(self.position.step)
+        self.unlogged_steps = int(own["losses"][1])
