@@ -34,7 +34,7 @@ from torchdefine.build_translation import build_translator
 from torchdefine.context import TransformerShape, TransformerXL
 from torchdefine.data import IGNORE
 from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.settings import merge
+from torchdefine.recipe.settings import merge
 from torchdefine.training.batches import Batch, Part
 from torchdefine.training.optimizers import make_optimizer
 from torchdefine.training.precision import Precision

@@ -26,7 +26,7 @@ from torchdefine.errors import UserError
 from torchdefine.files import write_json
 from torchdefine.inference.compress import METHODS, Compression, compress_embedding
 from torchdefine.inference.tables import as_weights, lost_variance
-from torchdefine.loaded_run import Run
+from torchdefine.run.loaded import Run
 from torchdefine.training.environment import describe_environment
 from torchdefine.training.progress import LineReporter
 

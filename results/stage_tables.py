@@ -15,7 +15,7 @@ from speed import training_speed
 from torchdefine.errors import UserError
 from torchdefine.files import read_json
 from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.settings import merge, to_plain
+from torchdefine.recipe.settings import merge, to_plain
 
 HERE = Path(__file__).parent
 STAGES = (

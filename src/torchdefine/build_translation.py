@@ -16,7 +16,7 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.models import Translator
 from torchdefine.recipe import EmbeddingSettings, Recipe
-from torchdefine.settings import merge, read_settings, to_plain
+from torchdefine.recipe.settings import merge, read_settings, to_plain
 
 
 def open_bitext(

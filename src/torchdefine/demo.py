@@ -12,8 +12,8 @@ from pathlib import Path
 from torchdefine.analysis.comparison import compare_runs, print_comparison
 from torchdefine.analysis.report import write_report
 from torchdefine.recipe import load_recipe
-from torchdefine.run import log as training_log
 from torchdefine.run import train
+from torchdefine.run.entry import log as training_log
 from torchdefine.training import RunFolder
 from torchdefine.training.progress import default_reporter, work_bar
 

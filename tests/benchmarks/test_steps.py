@@ -15,7 +15,7 @@ from torch import nn
 
 from torchdefine.context import LSTM
 from torchdefine.output import AdaptiveSoftmax
-from torchdefine.settings import merge
+from torchdefine.recipe.settings import merge
 from torchdefine.training.precision import Precision
 
 SETTING = Setting(torch.device("cpu"), small=True, repeats=2)

@@ -103,7 +103,7 @@ def test_a_cache_is_tuned_under_the_settings_that_it_is_used_with(run: Run, monk
         seen.update(settings)
         return NeuralCache(), 0.0
 
-    monkeypatch.setattr("torchdefine.loaded_run.tune_neural_cache", remember)
+    monkeypatch.setattr("torchdefine.run.loaded.tune_neural_cache", remember)
     with pytest.raises(SystemExit) as done:
         main(["eval", str(run.folder.path), "--tune-cache", "--length", "9", "--batch-size", "3", "--device", "cpu"])
     assert done.value.code == 0

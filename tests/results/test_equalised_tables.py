@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdefine.recipe import load_recipe
-from torchdefine.settings import to_plain
+from torchdefine.recipe.settings import to_plain
 
 tables = import_module("equalised_tables")
 

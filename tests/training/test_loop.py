@@ -227,7 +227,7 @@ def test_the_rate_drops_and_the_best_weights_are_kept_by_validation(
 ) -> None:
     losses = [800, 4, 4, 4.5, 4.2, 3, 3, 3.5]  # e⁸⁰⁰ is no number, so it is no best perplexity
     found = iter([SimpleNamespace(loss=loss, perplexity=perplexity(loss)) for loss in losses])
-    monkeypatch.setattr("torchdefine.tasks._text_validation", lambda *_: lambda: next(found))
+    monkeypatch.setattr("torchdefine.run.tasks._text_validation", lambda *_: lambda: next(found))
     out = tmp_path / "run"
     train(
         recipe_file, out=out, optim={"lr": 0.01}, train={"steps": 16, "log_every": 2, "eval_every": 2},

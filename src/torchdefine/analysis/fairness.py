@@ -7,7 +7,7 @@ from typing import Any
 
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.analysis.settings_table import differing_settings
-from torchdefine.recipe_effects import implied_settings
+from torchdefine.recipe.effects import implied_settings
 from torchdefine.training.evaluate import short_stream_warning
 
 UNKNOWN_MAY_DIFFER = 0.001

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchdefine.recipe import SECTIONS, Recipe
-from torchdefine.recipe_effects import implied_settings, settings_without_effect
-from torchdefine.settings import to_plain
+from torchdefine.recipe.effects import implied_settings, settings_without_effect
+from torchdefine.recipe.settings import to_plain
 
 NO_EFFECT = "–"
 

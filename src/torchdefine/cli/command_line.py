@@ -16,7 +16,7 @@ from torchdefine import __version__
 from torchdefine.cli import counting, exporting, inference, looking, models, recipes, runs, translation
 from torchdefine.errors import MachineError, UserError
 from torchdefine.recipe import SECTIONS, Recipe
-from torchdefine.settings import explain
+from torchdefine.recipe.settings import explain
 from torchdefine.spelling import closest, did_you_mean, did_you_mean_setting
 
 SECONDS_TO_SPEAK = 10.0

@@ -48,7 +48,7 @@ def _params(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
 def _counted(options: argparse.Namespace, overrides: dict[str, Any]) -> ParameterReport:
     """A recipe's parameters with the vocabulary of its text or of ``--data``; a run's with its own vocabulary."""
     from torchdefine.analysis.parameters import parameter_report
-    from torchdefine.tasks import load_tokens
+    from torchdefine.run.tasks import load_tokens
     from torchdefine.training import RunFolder
 
     folder, data = RunFolder(options.recipe), overrides.get("data", {})

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from torchdefine.recipe import FORMAT_VERSION, Recipe
-from torchdefine.recipe_effects import settings_without_effect
-from torchdefine.settings import to_plain
+from torchdefine.recipe.effects import settings_without_effect
+from torchdefine.recipe.settings import to_plain
 
 COMMENTS_FROM = 44
 """Column of the defaults beside settings that differ from them."""

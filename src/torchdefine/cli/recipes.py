@@ -13,10 +13,10 @@ from torchdefine.cli.recipe_page import recipe_facts, recipe_page
 from torchdefine.cli.shared import Command, add_device, print_json
 from torchdefine.errors import UserError
 from torchdefine.recipe import Recipe, load_recipe, recipe_names, recipes_below
-from torchdefine.settings import explain
+from torchdefine.recipe.settings import explain
 
 if TYPE_CHECKING:
-    from torchdefine.loaded_run import Run
+    from torchdefine.run.loaded import Run
 
 RECIPES = """  torchdefine recipes                              the list, with parameters and published numbers
   torchdefine recipes demo                         those that begin so
@@ -184,8 +184,8 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 def _encode(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from torchdefine.build import open_corpus
-    from torchdefine.describe_data import describe_tokens
-    from torchdefine.starting import changes_by_section, wanted_recipe
+    from torchdefine.run.describe_data import describe_tokens
+    from torchdefine.run.starting import changes_by_section, wanted_recipe
     from torchdefine.training.progress import work_bar
 
     data = overrides.pop("data", {}) | ({} if options.data is None else {"corpus": options.data})

@@ -122,8 +122,8 @@ def _neural_cache(options: argparse.Namespace) -> NeuralCache | None:
 
 def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.decoding import SamplingOptions
-    from torchdefine.loaded_run import check_generates
     from torchdefine.run import load_run
+    from torchdefine.run.loaded import check_generates
     from torchdefine.training import RunFolder
 
     folder = RunFolder(options.folder)

@@ -10,7 +10,7 @@ import numpy as np
 from torchdefine.data import Corpus
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe
-from torchdefine.settings import to_plain
+from torchdefine.recipe.settings import to_plain
 from torchdefine.training.evaluate import PUBLIC_STREAMS, Evaluation, evaluate, unigram_perplexity
 from torchdefine.training.progress import shown_perplexity
 from torchdefine.training.run_folder import RunFolder

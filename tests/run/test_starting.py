@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 
 import pytest
-
 from tests.training.test_loop import StopAt, assert_same_run
+
 from torchdefine import load_run, train
 from torchdefine.errors import UserError
 from torchdefine.recipe import load_recipe, recipe_names

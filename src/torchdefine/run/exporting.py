@@ -13,7 +13,7 @@ from torchdefine.inference.export_record import ExportedFrom
 from torchdefine.recipe import Recipe, short_name
 
 if TYPE_CHECKING:
-    from torchdefine.loaded_run import Run
+    from torchdefine.run.loaded import Run
 
 
 def export_run(

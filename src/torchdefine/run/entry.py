@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from torchdefine.data import Bitext, Corpus
-from torchdefine.describe_data import describe_amount, describe_measuring, describe_tokens
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.loaded_run import Run
 from torchdefine.models import LanguageModel, Translator
 from torchdefine.recipe import Recipe
+from torchdefine.run.describe_data import describe_amount, describe_measuring, describe_tokens
+from torchdefine.run.loaded import Run
+from torchdefine.run.starting import changes_by_section, chosen_folder, wanted_recipe
+from torchdefine.run.tasks import describe, fresh_model, load_tokens, make_trainer, open_data, unloaded_model
 from torchdefine.spelling import option
-from torchdefine.starting import changes_by_section, chosen_folder, wanted_recipe
-from torchdefine.tasks import describe, fresh_model, load_tokens, make_trainer, open_data, unloaded_model
 from torchdefine.training import RunFolder, Trainer
 from torchdefine.training.checkpoint import load_weights, read_checkpoint
 from torchdefine.training.distributed import Processes, joined_processes

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torchdefine.data.tokenizer import SMALLEST_BPE, SPECIALS
 from torchdefine.errors import UserError
-from torchdefine.settings import setting
+from torchdefine.recipe.settings import setting
 
 
 @dataclass(frozen=True)

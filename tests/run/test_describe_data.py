@@ -7,9 +7,9 @@ import pytest
 
 from torchdefine.data import encode_bitext, encode_corpus, train_bpe
 from torchdefine.data.bitext import BitextRules
-from torchdefine.describe_data import describe_tokens
 from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.recipe_sections import DataSettings
+from torchdefine.recipe.sections import DataSettings
+from torchdefine.run.describe_data import describe_tokens
 
 
 @pytest.fixture

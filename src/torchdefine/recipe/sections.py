@@ -9,7 +9,7 @@ from torchdefine.embedding.plan import GroupScheme, Rounding, Skip
 from torchdefine.embedding.unit import VARIANTS, Norm
 from torchdefine.errors import UserError
 from torchdefine.ops.group_stack import ACTIVATIONS
-from torchdefine.settings import setting
+from torchdefine.recipe.settings import setting
 from torchdefine.spelling import did_you_mean
 
 

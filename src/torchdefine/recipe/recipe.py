@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from torchdefine.errors import UserError
-from torchdefine.recipe_sections import (
+from torchdefine.recipe.sections import (
     ContextSettings,
     DataSettings,
     EmbeddingSettings,
@@ -25,9 +25,9 @@ from torchdefine.recipe_sections import (
     TrainSettings,
     require,
 )
-from torchdefine.settings import merge, read_settings, to_plain
+from torchdefine.recipe.settings import merge, read_settings, to_plain
+from torchdefine.recipe.translation_sections import BeamSettings, BitextSettings, TransformerSettings
 from torchdefine.spelling import did_you_mean
-from torchdefine.translation_settings import BeamSettings, BitextSettings, TransformerSettings
 
 FORMAT_VERSION = 1
 FILE_ENDINGS = (".yaml", ".yml")

@@ -69,7 +69,7 @@ def test_subwords_are_counted_too(recipe_file: Path, corpus: Path, tmp_path: Pat
 def test_the_code_of_the_page_on_training_runs(
     heading: str, run: Run, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     (code,) = re.findall(rf"^## {heading}\n[^#]*?^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "my_texts").symlink_to(corpus)
     (tmp_path / "runs").mkdir()

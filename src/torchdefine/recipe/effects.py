@@ -6,7 +6,7 @@ from typing import Any
 
 from torchdefine.embedding.plan import LARGEST_DEFAULT_GROUPS
 from torchdefine.embedding.unit import VARIANTS, UnitOptions
-from torchdefine.recipe import Recipe
+from torchdefine.recipe.recipe import Recipe
 
 _OF_A_DEFINE_UNIT = ("depth", "max_groups", "groups", "skip", "reach_expand_dim", "rounding", "multiple_of")
 _OF_ITS_LAYERS = ("fixed_width", "norm", "activation", "dropout")

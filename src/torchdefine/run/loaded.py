@@ -37,10 +37,10 @@ from torchdefine.inference.compress import (
 )
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe, short_name
+from torchdefine.run.translation import TranslationEvaluation, evaluate_translator, translate_text
 from torchdefine.spelling import option
 from torchdefine.training import Evaluation, RunFolder, evaluate
 from torchdefine.training.evaluate import unigram_perplexity
-from torchdefine.translation import TranslationEvaluation, evaluate_translator, translate_text
 
 
 @dataclass(repr=False)
@@ -129,7 +129,7 @@ class Run:
 
         ``format`` is "torch-export" or "onnx". Every program is compared with the model before the folder appears.
         """
-        from torchdefine.exporting import export_run
+        from torchdefine.run.exporting import export_run
 
         return export_run(self, folder, format, licence, progress)
 

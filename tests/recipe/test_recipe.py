@@ -14,10 +14,10 @@ from torchdefine.cli.recipe_page import recipe_page
 from torchdefine.context import TransformerXL
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
-from torchdefine.exporting import _without_paths
 from torchdefine.recipe import Recipe, load_recipe, recipe_names
-from torchdefine.recipe_effects import implied_settings, settings_without_effect
-from torchdefine.settings import explain, to_plain
+from torchdefine.recipe.effects import implied_settings, settings_without_effect
+from torchdefine.recipe.settings import explain, to_plain
+from torchdefine.run.exporting import _without_paths
 
 
 @pytest.mark.parametrize("name", recipe_names())

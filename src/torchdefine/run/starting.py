@@ -11,7 +11,7 @@ from typing import Any
 
 from torchdefine.errors import UserError
 from torchdefine.recipe import SECTIONS, Recipe, load_recipe, short_name
-from torchdefine.settings import explain, merge, to_plain
+from torchdefine.recipe.settings import explain, merge, to_plain
 from torchdefine.spelling import did_you_mean_section, option
 from torchdefine.training import RunFolder
 from torchdefine.training.distributed import Processes

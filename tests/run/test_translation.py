@@ -11,11 +11,11 @@ import torch
 pytest.importorskip("tokenizers")
 pytest.importorskip("sacrebleu")
 
-from torchdefine import cli, load_run, tasks, train
+from torchdefine import cli, load_run, train
 from torchdefine.analysis.comparison import compare_runs
 from torchdefine.decoding import BeamOptions, NeuralCache, SamplingOptions, TranslationOptions
 from torchdefine.errors import UserError
-from torchdefine.run import Run
+from torchdefine.run import Run, tasks
 from torchdefine.training import Interrupted
 from torchdefine.training.checkpoint import read_checkpoint
 from torchdefine.training.progress import QuietReporter
@@ -225,7 +225,7 @@ def test_a_gpu_trains_and_translates_in_half_precision(translation_recipe: Path,
 
 
 def test_translators_of_released_versions_still_load() -> None:
-    folder = Path(__file__).parent / "released" / "translation-run-v1"
+    folder = Path(__file__).parents[1] / "released" / "translation-run-v1"
     expected = json.loads((folder / "translations.json").read_text(encoding="utf-8"))
     found = load_run(folder, device="cpu").translate(expected["lines"])
     for one, other in zip(found, expected["translations"], strict=True):

@@ -17,6 +17,7 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe
+from torchdefine.run.translation import check_translation_packages, describe_translation, pair_data, pair_validation
 from torchdefine.training import Evaluation, RunFolder, Trainer, evaluate
 from torchdefine.training.batches import TextBatches, TrainingData
 from torchdefine.training.distributed import Processes
@@ -24,7 +25,6 @@ from torchdefine.training.kept_checkpoints import keep_checkpoint
 from torchdefine.training.progress import Reporter
 from torchdefine.training.result import describe_result
 from torchdefine.training.run_state import Position
-from torchdefine.translation import check_translation_packages, describe_translation, pair_data, pair_validation
 
 
 def open_data(recipe: Recipe, processes: Processes, progress: Progress | None) -> Corpus | Bitext:
