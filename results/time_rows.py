@@ -28,21 +28,17 @@ from torchdefine.training.environment import describe_environment
 SPEEDS = "speeds.json"
 
 
-def time_stages(stages: list[str], out: Path, setting: Setting) -> dict[str, Any]:
-    """What the file says when the rows of these stages have been timed; other stages stay as they were."""
+def time_stage(stage: str, out: Path, setting: Setting) -> None:
+    """Time the rows of a stage, each into the file as soon as it is known; other stages stay there as they were."""
     path = out / SPEEDS
-    before = read_json(path)["stages"] if path.exists() else {}
-    return {"stages": before | {stage: time_stage(stage, out, setting) for stage in stages}}
-
-
-def time_stage(stage: str, out: Path, setting: Setting) -> dict[str, Any]:
-    rows = {}
+    facts = {"vocabulary": WIKIPEDIA_SIZE, "text": Path(setting.data).name, **describe_environment(setting.device)}
+    rows: dict[str, Any] = {}
     for row in rows_of(stage, out):
         if row.name not in rows:  # all seeds are equally fast
             rows[row.name] = time_row(row, setting)
             print(f"{stage}, {row.name}: {rows[row.name]['ms']:.2f} ms", flush=True)
-    environment = describe_environment(setting.device)
-    return {"vocabulary": WIKIPEDIA_SIZE, "text": Path(setting.data).name, **environment, "rows": rows}
+            others = read_json(path)["stages"] if path.exists() else {}
+            write_json(path, {"stages": {**others, stage: {**facts, "rows": rows}}})
 
 
 def time_row(row: Row, setting: Setting) -> dict[str, Any]:
@@ -61,7 +57,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise UserError("Speeds are told of a GPU, and there is none here.")
     setting = Setting(torch.device("cuda"), repeats=10, data=options.data)
-    write_json(options.out / SPEEDS, time_stages(options.stages, options.out, setting))
+    for stage in options.stages:
+        time_stage(stage, options.out, setting)
 
 
 if __name__ == "__main__":

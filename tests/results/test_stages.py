@@ -187,7 +187,10 @@ def test_a_step_that_was_timed_alone_stands_for_a_run_that_shared_its_device(
     row = run_stage.rows_of("decisive", tuned)[0]
     monkeypatch.setattr(time_rows, "rows_of", lambda *_: [replace(row, changes=merge(row.changes, TINY))])
     monkeypatch.setattr(time_rows, "WIKIPEDIA_SIZE", 100)
-    written = time_rows.time_stages(["decisive"], tuned, setting)
+    (tuned / "speeds.json").write_text(json.dumps({"stages": {"depth": {"rows": {}}}}))
+    time_rows.time_stage("decisive", tuned, setting)
+    written = json.loads((tuned / "speeds.json").read_text())
+    assert "depth" in written["stages"]
     timed = written["stages"]["decisive"]["rows"]["R2 scaled"]
     assert timed["tokens"] == 10
     assert 0 < timed["q1_ms"] <= timed["ms"] <= timed["q3_ms"]
