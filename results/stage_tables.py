@@ -52,7 +52,8 @@ def stage_section(folder: Path) -> str:
     ]
     for row in described["rows"]:
         lines.append("| " + " | ".join([row["name"], *row_cells(by_row.get(row["name"]), reference)]) + " |")
-    lines += [f"\n{sentence}" for sentence in taken(described, by_row)]
+    said = [*taken(described, by_row), how_timed(folder)]
+    lines += [f"\n{sentence}" for sentence in said if sentence]
     finished = finished_in_order(described, by_row)
     if gaps := gaps_of(folder):
         lines += ["", gaps]
@@ -111,14 +112,32 @@ def gap_table(rows: dict[str, list[dict[str, Any]]], reference: str) -> str:
 
 def read_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The runs of every row, by its name, and how fast a step is alone where `time_rows.py` has measured it."""
-    speeds = folder.parent / "speeds.json"
-    alone = read_json(speeds)["stages"].get(folder.name, {"rows": {}})["rows"] if speeds.exists() else {}
+    alone = timed_alone(folder).get("rows", {})
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.json")):
         run = read_json(path)
         if not is_stale(run, folder):
             found.setdefault(run["row"], []).append({**run, "alone": alone.get(run["row"])})
     return found
+
+
+def timed_alone(folder: Path) -> dict[str, Any]:
+    """What `time_rows.py` has written of a stage; empty where it has not."""
+    speeds = folder.parent / "speeds.json"
+    found: dict[str, Any] = read_json(speeds)["stages"].get(folder.name, {}) if speeds.exists() else {}
+    return found
+
+
+def how_timed(folder: Path) -> str:
+    """A sentence on the speeds of rows that trained beside others; empty where there are none."""
+    timed = timed_alone(folder)
+    if not timed:
+        return ""
+    return (
+        "Rows trained side by side, so ms/step and tokens/s are those of a step alone, on words of "
+        f"{timed['text']} spread over a vocabulary of {timed['vocabulary']:,}: {timed['hardware']['gpu']}, torch "
+        f"{timed['versions']['torch']}, commit {timed['commit'][:12]}."
+    )
 
 
 def is_stale(run: dict[str, Any], folder: Path) -> bool:

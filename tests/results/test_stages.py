@@ -201,6 +201,12 @@ def test_a_step_that_was_timed_alone_stands_for_a_run_that_shared_its_device(
     (tuned / "decisive" / "x.json").write_text(json.dumps(shared))
     (runs,) = stage_tables.read_rows(tuned / "decisive").values()
     assert stage_tables.speed_cells(runs) == ["2.0", "5,000"]
+    written["stages"]["decisive"] |= {"hardware": {"gpu": "a GPU"}, "commit": "0123456789abcdef"}
+    (tuned / "speeds.json").write_text(json.dumps(written))
+    assert "on words of wikitext-2-shuffled spread over a vocabulary of 100: a GPU" in stage_tables.how_timed(
+        tuned / "decisive"
+    )
+    assert stage_tables.how_timed(tuned / "ablation") == ""
     assert stage_tables.speed_cells([{**runs[0], "shared_device": False}]) == ["20.0", "4,500"]
 
 
