@@ -370,6 +370,16 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "optim.lr is 'inf'": ["train", recipe_file, "--optim.lr", "inf"],
         "temperature is nan": ["generate", finished, "--temperature", "nan"],
         "The seed is": ["generate", finished, "--seed", str(2**70)],
+        "--data one and --data.corpus two are two texts": [
+            *("train", recipe_file, "--data", "one", "--data.corpus", "two")
+        ],
+        "--codebooks means nothing to the method int8": ["compress", finished, "--method", "int8", "--codebooks", "5"],
+        "--steps means nothing to the method bits": ["compress", finished, "--method", "bits", "--steps", "10"],
+        "give one of them": ["compress", finished, "--budget", "1KB", "--codebooks", "5"],
+        "int4 takes as many bytes as it needs": ["compress", finished, "--method", "int4", "--budget", "1KB"],
+        "counts parameters, not bytes": ["compress", finished, "--budget", "1k parameters"],
+        "--by is the horizontal axis of curves": ["plot", "maps", finished, "--by", "step", "--out", "x.svg"],
+        "--centred is for correlations": ["plot", "curves", finished, "--centred", "--out", "x.svg"],
         "context.output_dim is -1": ["train", recipe_file, "--context.output_dim", "-1"],
     }
     for words, arguments in cases.items():

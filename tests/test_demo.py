@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from torchdefine import demo, train
+from torchdefine.errors import UserError
 
 
 @pytest.fixture
@@ -37,6 +38,14 @@ def test_compares_five_models_and_writes_a_report(small: None, capsys: pytest.Ca
     before = Path("runs/demo/standard/result.json").stat().st_mtime_ns
     demo.run_demo(Path("runs/demo"))  # what is there is used
     assert Path("runs/demo/standard/result.json").stat().st_mtime_ns == before
+
+
+def test_a_folder_of_other_things_is_left_alone(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"corpus has test\.txt in it, which is not the demo's"):
+        demo.run_demo(Path("corpus"))
+    with pytest.raises(UserError, match=r"is a file"):
+        demo.run_demo(Path("corpus/test.txt"))
+    assert capsys.readouterr().out == ""
 
 
 def test_says_once_what_holds_for_every_model(small: None, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,8 +14,15 @@ import torch
 from safetensors import SafetensorError
 
 from torchdefine import files
-from torchdefine.errors import MachineError
-from torchdefine.files import atomic_file, cache_folder, write_json, write_safetensors
+from torchdefine.errors import MachineError, UserError
+from torchdefine.files import (
+    atomic_file,
+    cache_folder,
+    check_new_folder,
+    check_writable,
+    write_json,
+    write_safetensors,
+)
 
 
 def test_file_appears_whole_at_the_end(tmp_path: Path) -> None:
@@ -46,7 +53,19 @@ def test_full_disk_is_the_machines_failure(tmp_path: Path) -> None:
 def test_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"in the way")
     target = tmp_path / "file" / "below"
-    with pytest.raises(MachineError, match="file/below could not be written"), atomic_file(target):
+    with pytest.raises(UserError, match=r"file/below could not be written .*: choose a folder"), atomic_file(target):
+        pass
+    for check in (check_writable, check_new_folder):
+        with pytest.raises(UserError, match=r"file/below could not be written \(Not a directory\)"):
+            check(target)
+        check(tmp_path / "new" / "below")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_cache_says_how_it_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"in the way")
+    monkeypatch.setenv("TORCHDEFINE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match="let TORCHDEFINE_CACHE name"), atomic_file(tmp_path / "file" / "below"):
         pass
 
 

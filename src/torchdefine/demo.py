@@ -11,17 +11,21 @@ from pathlib import Path
 
 from torchdefine.analysis.comparison import compare_runs, print_comparison
 from torchdefine.analysis.report import write_report
+from torchdefine.errors import UserError
+from torchdefine.files import check_writable
 from torchdefine.recipe import load_recipe
 from torchdefine.run import train
 from torchdefine.run.entry import log as training_log
 from torchdefine.training import RunFolder
 from torchdefine.training.progress import default_reporter, work_bar
 
+REPORT = "report.html"
 MODELS = ("standard", "standard-scaled", "adaptive-scaled", "adaptive-projection", "adaptive-define")
 
 
 def run_demo(out: Path) -> None:
     """Train, compare, and say where the report is. Runs that are there already are used, or finished."""
+    _check_place(out)
     print(
         "Five language models, the same text, order, steps and seed; they differ in how they embed words, and in the "
         "softmax that is tied to that.\n"
@@ -36,11 +40,21 @@ def run_demo(out: Path) -> None:
             _train_or_finish(f"demo/{name}", RunFolder(folder))
     print()
     print_comparison(compare_runs(folders))
-    report = out / "report.html"
+    report = out / REPORT
     with work_bar("looking at the runs") as progress:
         write_report(folders, report, progress=progress)
     print(f"\nThe report, with curves, correlation maps and samples, is in {os.path.relpath(report)}.")
     print("The same models on a text of your own: torchdefine train demo/adaptive-define --data FOLDER --out runs/mine")
+
+
+def _check_place(out: Path) -> None:
+    """Refuse a folder that has something else than an earlier demo in it."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file, but the demo needs a folder: choose another --out.")
+    others = sorted({path.name for path in out.glob("[!.]*")} - {*MODELS, REPORT})
+    if others:
+        raise UserError(f"{out} has {others[0]} in it, which is not the demo's: choose another --out.")
+    check_writable(out)
 
 
 def _train_or_finish(recipe: str, folder: RunFolder) -> None:

@@ -29,6 +29,10 @@ Progress = Callable[[int, int], None]
 """Called with (done, total) now and then during long work, and at its end with (total, total)."""
 
 
+NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+"""What the system says of a place that was badly chosen."""
+
+
 def cache_folder(cache: str | Path | None = None) -> Path:
     """The folder for what can be made again: ``cache``, $TORCHDEFINE_CACHE, or torchdefine in the user's caches."""
     of_user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
@@ -41,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """A path beside ``path`` to write to; what is there takes its place, whole, if the block ends without an error.
 
     An existing file is never harmed, and two processes that write the same path do not meet. A write that fails is
-    a MachineError; what a killed process left goes with the next write.
+    a MachineError, one that is not allowed a UserError; what a killed process left goes with the next write.
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is a folder or a device, not a file to be written: choose another name.")
@@ -162,23 +166,32 @@ def _is_running(process: int) -> bool:
     return True
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a place that nothing can be written to, before the work that would end there."""
+    existing = next((above for above in path.absolute().parents if above.exists()), path)
+    reason = errno.ENOTDIR if not existing.is_dir() else errno.EACCES
+    if reason == errno.ENOTDIR or not os.access(existing, os.W_OK | os.X_OK):
+        raise write_failure(path, OSError(reason, os.strerror(reason)))
+
+
 def check_new_folder(path: str | Path) -> None:
-    """Refuse a place where something is already."""
+    """Refuse a place where something is already, or where nothing may be."""
     path = Path(path)
     if path.name in ("", "..") or path.is_symlink():
         raise UserError(f"{path} cannot be made anew as a folder: give a name for it.")
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"{path} exists already and is not empty: choose another folder.")
+    check_writable(path)
 
 
-def write_failure(path: Path, error: OSError) -> MachineError:
-    """The sentence for a write to ``path`` that the machine refused."""
+def write_failure(path: Path, error: OSError) -> UserError | MachineError:
+    """The sentence for a write to ``path`` that failed: the user's fault where it is not allowed there."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _disk_full(path)
-    return MachineError(
-        f"{path} could not be written ({error.strerror or error}): choose a folder that can be written to; "
-        "TORCHDEFINE_CACHE names the one for cached files."
-    )
+    cached = cache_folder().absolute() in path.absolute().parents
+    way_out = "let TORCHDEFINE_CACHE name" if cached else "choose"
+    sentence = f"{path} could not be written ({error.strerror or error}): {way_out} a folder that can be written to."
+    return UserError(sentence) if error.errno in NOT_ALLOWED else MachineError(sentence)
 
 
 def _disk_full(path: Path) -> MachineError:
@@ -222,7 +235,9 @@ def reading_safetensors(path: Path, *, if_missing: str, if_damaged: str) -> Iter
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    except FileNotFoundError:
+    except FileNotFoundError:  # which the package says of files that it may not read, too
+        if path.exists():
+            raise UserError(f"{path} cannot be read: check who may read it.") from None
         raise UserError(f"{path} does not exist: {if_missing}.") from None
     except UserError:
         raise

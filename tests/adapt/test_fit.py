@@ -126,6 +126,7 @@ def test_a_quality_that_is_no_number_never_wins() -> None:
     [
         ({"budget": 100}, "too little|allow more"),
         ({"budget": "many"}, "not a size"),
+        ({"budget": "1GB"}, "1 GB are no less than the 51.2 KB of the table itself: allow less"),
         ({"options": FitOptions(families=("quantized",))}, "'quantized' is unknown.*quantised"),
         ({"options": FitOptions(sensitivity=torch.eye(5))}, r"\(5, 5\)"),
         ({"counts": [1, 2, 3]}, "3 counts for 400 rows"),

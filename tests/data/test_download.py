@@ -11,7 +11,7 @@ import pytest
 
 from torchdefine.data import download as download_module
 from torchdefine.data.download import download, extract
-from torchdefine.errors import MachineError
+from torchdefine.errors import MachineError, UserError
 
 ArchiveMaker = Callable[[Path, dict[str, bytes]], None]
 
@@ -164,7 +164,7 @@ def test_offline_names_the_address_and_the_way_out(server: FileServer, target: P
 
 def test_unwritable_place_is_not_blamed_on_the_network(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "downloads").write_text("a file in the way")
-    with pytest.raises(MachineError, match="could not be written"):
+    with pytest.raises(UserError, match="could not be written"):
         download(server.url, tmp_path / "downloads" / "file.zip")
 
 

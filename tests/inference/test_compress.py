@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def test_from_the_command_line(run_copy: Path, capsys: pytest.CaptureFixture[str
     arguments = ["compress", str(run_copy), "--codebooks", "8", "--entries", "4", "--steps", "30"]
     assert command(*arguments) == 0
     assert "as codes 8 × 4" in capsys.readouterr().out
-    assert command(*arguments, "--method", "svd", "--json") == 0
+    assert command(*arguments[:-2], "--method", "svd", "--json") == 0
     (facts,) = json.loads(capsys.readouterr().out)["files"].values()
     assert facts["method"] == "svd"
     assert 0 < facts["lost"] < 1
@@ -149,6 +150,25 @@ def test_what_cannot_be_is_refused_and_nothing_changes(
     assert {path: path.read_bytes() for path in run_copy.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("method", ["codes", "product-codes", "svd", "bits"])
+def test_a_budget_is_kept_and_mostly_spent(method: str) -> None:
+    torch.manual_seed(0)
+    embedding = DeFINE(600, 32, map_dim=16, expand_dim=64)
+    how = Compression(method, learning=QUICK, budget=14_000)
+    made = compress_embedding(embedding, how, counts=[1] * 600)
+    assert 9_000 < made.bytes <= 14_000
+    for wrong, sentence in ((10, "fits? 10 bytes|are too few"), (10**6, "take 76,800: ask for less")):
+        with pytest.raises(UserError, match=sentence):
+            compress_embedding(embedding, replace(how, budget=wrong), counts=[1] * 600)
+
+
+def test_how_is_a_compression_and_a_budget_a_size(run_folder: Path) -> None:
+    with pytest.raises(TypeError, match=r"use Compression\('bits'\), say"):
+        load_run(run_folder).compress("bits")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="must be at least 1"):
+        Compression("bits", budget=0)
+
+
 def test_cached_and_compressed_at_once_are_refused(run_folder: Path) -> None:
     with pytest.raises(UserError, match="choose one of them"):
         load_run(run_folder, cached=True, compressed=True)
@@ -182,7 +202,7 @@ def test_the_loss_by_frequency_weighs_tokens_as_often_as_they_occur() -> None:
 
 def test_codes_larger_than_the_vectors_are_refused() -> None:
     embedding = DeFINE(20, 24, map_dim=16, expand_dim=64)
-    with pytest.raises(UserError, match="the vectors themselves 1,920"):
+    with pytest.raises(UserError, match="the vectors themselves take 1,920"):
         compress_embedding(embedding, Compression("codes"))
     assert compress_embedding(embedding, Compression("int8")).bytes < 1920
 

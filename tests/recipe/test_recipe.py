@@ -164,6 +164,8 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
         "optim:\n  lr: 1\n   clip: 2\n": r"in line 3, column 8: mapping values are not allowed here\.$",
         "optim:\n  lr: \a\n": r"in line 2: special characters are not allowed\.$",
         "- 1\n": "holds no settings",
+        "optim: {lr: 0.1, lr: 0.2}\n": r"in line 1, column 9: 'lr' is set twice\.$",
+        "base: demo/standard\ntrain: 5\n": r"train holds several settings, so it cannot be 5",
         f"base: {path}\n": "is its own base",
         f"base: ../{tmp_path.name}/mine.yaml\n": "is its own base",
         "format_version: 99\n": "format version 99",

@@ -117,10 +117,14 @@ def test_training_is_shown_to_whoever_is_there(
     train(recipe_file, out=tmp_path / "verbose", device="cpu", verbose=True, train={"steps": 5, "precision": "bf16"})
     shown = capsys.readouterr()
     assert "The precision bf16 is for GPUs; on the cpu this run computes in fp32." in shown.err
+    assert "Without effect" not in shown.err
     assert shown.out == ""
     assert "The training text has" in shown.err
     assert "The vocabulary has 62 entries: all 60 different words" in shown.err
     assert shown.err.count("validation perplexity") == 5
+
+    train(recipe_file, out=tmp_path / "idle", verbose=True, schedule={"noam_width": 8}, **short)
+    assert "Without effect beside the recipe's other settings: schedule.noam_width." in capsys.readouterr().err
 
     class Notebook:
         get_ipython = staticmethod(lambda: "a shell")

@@ -105,7 +105,7 @@ class Fitted:
         if not others:
             return f"{sentence}."
         second = max(others, key=lambda one: one.quality)
-        return f"{sentence}; the best of another kind is {second.name} with {second.quality:.4f}."
+        return f"{sentence}; the best that is no {self.chosen.family} is {second.name} with {second.quality:.4f}."
 
     def print(self) -> None:
         """All candidates, the best first, and the choice."""
@@ -167,6 +167,9 @@ def fit(
     source = Source(as_matrix(table), counts, options.sensitivity, padding_idx)
     weights = as_weights(counts, source.table)
     metric(options.sensitivity, source.table)  # refuses what does not fit, before the work
+    whole = 4 * source.table.numel()
+    if allowed.bytes >= whole:
+        raise UserError(f"{allowed} are no less than the {readable_bytes(whole)} of the table itself: allow less.")
     planned = [c for share in options.shares for c in _planned(source, allowed.share(share), options)]
     if not planned:
         raise UserError(f"{allowed} is too little for any replacement of this table: allow more.")

@@ -95,6 +95,8 @@ def choose(tables: Sequence[Table], targets: Targets, fallback: Iterable[nn.Modu
         if not chosen:
             raise UserError(f"The model has several tables, and none is named: {_NAME_IT}; {_listed(tables)}.")
     else:
+        if not isinstance(targets, str | re.Pattern | type | Iterable):
+            raise TypeError(f"Targets are names, patterns or types, not {targets!r}: {_NAME_IT}; {_listed(tables)}.")
         wanted = [targets] if isinstance(targets, str | re.Pattern | type) else list(targets)
         if not wanted:
             raise UserError(f"The targets are an empty list: {_NAME_IT}; {_listed(tables)}.")

@@ -9,20 +9,35 @@ NOT_FINITE = "not finite"
 """Stands in a column of numbers."""
 
 
+GAP = 2
+"""Spaces between two columns."""
+FOLDED_WIDTH = 12
+"""Of a column of words, at least."""
+
+
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Columns of numbers to the right, others to the left; the note below, if there is one."""
+    """Columns of numbers to the right, others to the left; the note below, if there is one.
+
+    Words are folded where a terminal is narrow, numbers never: rather the lines become longer than it is wide.
+    """
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
+    needed = GAP * (len(header) - 1)
     for index, name in enumerate(header):
         numeric = all(_is_number(row[index]) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric or index == 0, overflow="fold")
+        longest = max(cell_len(cell) for cell in (name, *(row[index] for row in rows)))
+        least = longest if numeric else min(longest, FOLDED_WIDTH)
+        needed += least
+        table.add_column(
+            name, justify="right" if numeric else "left", min_width=least, no_wrap=numeric, overflow="fold"
+        )
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)  # a name may have brackets
-    if not console.is_terminal:
-        console.width = 160
+    console.width = max(console.width if console.is_terminal else 160, needed)
     console.print(table)
     if note:
         console.print(note, style="dim")

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from torchdefine import __version__
 from torchdefine.cli import counting, exporting, inference, looking, models, recipes, runs, translation
 from torchdefine.errors import MachineError, UserError
+from torchdefine.files import NOT_ALLOWED
 from torchdefine.recipe import SECTIONS, Recipe
 from torchdefine.recipe.settings import explain
 from torchdefine.spelling import closest, did_you_mean, did_you_mean_setting
@@ -59,7 +60,10 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # whoever read our output has gone away
         os._exit(1)
     except OSError as error:
-        _fail(f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}.", 1)
+        what, where = error.strerror or error, f" ({error.filename})" if error.filename else ""
+        if error.errno in NOT_ALLOWED:
+            _fail(f"{what}{where}: name another place, or see who may use this one.", 2)
+        _fail(f"{what}{where}.", 1)
     except (MemoryError, RuntimeError) as error:
         if "allocate" not in str(error) and not isinstance(error, MemoryError):
             raise

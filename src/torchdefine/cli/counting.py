@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from torchdefine.cli.shared import Command, print_json
+from torchdefine.cli.shared import Command, data_settings, print_json
 from torchdefine.errors import UserError
 from torchdefine.recipe import Recipe, load_recipe
 
@@ -51,9 +51,9 @@ def _counted(options: argparse.Namespace, overrides: dict[str, Any]) -> Paramete
     from torchdefine.run.tasks import load_tokens
     from torchdefine.training import RunFolder
 
-    folder, data = RunFolder(options.recipe), overrides.get("data", {})
-    if options.data is not None:
-        data = overrides["data"] = data | {"corpus": options.data}
+    folder, data = RunFolder(options.recipe), data_settings(options, overrides.get("data", {}))
+    if data:
+        overrides["data"] = data
     recipe = load_recipe(folder.config if folder.exists() else options.recipe, overrides)
     if options.data is not None and recipe.task == "translation":
         raise UserError("A translator is counted with bitext.bpe_size subwords, whatever its text: leave --data out.")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchdefine.cli.shared import CHECKPOINTS, Command, add_device, print_json
+from torchdefine.errors import UserError
+
+if TYPE_CHECKING:
+    from torchdefine.inference.compress import Compression
 
 CACHE_DTYPES = ["fp32", "bf16", "fp16"]
 METHODS = ["codes", "product-codes", "svd", "bits", "int8", "int4"]
@@ -16,8 +20,12 @@ COMPRESSING = """  codes          one entry from each of M codebooks of K, summe
   svd            a low rank, in int8
   bits           rotated, then 0 to 8 bits a number by importance; mostly the best
   int8, int4     so many bits a number, whatever that takes
-All but the last two take as many bytes as the codes of --codebooks × --entries do. The output layer of a language
-model still needs the map's table; what is packed is what the input looks up. Then: eval RUN --compressed."""
+All but the last two take as many bytes as --budget says, or as the codes of --codebooks × --entries do. A run has one
+packed table: another compress replaces it. The output layer of a language model still needs the map's table; what is
+packed is what the input looks up. Then: eval RUN --compressed."""
+OF_ANY_SIZE = ("codes", "product-codes", "svd", "bits")
+METHODS_OF = {"codebooks": OF_ANY_SIZE, "entries": OF_ANY_SIZE, "steps": ("codes",), "seed": ("codes",)}
+"""The methods that an option means something to."""
 
 
 def add_commands(command: Command) -> None:
@@ -39,10 +47,11 @@ def add_commands(command: Command) -> None:
         choices=METHODS,
         help="how (default: codes, the published method; bits is mostly better)",
     )
-    sub.add_argument("--codebooks", type=int, default=32, metavar="M", help="codes of a token (default: 32)")
-    sub.add_argument("--entries", type=int, default=16, metavar="K", help="of a codebook: 2, 4, 8 … 256 (default: 16)")
-    sub.add_argument("--steps", type=int, default=4000, help="of learning the codes, at most (default: 4000)")
-    sub.add_argument("--seed", type=int, default=0, help="for the codes (default: 0)")
+    sub.add_argument("--budget", metavar="SIZE", help="bytes at most, as in 200KB, in place of --codebooks")
+    sub.add_argument("--codebooks", type=int, metavar="M", help="codes of a token (default: 32)")
+    sub.add_argument("--entries", type=int, metavar="K", help="of a codebook: 2, 4, 8 … 256 (default: 16)")
+    sub.add_argument("--steps", type=int, help="of learning the codes, at most (default: 4000)")
+    sub.add_argument("--seed", type=int, help="for the codes (default: 0)")
     _add_shared(sub)
 
 
@@ -67,13 +76,10 @@ def _cache(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 
 def _compress(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.inference import CodeLearning
-    from torchdefine.inference.compress import Compression
     from torchdefine.run import load_run
     from torchdefine.training.progress import work_bar
 
-    learning = CodeLearning(steps=options.steps, seed=options.seed)
-    how = Compression(options.method, options.codebooks, options.entries, learning)
+    how = _compression(options)
     run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
     with work_bar(f"packing into {how}") as progress:
         made = run.compress(how, progress)
@@ -92,3 +98,22 @@ def _compress(options: argparse.Namespace, _: dict[str, Any]) -> None:
         print(f"{one.lost:.2%} of the vectors' variance is lost{by_use}.")
     weights = "" if options.checkpoint == "best" else f" --checkpoint {options.checkpoint}"
     print(f"Measure what that costs: torchdefine eval {shlex.quote(options.folder)} --compressed{weights}")
+
+
+def _compression(options: argparse.Namespace) -> Compression:
+    """How to pack; an option that would have no effect is refused."""
+    from torchdefine.adapt import Budget
+    from torchdefine.inference import CodeLearning
+    from torchdefine.inference.compress import Compression
+
+    given = {name: getattr(options, name) for name in METHODS_OF if getattr(options, name) is not None}
+    for name in given:
+        if options.method not in METHODS_OF[name]:
+            raise UserError(f"--{name} means nothing to the method {options.method}: leave it out.")
+    if options.budget is not None and "codebooks" in given:
+        raise UserError("--budget and --codebooks both say how large the codes are: give one of them.")
+    learning = CodeLearning(**{name: given.pop(name) for name in ("steps", "seed") if name in given})
+    budget = None if options.budget is None else Budget.of(options.budget)
+    if budget is not None and budget.floats_only:
+        raise UserError(f"The budget {options.budget!r} counts parameters, not bytes: use 200KB, say.")
+    return Compression(options.method, **given, learning=learning, budget=None if budget is None else budget.bytes)

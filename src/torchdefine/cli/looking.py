@@ -37,7 +37,6 @@ def add_commands(command: Command) -> None:
     sub.add_argument("--out", required=True, help="the file to write, ending in .png, .svg or .pdf")
     sub.add_argument(
         "--by",
-        default="tokens",
         choices=["tokens", "step", "seconds"],
         help="the horizontal axis of curves (default: tokens)",
     )
@@ -71,6 +70,10 @@ def _plot(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.analysis.plots import draw
 
     path = Path(options.out)
-    for sentence in draw(options.kind, options.folders, path, by=options.by, centred=options.centred):
+    if options.by is not None and options.kind != "curves":
+        raise UserError(f"--by is the horizontal axis of curves, and {options.kind} have none: leave it out.")
+    if options.centred and options.kind in ("curves", "parameters"):
+        raise UserError(f"--centred is for correlations, and {options.kind} show none: leave it out.")
+    for sentence in draw(options.kind, options.folders, path, by=options.by or "tokens", centred=options.centred):
         print(sentence, file=sys.stderr)
     print(f"The picture is in {path}.")

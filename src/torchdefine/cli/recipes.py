@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdefine.cli.recipe_page import recipe_facts, recipe_page
-from torchdefine.cli.shared import Command, add_device, print_json
+from torchdefine.cli.shared import Command, add_device, data_settings, print_json
 from torchdefine.errors import UserError
 from torchdefine.recipe import Recipe, load_recipe, recipe_names, recipes_below
 from torchdefine.recipe.settings import explain
@@ -141,7 +141,7 @@ def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from torchdefine.training.progress import TensorBoardReporter, default_reporter, shown_perplexity, work_bar
     from torchdefine.training.result import best_before_the_end, shortfall
 
-    data = overrides.pop("data", {}) | ({} if options.data is None else {"corpus": options.data})
+    data = data_settings(options, overrides.pop("data", {}))
     reporter: Any = default_reporter()
     if options.tensorboard:
         if not options.out:
@@ -188,7 +188,7 @@ def _encode(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from torchdefine.run.starting import changes_by_section, wanted_recipe
     from torchdefine.training.progress import work_bar
 
-    data = overrides.pop("data", {}) | ({} if options.data is None else {"corpus": options.data})
+    data = data_settings(options, overrides.pop("data", {}))
     recipe, _ = wanted_recipe(options.recipe, changes_by_section(data, overrides), None, resume=False)
     if recipe.task == "translation":
         raise UserError("Only texts for language models are encoded beforehand: BLEU needs the sentences themselves.")

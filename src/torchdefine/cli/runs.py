@@ -67,6 +67,8 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
     cache = _neural_cache(options)
     run = load_run(options.folder, **loading(options))
+    if not run.folder.result.exists():
+        print("The run is not finished: these are weights on the way.", file=sys.stderr)
     if run.recipe.task == "translation":
         eval_translations(run, options)
         return

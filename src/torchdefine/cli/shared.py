@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from torchdefine.errors import UserError
 from torchdefine.files import finite_only
 
 Command = Callable[..., argparse.ArgumentParser]
@@ -31,6 +32,15 @@ def add_cached(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compressed", action="store_true", help="look up what `torchdefine compress` wrote for these weights"
     )
+
+
+def data_settings(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a text, with that of --data among them."""
+    if options.data is None:
+        return given
+    if given.get("corpus", options.data) != options.data:
+        raise UserError(f"--data {options.data} and --data.corpus {given['corpus']} are two texts: name one.")
+    return given | {"corpus": options.data}
 
 
 def loading(options: argparse.Namespace) -> dict[str, Any]:

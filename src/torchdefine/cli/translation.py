@@ -59,6 +59,7 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     def lines_of(path: str) -> list[str]:
         return [line for block in read_text(Path(path), may_be_empty=True) for line in block.lines]
 
+    run = load_run(options.folder, **loading(options))  # before standard input is waited for
     lines = lines_of(options.input) if options.input else decode_text(sys.stdin.buffer.read(), "The standard input")
     if not lines:
         print("There is no line to translate.", file=sys.stderr)
@@ -68,7 +69,6 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
         references = lines_of(options.refs)
         if len(references) != len(lines):
             raise UserError(f"{options.refs} has {len(references):,} lines, but {len(lines):,} are to be translated.")
-    run = load_run(options.folder, **loading(options))
     started = time.monotonic()
     with work_bar("translating") as progress:
         found = run.translate(

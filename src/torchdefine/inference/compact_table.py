@@ -88,6 +88,8 @@ def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> Comp
     (the vocabulary's hash, say).
     """
     path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name the file of a table in it.")
     with reading_safetensors(
         path, if_missing="check the name of the table", if_damaged="make the table again, or copy it again"
     ) as file:

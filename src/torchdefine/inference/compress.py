@@ -1,13 +1,13 @@
 """The finished vectors of an embedding, packed into a file beside its weights.
 
 The file is a compact table with a hash of the weights that it was made from, and is refused with any others. Methods
-compare at equal bytes: those that can be of any size take as much as the codes do that were asked for.
+compare at equal bytes: those that can be of any size take as much as they may, or as the codes that were asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ class Compression:
     codebooks: int = 32
     entries: int = 16
     learning: CodeLearning = field(default_factory=CodeLearning)
+    budget: int | None = None
+    """Bytes at most, in place of ``codebooks``; int8 and int4 take what they take."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -60,8 +62,12 @@ class Compression:
         if self.codebooks * self.entries > MOST_ENTRIES:
             raise UserError(
                 f"{self.codebooks} codebooks of {self.entries} have more than {MOST_ENTRIES:,} entries in all, which "
-                "would take too long to solve for: use fewer."
+                f"would take too long to solve for: use {max(MOST_ENTRIES // self.entries, 1)} codebooks, say."
             )
+        if self.budget is not None and self.method.startswith("int"):
+            raise UserError(f"{self.method} takes as many bytes as it needs: use the method bits with a budget, say.")
+        if self.budget is not None and self.budget < 1:
+            raise UserError(f"The budget is {self.budget} bytes, but must be at least 1.")
 
     def __str__(self) -> str:
         return f"codes {self.codebooks} × {self.entries}" if self.method == "codes" else self.method
@@ -97,14 +103,12 @@ def compress_embedding(
     progress: Progress | None = None,
 ) -> Compressed:
     """Pack the finished vectors of an embedding; ``counts``, one for each id, put precision where it is read."""
-    how = how or Compression()
-    budget = codes_bytes(embedding, how)  # refuses sizes that cannot be, before the work
+    how = _within_budget(how or Compression(), embedding)
+    budget = how.budget or codes_bytes(embedding, how)  # refuses sizes that cannot be, before the work
     whole = 4 * embedding.num_embeddings * embedding.embedding_dim
     if not how.method.startswith("int") and budget >= whole:
-        raise UserError(
-            f"{how.codebooks} codebooks of {how.entries} take {budget:,} bytes, and the vectors themselves {whole:,}: "
-            "use fewer codebooks or entries, or the method int8."
-        )
+        asked = "The budget allows" if how.budget else f"{how.codebooks} codebooks of {how.entries} take"
+        raise UserError(f"{asked} {budget:,} bytes, and the vectors themselves take {whole:,}: ask for less.")
     with computing(embedding):
         matrix = embedding.table(dtype=torch.float32)  # (V, m)
     with torch.enable_grad():
@@ -120,6 +124,18 @@ def compress_embedding(
         lost_variance(table, matrix),
         None if weights is None else lost_variance(table, matrix, weights),
     )
+
+
+def _within_budget(how: Compression, embedding: TokenEmbedding) -> Compression:
+    """Codes of as many codebooks as the budget allows; for other methods, and without a budget, nothing changes."""
+    if how.budget is None or how.method != "codes":
+        return how
+    most = largest_fitting(
+        MOST_ENTRIES // how.entries, lambda books: codes_bytes(embedding, replace(how, codebooks=books)), how.budget
+    )
+    if not most:
+        raise UserError(f"No codes of {how.entries} entries fit {how.budget:,} bytes: ask for more, or fewer entries.")
+    return replace(how, codebooks=most)
 
 
 def codes_bytes(embedding: TokenEmbedding, how: Compression) -> int:
@@ -165,7 +181,7 @@ def _product_codes(
         if fitting and rows >= entries:
             tried.append(product_quantised_table(matrix, fitting[-1], entries, counts=counts, progress=progress))
     if not tried:
-        raise UserError(f"No product codes of this table fit {budget:,} bytes: use more codebooks.")
+        raise UserError(f"No product codes of this table fit {budget:,} bytes: ask for more.")
     weights = None if counts is None else as_weights(counts, matrix)
     return min(tried, key=lambda table: lost_variance(table, matrix, weights))
 
@@ -176,7 +192,7 @@ def _svd(
     rows, width = matrix.shape
     rank = largest_fitting(width, partial(low_rank_bytes, rows, width, "int8", 0), budget)
     if not rank:
-        raise UserError(f"No low rank of this table fits {budget:,} bytes: use more codebooks.")
+        raise UserError(f"No low rank of this table fits {budget:,} bytes: ask for more.")
     return svd_table(matrix, rank, counts=counts, storage="int8")
 
 

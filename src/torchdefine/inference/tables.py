@@ -20,7 +20,7 @@ from torchdefine.inference.quantised import quantise_rows, stored_rows
 from torchdefine.inference.rows import DenseRows
 from torchdefine.inference.tensor_train import tensor_train_rows
 
-TableLike = Tensor | nn.Module
+TableLike = Tensor | np.ndarray | nn.Module
 Counts = Tensor | np.ndarray | Sequence[int] | Sequence[float]
 """How often each token occurs, by id."""
 
@@ -98,6 +98,8 @@ def coded_table(
     progress: Progress | None = None,
 ) -> CompactTable:
     """Compositional codes: each row is a sum of one entry from each codebook."""
+    if codebooks < 1:
+        raise UserError(f"codebooks is {codebooks}, but must be at least 1: use 32, say.")
     matrix = as_matrix(table)
     weights = None if counts is None else as_weights(counts, matrix)
     rows, mean = centred(matrix, weights)
@@ -144,8 +146,10 @@ def tensor_train_table(
 
 
 def as_matrix(table: TableLike) -> Tensor:
-    """The vectors of all tokens, (V, m) float32, of a tensor or of any embedding."""
-    matrix = table.detach() if isinstance(table, Tensor) else finished_table(table)
+    """The vectors of all tokens, (V, m) float32, of a tensor, an array or any embedding."""
+    if not isinstance(table, Tensor | np.ndarray | nn.Module):
+        raise TypeError(f"A table is a matrix or an embedding, not {type(table).__name__}: pass its weight, say.")
+    matrix = finished_table(table) if isinstance(table, nn.Module) else torch.as_tensor(table).detach()
     if matrix.dim() != 2 or 0 in matrix.shape or not matrix.is_floating_point():
         raise UserError(f"A table is a matrix of floats, not {matrix.dtype} of the shape {tuple(matrix.shape)}.")
     if not bool(torch.isfinite(matrix).all()):

@@ -193,7 +193,9 @@ def for_five_validations(steps: int) -> int:
 
 def _choose_measure(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """An override by steps replaces a recipe's epochs, and the other way round."""
-    given = overrides.get("train") or {}
+    given = overrides.get("train")
+    if not isinstance(given, Mapping):  # refused when it is read
+        return values
     chosen = {name for name in ("steps", "epochs") if str(given.get(name)).lower() not in ("none", "null")}
     if len(chosen) == 1:
         values = merge(values, {"train": {({"steps", "epochs"} - chosen).pop(): None}})
@@ -249,9 +251,20 @@ def _refuse_run(path: Path) -> None:
         raise UserError(f"{path} is a run and no recipe: go on with it by `{resume}`, or name its recipe, {own}.")
 
 
+class _EachOnce(yaml.SafeLoader):
+    """Refuses a setting that stands in a mapping twice, of which only one would count."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        for (key, _), name in zip(node.value, names, strict=True):
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{name!r} is set twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def _parse(name: str, text: str) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, Loader=_EachOnce)
     except yaml.YAMLError as error:
         raise UserError(f"The recipe {name} is not valid YAML{_yaml_problem(text, error)}.") from None
     if not isinstance(values, dict):

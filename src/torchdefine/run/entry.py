@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,9 +16,10 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.models import LanguageModel, Translator
 from torchdefine.recipe import Recipe
+from torchdefine.recipe.effects import settings_without_effect
 from torchdefine.run.describe_data import describe_amount, describe_measuring, describe_tokens
 from torchdefine.run.loaded import Run
-from torchdefine.run.starting import changes_by_section, chosen_folder, wanted_recipe
+from torchdefine.run.starting import Changes, changes_by_section, chosen_folder, wanted_recipe
 from torchdefine.run.tasks import describe, fresh_model, load_tokens, make_trainer, open_data, unloaded_model
 from torchdefine.spelling import option
 from torchdefine.training import RunFolder, Trainer
@@ -83,7 +85,7 @@ def train(
             trainer.resume()
         if processes.is_first:  # only now, when nothing speaks against the run any more
             _open_folder(folder, recipe, corpus, resume)
-            for sentence in _before_training(recipe, corpus, trainer):
+            for sentence in _before_training(recipe, changes, corpus, trainer):
                 _tell(sentence, shown)
             folder.log_start(trainer.position.step, changes, {"parameters": model.parameters_by_part(), **environment})
         processes.wait()
@@ -124,11 +126,14 @@ def _started_model(
     return model
 
 
-def _before_training(recipe: Recipe, corpus: Corpus | Bitext, trainer: Trainer) -> list[str]:
+def _before_training(recipe: Recipe, changes: Changes, corpus: Corpus | Bitext, trainer: Trainer) -> list[str]:
     """What somebody should know who may still stop it."""
+    given = {f"{section}.{name}" for section, settings in changes.items() for name in settings}
+    idle = sorted(given & settings_without_effect(recipe))
+    without_effect = f"Without effect beside the recipe's other settings: {', '.join(idle)}." if idle else ""
     warmup = unfinished_warmup(recipe.schedule, trainer.data.total_steps)
     described = [describe_amount(corpus, trainer.data), *describe_tokens(corpus, recipe), *describe_measuring(corpus)]
-    return [sentence for sentence in (trainer.precision.note, *described, warmup) if sentence]
+    return [sentence for sentence in (trainer.precision.note, without_effect, *described, warmup) if sentence]
 
 
 def _tell(sentence: str, shown: bool) -> None:
@@ -168,7 +173,9 @@ def load_run(
     folder.fingerprint(tokenization)
     file = {"best": folder.best, "last": folder.last, "average": folder.average}[checkpoint]
     if checkpoint == "average" and not file.exists():
-        raise UserError(f"The run in {path} has no average: make it with `torchdefine average {path}`.")
+        raise UserError(
+            f"The run in {path} has no average: make it with `torchdefine average {shlex.quote(str(path))}`."
+        )
     if checkpoint == "best" and not file.exists() and folder.last.exists():
         raise UserError(
             f"The run in {path} has not been validated yet, so it has no best weights: use {option('checkpoint')} last."

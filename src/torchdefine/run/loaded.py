@@ -26,7 +26,7 @@ from torchdefine.decoding import (
 )
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
-from torchdefine.files import Progress
+from torchdefine.files import Progress, check_writable
 from torchdefine.inference.cache import use_cache, write_cache
 from torchdefine.inference.compress import (
     Compressed,
@@ -74,6 +74,8 @@ class Run:
     def cache(self, dtype: str = "fp32", progress: Progress | None = None) -> dict[Path, int]:
         """Write the finished vectors of every embedding beside the weights; gives the files and their bytes."""
         files = self.cache_files()
+        for file in files:
+            check_writable(file)
         return {file: write_cache(file, embedding, dtype, progress) for file, embedding in files.items()}
 
     def use_cache(self) -> None:
@@ -87,7 +89,11 @@ class Run:
 
     def compress(self, how: Compression | None = None, progress: Progress | None = None) -> dict[Path, Compressed]:
         """Pack the finished vectors of every embedding into a file beside the weights; gives the files and sizes."""
+        if how is not None and not isinstance(how, Compression):
+            raise TypeError(f"How vectors are packed is a Compression, not {how!r}: use Compression('bits'), say.")
         files, counts = self.compressed_files(), self.token_counts()
+        for file in files:
+            check_writable(file)
         made = {file: compress_embedding(e, how, counts=counts, progress=progress) for file, e in files.items()}
         for file, one in made.items():
             write_compressed(file, files[file], one, self._vocabulary_facts())

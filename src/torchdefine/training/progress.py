@@ -11,6 +11,9 @@ from typing import Any, Protocol, TextIO
 
 from torchdefine.errors import UserError
 
+SECONDS_BETWEEN_LINES = 15.0
+"""About long work, where nobody sees a bar."""
+
 
 class Reporter(Protocol):
     """Whoever shows a run to a person."""
@@ -174,11 +177,26 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def _now_and_then(what: str) -> Callable[[int, int], None]:
+    last_line = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last_line
+        if time.monotonic() - last_line >= SECONDS_BETWEEN_LINES and done < total:
+            last_line = time.monotonic()
+            say(f"{what}: {done / total:.0%}")
+
+    return report
+
+
 @contextmanager
 def work_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for any long work that reports (done, total); it shows itself on a terminal when the first report comes."""
+    """A bar for any long work that reports (done, total); elsewhere than on a terminal, now and then a line.
+
+    It shows itself when the first report comes.
+    """
     if not _on_terminal():
-        yield lambda done, total: None
+        yield _now_and_then(what)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
