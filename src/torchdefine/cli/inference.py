@@ -45,7 +45,7 @@ def add_commands(command: Command) -> None:
         "--method",
         default="codes",
         choices=METHODS,
-        help="how (default: codes, the published method; bits is mostly better)",
+        help="how (default: codes, the published method; bits loses less and takes longer to look up)",
     )
     sub.add_argument("--budget", metavar="SIZE", help="bytes at most, as in 200KB, in place of --codebooks")
     sub.add_argument("--codebooks", type=int, metavar="M", help="codes of a token (default: 32)")
