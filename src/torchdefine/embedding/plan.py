@@ -102,6 +102,11 @@ class Plan:
         return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, columns, strict=True)) for row in rows)
 
 
+def default_max_groups(depth: int) -> int:
+    """The power of two that lets the halving end at 1 in the reduce layer, within bounds."""
+    return min(2 ** (depth - 1), LARGEST_DEFAULT_GROUPS)
+
+
 def make_plan(
     map_dim: int,
     expand_dim: int,
@@ -116,8 +121,7 @@ def make_plan(
     """
     rules = rules or PlanRules()
     _check_sizes(map_dim, expand_dim, embedding_dim, depth, max_groups, rules)
-    if max_groups is None:
-        max_groups = min(2 ** (depth - 1), LARGEST_DEFAULT_GROUPS)
+    max_groups = default_max_groups(depth) if max_groups is None else max_groups
     groups = _groups(rules.groups, depth, max_groups)
     outputs = _output_widths(map_dim, expand_dim, embedding_dim, depth, rules, rules.multiple_of or max(groups))
     skipped = map_dim if rules.skip in ("mix", "concat") else 0

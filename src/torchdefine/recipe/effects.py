@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchdefine.embedding.plan import LARGEST_DEFAULT_GROUPS
+from torchdefine.embedding.plan import default_max_groups
 from torchdefine.embedding.unit import VARIANTS, UnitOptions
-from torchdefine.recipe.recipe import Recipe
+from torchdefine.recipe.recipe import OF_STREAMS, Recipe
 
 _OF_A_DEFINE_UNIT = ("depth", "max_groups", "groups", "skip", "reach_expand_dim", "rounding", "multiple_of")
 _OF_ITS_LAYERS = ("fixed_width", "norm", "activation", "dropout")
@@ -23,7 +23,7 @@ def settings_without_effect(recipe: Recipe) -> set[str]:
         "output": _of_the_output(recipe),
         "optim": _of_the_optimiser(recipe),
         "schedule": _of_the_schedule(recipe),
-        "train": {"batch_size", "length", "random_length"} if recipe.task == "translation" else set(),
+        "train": set(OF_STREAMS) if recipe.task == "translation" else set(),
     }
     return {f"{section}.{name}" for section, names in found.items() for name in names}
 
@@ -58,7 +58,7 @@ def _implied_by_the_embedding(recipe: Recipe) -> dict[str, Any]:
     if settings.unit in VARIANTS:
         rules = UnitOptions.of(settings.unit).rules
         known |= {"embedding.groups": rules.groups, "embedding.skip": rules.skip}
-        known["embedding.max_groups"] = min(2 ** (settings.depth - 1), LARGEST_DEFAULT_GROUPS)
+        known["embedding.max_groups"] = default_max_groups(settings.depth)
     if context.kind == "lstm":
         known["context.output_dim"] = settings.map_dim if recipe.output.tied else context.hidden_dim
     elif context.kind == "transformer-xl":

@@ -44,6 +44,10 @@ SECTIONS_OF_THE_MODEL = {
 """What a recipe's description is about."""
 
 
+OF_STREAMS = ("batch_size", "length", "random_length")
+"""Settings of training that translators have no use for."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """One row of a table, or your own."""
@@ -92,10 +96,10 @@ class Recipe:
                 f"The section {section} is not for the task {self.task}, so it would have no effect: leave it out"
                 + (", and set layers and widths in the section transformer." if section == "context" else "."),
             )
-        streams = (self.train.batch_size, self.train.length, self.train.random_length)
+        ours, default = self.train, TrainSettings(epochs=1)
         require(
-            self.task != "translation" or streams == (32, 70, False),
-            "train.batch_size, length and random_length are for streams of text: use bitext.batch_tokens.",
+            self.task != "translation" or all(getattr(ours, name) == getattr(default, name) for name in OF_STREAMS),
+            f"train.{', '.join(OF_STREAMS)} are for streams of text: use bitext.batch_tokens.",
         )
 
     def used_sections(self) -> list[str]:
