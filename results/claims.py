@@ -10,13 +10,16 @@ from typing import Any
 import yaml
 from marked import write_between_marks
 from run_stage import read_stage
-from stage_tables import compact_table, diverged, gaps_of, published_test, read_rows
+from stage_tables import clipped_share, compact_table, diverged, gaps_of, published_test, read_rows
 
 HERE = Path(__file__).parent
 SEEDS_APART = 2
 """A difference counts that is more than so many times the largest between two seeds of one row."""
 NO_WORSE = 0.01
 """A row that should do no worse than another may be higher by this share at least."""
+
+OFTEN_CLIPPED = 0.1
+"""Rows whose gradient was clipped in more of their steps are said to be so: they would want another rate."""
 
 Runs = list[dict[str, Any]]
 
@@ -113,7 +116,15 @@ def pair_cells(pair: dict[str, Any], rows: dict[str, Runs], apart: float | None)
     valid, test = (difference(one, other, f"{split}_perplexity") for split in ("valid", "test"))
     published = published_test(one[0]), published_test(other[0])
     papers = "–" if None in published else f"{published[0] / published[1] - 1:+.1%}"
-    return [f"{valid:+.1%}", f"{test:+.1%}", papers, verdict(test, pair.get("no_worse", False), apart)]
+    seen = verdict(test, pair.get("no_worse", False), apart)
+    seen += held_back(pair["row"], one) + held_back(pair["against"], other)
+    return [f"{valid:+.1%}", f"{test:+.1%}", papers, seen]
+
+
+def held_back(name: str, runs: Runs) -> str:
+    """The end of a verdict on a row whose gradient was cut down so often that it says little."""
+    share = clipped_share(runs)
+    return f"; *{name}* was clipped in {share:.0%} of its steps" if share is not None and share > OFTEN_CLIPPED else ""
 
 
 def difference(one: Runs, other: Runs, name: str) -> float:

@@ -20,13 +20,17 @@ from torchdefine.recipe.settings import merge, to_plain
 HERE = Path(__file__).parent
 STAGES = (
     *("decisive", "depth", "ablation", "ablation-clean", "decisive-rate-10", "higher-rates"),
-    *("unit-choices", "unit-rates", "tuning", "long-rates"),
+    *("table-scales", "unit-choices", "unit-rates", "projection-rates", "tuning", "long-rates"),
 )
 """As a reader asks for them; they run in another order."""
 HEADER = (
     *("row", "unit", "context", "tables", "total M", "seeds", "valid", "test", "spread", "against reference"),
-    *("input RMS", "ms/step", "tokens/s", "M tokens", "other text", "paper's test"),
+    *("input RMS", "clipped", "ms/step", "tokens/s", "M tokens", "other text", "paper's test"),
 )
+
+
+STEPS_TO_TELL = 2000
+"""Shorter runs spend too much of their time on their start for their speed to mean anything."""
 
 
 def all_stages(folder: Path) -> str:
@@ -93,21 +97,31 @@ def finished_in_order(
 
 
 def gap_table(rows: dict[str, list[dict[str, Any]]], reference: str) -> str:
-    """How far every row was from the reference while training went on: first seeds, on the validation text."""
-    tokens = [point["tokens"] for point in rows[reference][0]["curve"]][1::2]
-    of_reference = {point["tokens"]: point["perplexity"] for point in rows[reference][0]["curve"]}
+    """How far every row was from the reference while training went on: means over seeds, on the validation text."""
+    of_reference = mean_curve(rows[reference])
+    tokens = list(of_reference)[1::2]
     lines = [
-        f"Validation perplexity against that of *{reference}* as training goes on, first seeds that ran:",
+        f"Validation perplexity against that of *{reference}* as training goes on, means over seeds:",
         "",
         "| row | " + " | ".join(f"{count / 1e6:.0f} M tokens" for count in tokens) + " |",
         "|---" + "|---:" * len(tokens) + "|",
     ]
     for name, runs in rows.items():
         if name != reference:
-            own = {point["tokens"]: point["perplexity"] for point in runs[0]["curve"]}
+            own = mean_curve(runs)
             cells = [f"{own[count] / of_reference[count] - 1:+.1%}" if count in own else "–" for count in tokens]
             lines.append("| " + " | ".join([name, *cells]) + " |")
     return "\n".join(lines)
+
+
+def mean_curve(runs: list[dict[str, Any]]) -> dict[int, float]:
+    """The validation perplexity by tokens, where all seeds have one."""
+    curves = [{point["tokens"]: point["perplexity"] for point in run["curve"]} for run in runs]
+    return {
+        tokens: mean(curve[tokens] for curve in curves)
+        for tokens in curves[0]
+        if all(tokens in curve for curve in curves)
+    }
 
 
 def read_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -204,6 +218,7 @@ def cells_of(runs: list[dict[str, Any]], reference: list[dict[str, Any]] | None)
         f"{max(tests) - min(tests):.2f}" if len(runs) > 1 else "–",
         "–" if reference is None else f"{mean(tests) / mean(r['test_perplexity'] for r in reference) - 1:+.1%}",
         mean_of("input_rms", runs),
+        clipped(runs),
         *speed_cells(runs),
         f"{runs[0]['tokens'] / 1e6:.1f}",
         f"{mean(other):.2f}" if other else "–",
@@ -217,9 +232,27 @@ def mean_of(name: str, runs: list[dict[str, Any]]) -> str:
     return f"{mean(known):.2f}" if known else "–"
 
 
+def clipped(runs: list[dict[str, Any]]) -> str:
+    share = clipped_share(runs)
+    return "–" if share is None else f"{share:.0%}"
+
+
+def clipped_share(runs: list[dict[str, Any]]) -> float | None:
+    """In how many of the logged steps after the first tenth the gradient was cut down; None where nobody looked."""
+    norms = [
+        (point["gradient_norm"], run["settings"]["optim"]["clip"])
+        for run in runs
+        for point in run.get("train_curve", ())
+        if "gradient_norm" in point and point["step"] > run["steps"] / 10
+    ]
+    return mean(norm > clip for norm, clip in norms) if norms else None
+
+
 def speed_cells(runs: list[dict[str, Any]]) -> list[str]:
     """Milliseconds a step and tokens a second, of the runs that had a device to themselves, or of steps timed alone."""
     own = [run for run in runs if not run.get("shared_device")]
+    if own and own[0]["steps"] < STEPS_TO_TELL:
+        return ["–", "–"]
     if own:
         step = mean(1e3 * run["tokens"] / training_speed(run) / run["steps"] for run in own)
         return [f"{step:.1f}", f"{mean(training_speed(run) for run in own):,.0f}"]

@@ -152,8 +152,10 @@ def test_a_run_from_before_a_setting_was_there_is_still_the_papers(tuned: Path) 
     assert cell("paper's test", run) == "44.87"
 
 
-def test_a_step_takes_no_longer_where_validation_does(tuned: Path) -> None:
+def test_a_step_takes_no_longer_where_validation_does(tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = finished_row("decisive", "R2", tuned)
+    assert cell("ms/step", run) == "–"  # too few steps to tell
+    monkeypatch.setattr(stage_tables, "STEPS_TO_TELL", 100)
     assert (cell("ms/step", run), cell("tokens/s", run)) == ("20.0", "4,500")  # 2 of the 3 seconds were training
     shared = finished_row("decisive", "R2", tuned, shared_device=True)
     assert (cell("ms/step", shared), cell("tokens/s", shared)) == ("–", "–")
@@ -181,6 +183,7 @@ def test_a_column_has_the_mean_of_those_who_know_it(tuned: Path) -> None:
 def test_a_step_that_was_timed_alone_stands_for_a_run_that_shared_its_device(
     tuned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stage_tables, "STEPS_TO_TELL", 100)
     setting = Setting(torch.device("cpu"), small=True, repeats=2, data="wikitext-2-shuffled")
     text = Batch([Part((torch.zeros(2, 5, dtype=torch.long),) * 2, torch.zeros(2, 5).numpy())], 10)
     monkeypatch.setattr(time_rows, "text_batch", lambda *_: text)
@@ -471,13 +474,28 @@ def test_a_row_that_diverges_is_a_result_and_the_next_one_runs(
 
 def test_the_gap_to_the_reference_is_that_of_the_same_tokens() -> None:
     def run(*perplexities: float) -> list[dict[str, Any]]:
-        curve = [{"tokens": 10**6 * (place + 1), "perplexity": each} for place, each in enumerate(perplexities)]
-        return [{"curve": curve}, {"curve": []}]  # of a second seed nothing is asked
+        seeds = [[each - apart for each in perplexities] for apart in (1, -1)]
+        return [
+            {"curve": [{"tokens": 10**6 * (place + 1), "perplexity": each} for place, each in enumerate(seed)]}
+            for seed in seeds
+        ]
 
     rows = {"fair": run(200, 100, 90, 80), "deep": run(300, 150, 99, 84), "broken off": run(200, 90)}
     lines = stage_tables.gap_table(rows, "fair").splitlines()
     assert lines[2] == "| row | 2 M tokens | 4 M tokens |"
     assert lines[4:] == ["| deep | +50.0% | +5.0% |", "| broken off | -10.0% | – |"]
+
+
+def test_clipped_steps_are_counted_after_the_first_tenth(tuned: Path) -> None:
+    run = finished_row("decisive", "R2", tuned)
+    assert cell("clipped", run) == "–"
+    clip = run["settings"]["optim"]["clip"]
+    norms = {10: 9 * clip, 40: 2 * clip, 70: clip / 2, 90: clip / 2, 100: clip / 2}
+    run["train_curve"] = [{"step": step, "gradient_norm": norm} for step, norm in norms.items()]
+    assert cell("clipped", run) == "25%"
+    assert claims.held_back("R2", [run]) == "; *R2* was clipped in 25% of its steps"
+    run["train_curve"] = run["train_curve"][2:]
+    assert claims.held_back("R2", [run]) == ""
 
 
 def test_the_units_choices_stand_beside_the_best_schedule(tuned: Path) -> None:
@@ -547,7 +565,7 @@ def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
     keep("decisive", "R3", seed=1, test_perplexity=80.0, valid_perplexity=81.0)
     assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-11.1%", "-8.2%", "no row has two seeds to judge by"]
     assert ("R3", "R2 scaled") not in table_rows(tuned)
-    assert "- Deeper is better, with a table of one width: 2 of 2 pairs of rows." in claims.claims_table(tuned)
+    assert "- Deeper is better, with a table of one width: 3 of 3 pairs of rows." in claims.claims_table(tuned)
     keep("decisive", "R3", seed=2, test_perplexity=84.0, valid_perplexity=81.0)  # seeds are 5 % apart
     assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-8.9%", "-8.2%", "too near to tell"]
     keep("decisive", "R2 scaled", seed=1, test_perplexity=70.0, valid_perplexity=81.0)
