@@ -44,7 +44,7 @@ def persistent_lstm(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor]) 
 
 def has_kernel(x: Tensor, hidden_dim: int) -> bool:
     """Whether a layer of so many units on inputs like (T, B, D) runs as kernels: half precision on a newer GPU."""
-    if not kernels_run(x) or product_dtype(x) not in (torch.float16, torch.bfloat16):
+    if not kernels_run(x) or x.numel() == 0 or product_dtype(x) not in (torch.float16, torch.bfloat16):
         return False
     width = padded(hidden_dim)
     if x.shape[0] * x.shape[1] * 4 * width > MOST_GATES:
