@@ -47,7 +47,7 @@ def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
     options.device = "cpu"
     run = load_run(options.folder, **loading(options))
     with work_bar("exporting") as progress:
-        facts = run.export(options.out, options.format, licence=options.license, progress=progress)
+        facts = run.export(options.out, options.format, license=options.license, progress=progress)
     _show(Path(options.out), facts, options.json)
 
 

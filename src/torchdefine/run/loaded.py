@@ -128,7 +128,7 @@ class Run:
         folder: str | Path,
         format: str = "torch-export",
         *,
-        licence: str | None = None,
+        license: str | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """Write the model into a new folder as programs that run without torchdefine, and a card; gives export.json.
@@ -137,7 +137,7 @@ class Run:
         """
         from torchdefine.run.exporting import export_run
 
-        return export_run(self, folder, format, licence, progress)
+        return export_run(self, folder, format, license, progress)
 
     @property
     def result(self) -> dict[str, Any]:
