@@ -21,7 +21,6 @@ import json
 import math
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from typing import Any
 
 import torch
 import yaml
+from refusing import run_or_refuse
 
 from torchdefine import Run, train
 from torchdefine.data import find_splits, resolve_corpus
@@ -336,8 +336,4 @@ def outcome(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run_or_refuse(main)

@@ -10,11 +10,11 @@ into a table.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+from refusing import run_or_refuse
 
 from torchdefine import train
 from torchdefine.data import resolve_bitext
@@ -73,8 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run_or_refuse(main)

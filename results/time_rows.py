@@ -9,7 +9,6 @@ Writes speeds.json into the folder of the rows' results; `make results` takes nu
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from benchmarks.measuring import Contestant, Setting, measure
 from benchmarks.steps import Place, our_step, text_batch
 from benchmarks.texts import WIKIPEDIA_SIZE
+from refusing import run_or_refuse
 from run_stage import HERE, Row, rows_of
 
 from torchdefine.errors import UserError
@@ -62,8 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run_or_refuse(main)

@@ -268,7 +268,7 @@ class _EachOnce(yaml.SafeLoader):
 
 def _parse(name: str, text: str) -> dict[str, Any]:
     try:
-        values = yaml.load(text, Loader=_EachOnce)
+        values = _EachOnce(text).get_single_data()
     except yaml.YAMLError as error:
         raise UserError(f"The recipe {name} is not valid YAML{_yaml_problem(text, error)}.") from None
     if not isinstance(values, dict):
