@@ -20,6 +20,7 @@ from torchdefine.files import (
     cache_folder,
     check_new_folder,
     check_writable,
+    reading_safetensors,
     write_json,
     write_safetensors,
 )
@@ -60,6 +61,17 @@ def test_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             check(target)
         check(tmp_path / "new" / "below")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_lack_of_memory_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    write_safetensors(path, {"a": torch.ones(3)})
+    said = {"if_missing": "make it", "if_damaged": "make it again"}
+    with pytest.raises(RuntimeError, match=r"^can't allocate"), reading_safetensors(path, **said):
+        raise RuntimeError("can't allocate memory")
+    damaged = r"damaged or cut short \(no facts\): make it again"
+    with pytest.raises(UserError, match=damaged), reading_safetensors(path, **said):
+        raise ValueError("no facts")
 
 
 def test_the_cache_says_how_it_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

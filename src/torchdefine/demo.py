@@ -54,7 +54,7 @@ def _check_place(out: Path) -> None:
     others = sorted({path.name for path in out.glob("[!.]*")} - {*MODELS, REPORT})
     if others:
         raise UserError(f"{out} has {others[0]} in it, which is not the demo's: choose another --out.")
-    check_writable(out)
+    check_writable(out / REPORT)
 
 
 def _train_or_finish(recipe: str, folder: RunFolder) -> None:

@@ -168,10 +168,11 @@ def _is_running(process: int) -> bool:
 
 def check_writable(path: Path) -> None:
     """Refuse a place that nothing can be written to, before the work that would end there."""
-    existing = next((above for above in path.absolute().parents if above.exists()), path)
-    reason = errno.ENOTDIR if not existing.is_dir() else errno.EACCES
-    if reason == errno.ENOTDIR or not os.access(existing, os.W_OK | os.X_OK):
-        raise write_failure(path, OSError(reason, os.strerror(reason)))
+    existing = next(above for above in path.absolute().parents if above.exists())
+    if not existing.is_dir():
+        raise write_failure(path, OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise write_failure(path, OSError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def check_new_folder(path: str | Path) -> None:
@@ -231,7 +232,10 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
 
 @contextmanager
 def reading_safetensors(path: Path, *, if_missing: str, if_damaged: str) -> Iterator[Any]:
-    """A safetensors file to read from; what cannot be read, or made sense of within, is refused with what to do."""
+    """A safetensors file to read from; what cannot be read, or made sense of within, is refused with what to do.
+
+    RuntimeErrors pass: torch has them for a lack of memory, which is not the file's fault.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -241,7 +245,7 @@ def reading_safetensors(path: Path, *, if_missing: str, if_damaged: str) -> Iter
         raise UserError(f"{path} does not exist: {if_missing}.") from None
     except UserError:
         raise
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} is damaged or cut short ({reason}): {if_damaged}.") from None
 

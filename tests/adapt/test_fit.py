@@ -117,8 +117,19 @@ def test_a_quality_that_is_no_number_never_wins() -> None:
     made = fit(Encoder().tokens, counts(), 8_000, options=options)
     assert made.chosen.quality == 0.9
     assert "came out as nan" in made.skipped[0].reason
-    with pytest.raises(UserError, match="No replacement"):
+    with pytest.raises(UserError, match=r"None of \d+ replacements .* could be measured; of .* came out as nan"):
         fit(Encoder().tokens, counts(), 8_000, options=FitOptions(quality=lambda table: math.nan, **FAST))
+
+
+def test_a_polish_after_which_nothing_can_be_measured_is_undone() -> None:
+    answers = iter([0.5])
+    options = FitOptions(
+        families=("quantised",), quality=lambda table: next(answers, math.nan), polish=lambda table: None
+    )
+    made = fit(Encoder().tokens, counts(), 8_000, options=options)
+    assert math.isfinite(made.chosen.quality)
+    assert all(math.isfinite(one.quality) for one in made.measured)
+    assert made.skipped[-1].name.endswith("distilled")
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class Fitted:
         if not others:
             return f"{sentence}."
         second = max(others, key=lambda one: one.quality)
-        return f"{sentence}; the best that is no {self.chosen.family} is {second.name} with {second.quality:.4f}."
+        return f"{sentence}; the best of the other families is {second.name} with {second.quality:.4f}."
 
     def print(self) -> None:
         """All candidates, the best first, and the choice."""
@@ -189,12 +189,14 @@ def fit(
             if progress:
                 progress((index + 1) * TICKS, total * TICKS)
         one = judge.measure(candidate, made, time.monotonic() - began)
-        if not math.isfinite(one.quality):
-            skipped.append(Skipped(candidate.name, f"Its quality came out as {one.quality}, which ranks nowhere."))
+        if not _ranks(one, skipped):
             continue
         measured.append(one)
         if one.bytes <= allowed.bytes and (best is None or one.quality > best[0].quality):
             best = (one, made)
+    if not measured:
+        why = f"{skipped[0].name}: {skipped[0].reason}"
+        raise UserError(f"None of {len(planned)} replacements of this table could be measured; of {why}")
     if best is None:
         raise UserError(f"No replacement of this table came out within {allowed}: allow more.")
     if options.polish is not None:
@@ -234,6 +236,14 @@ class _Judge:
         return Measured(family, name, table.stored_bytes, table.num_values, quality, error, round(seconds, 2))
 
 
+def _ranks(one: Measured, skipped: list[Skipped]) -> bool:
+    """Whether a quality is a number; a candidate whose is not counts as skipped."""
+    if math.isfinite(one.quality):
+        return True
+    skipped.append(Skipped(one.name, f"Its quality came out as {one.quality}, which ranks nowhere."))
+    return False
+
+
 def _polished(
     best: tuple[Measured, CompactTable],
     judge: _Judge,
@@ -252,7 +262,8 @@ def _polished(
         skipped.append(Skipped(taught.name, str(error)))
     else:
         after = judge.measure(taught, table, before.seconds + time.monotonic() - began)
-        measured.append(after)
+        if _ranks(after, skipped):
+            measured.append(after)
         if after.quality > before.quality:
             return after, table
     table.load_state_dict(kept)

@@ -55,8 +55,8 @@ def unit_table(
     weights = as_weights(counts, matrix)
     rows, mean = centred(matrix, weights)
     felt, back = metric(sensitivity, rows)
-    with torch.random.fork_rng([]):  # drawn on the CPU, and the caller's random state is his own
-        torch.manual_seed(fitting.seed)
+    with torch.random.fork_rng([]):  # the caller's random state is his own
+        torch.default_generator.manual_seed(fitting.seed)  # that of the CPU alone, where the unit is drawn
         made = make_unit(unit, map_dim, rows.shape[1]).to(rows.device)
     directions = principal_directions(rows @ felt, map_dim, weights)  # (n, m)
     coefficients = rows @ felt @ directions.T  # (V, n)

@@ -69,13 +69,14 @@ def use_cache(path: Path, embedding: TokenEmbedding) -> None:
     """
     device = next(embedding.map.parameters()).device  # type: ignore[attr-defined]
     write_again = "write it again with `torchdefine cache`"
+    weights = weights_sha256(embedding)
     with reading_safetensors(
         path, if_missing="write it with `torchdefine cache` first", if_damaged=write_again
     ) as file:
         metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT or metadata.get("version") != FORMAT_VERSION:
             raise UserError(f"{path} is no cache of version {FORMAT_VERSION}: {write_again}.")
-        if metadata.get("weights_sha256") != weights_sha256(embedding):
+        if metadata.get("weights_sha256") != weights:
             raise UserError(f"{path} was made from other weights than the run has now: {write_again}.")
         table = file.get_tensor("table")
     embedding.eval()

@@ -117,7 +117,10 @@ def _filled(config: dict[str, Any], tensors: dict[str, Tensor]) -> CompactTable:
     for name, empty in table.state_dict().items():
         if name in tensors and tensors[name].dtype.is_floating_point != empty.dtype.is_floating_point:
             raise ValueError(f"{name} is {tensors[name].dtype}")
-    table.load_state_dict(tensors, assign=True)
+    try:
+        table.load_state_dict(tensors, assign=True)
+    except RuntimeError as error:  # names or shapes of another table
+        raise ValueError(str(error)) from None
     return table
 
 
