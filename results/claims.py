@@ -28,7 +28,7 @@ def write_evidence_page(folder: Path) -> None:
     """The parts of docs/evidence.md that are measured; ``folder`` has the results of the stages on one text."""
     page = HERE.parent / "docs" / "evidence.md"
     write_between_marks(page, "rates", rates_table(folder))
-    for stage in ("decisive", "depth", "decisive-rate-10"):
+    for stage in ("decisive", "depth", "ablation-clean", "ablation", "decisive-rate-10"):
         write_between_marks(page, stage, compact_table(folder / stage))
     write_between_marks(page, "gaps", gaps_of(folder / "decisive"))
     write_between_marks(page, "choices", choices_table(folder))

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from curves import draw_curves
 
-from torchdefine.recipe import load_recipe
+from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.recipe.settings import to_plain
 
+DEFAULTS = to_plain(Recipe())
 HEADER = (
     *("recipe", "unit", "context", "tables", "total M", "steps", "M tokens", "minutes", "valid", "test", "unigram"),
     "published test",
@@ -37,7 +39,7 @@ def row(result: dict, label: str) -> list[str]:
         *(f"{parameters[part] / 1e6:.3f}" for part in ("define", "context", "input_output", "total")),
         f"{result['steps']:,}",
         f"{result['tokens'] / 1e6:.1f}",
-        f"{result['seconds'] / 60:.1f}",
+        "–" if result.get("shared_device") else f"{result['seconds'] / 60:.1f}",
         f"{result['valid_perplexity']:.2f}",
         f"{result['test_perplexity']:.2f}",
         f"{result['test_unigram_perplexity']:.1f}" if "test_unigram_perplexity" in result else "–",
@@ -51,14 +53,19 @@ def labels(results: list[dict]) -> list[str]:
     for result in results:
         twins = [other for other in results if other["recipe"] == result["recipe"]]
         differs = [
-            f"{section}.{name} {value}"
+            f"{section}.{name} {json.dumps(value)}"
             for section, values in result["settings"].items()
             if isinstance(values, dict) and section not in ("published", "data")
-            for name, value in values.items()
-            if any(twin["settings"].get(section, values).get(name, value) != value for twin in twins)
+            for name in sorted({name for twin in twins for name in twin["settings"].get(section, {})})
+            if any(setting(twin, section, name) != (value := setting(result, section, name)) for twin in twins)
         ]
         found.append(", ".join([f"`{result['recipe']}`", *differs]))
     return found
+
+
+def setting(result: dict, section: str, name: str) -> object:
+    """A run's setting; the default where it does not say, since it may be older than the setting."""
+    return result["settings"].get(section, {}).get(name, DEFAULTS.get(section, {}).get(name))
 
 
 def origins(results: list[dict]) -> list[str]:
@@ -84,7 +91,7 @@ def origin_facts(result: dict) -> list[str]:
         result["evaluation"]["test"]["protocol"],
         scoring(result),
         public_protocol(result),
-        full_length(result),
+        "trained beside other runs, so its time tells nothing" if result.get("shared_device") else full_length(result),
     ]
     return [fact for fact in facts if fact]
 
