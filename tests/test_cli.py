@@ -369,6 +369,8 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "train.seed is": ["train", recipe_file, "--train.seed", "1e30"],
         "optim.lr is 'inf'": ["train", recipe_file, "--optim.lr", "inf"],
         "temperature is nan": ["generate", finished, "--temperature", "nan"],
+        "--top-k means nothing at a temperature of 0": ["generate", finished, "--temperature", "0", "--top-k", "3"],
+        "The schedule drops needs schedule.drops": ["train", recipe_file, "--schedule.kind", "drops"],
         "The seed is": ["generate", finished, "--seed", str(2**70)],
         "--data one and --data.corpus two are two texts": [
             *("train", recipe_file, "--data", "one", "--data.corpus", "two")

@@ -141,6 +141,13 @@ def test_the_device_stays() -> None:
     model(ids_for(50))
 
 
+def test_on_the_meta_device_nothing_tells_what_a_table_of_another_class_does() -> None:
+    model = Tied()
+    scaled_by_nobody_knows_what(model)
+    with pytest.raises(UserError, match="the meta device does not tell what: replace it where the model has its weig"):
+        replace_embeddings(model.to("meta"), targets="encoder.tokens", **SIZES)
+
+
 def test_meta_models_are_planned_without_memory() -> None:
     with torch.device("meta"):
         model = Tied(rows=1_000_000, width=512)
@@ -435,6 +442,11 @@ def bag(model: Tied) -> None:
     model.encoder["tokens"] = nn.EmbeddingBag(40, 12)
 
 
+def not_finite(model: Tied) -> None:
+    with torch.no_grad():
+        model.encoder["tokens"].weight[3, 2] = torch.nan
+
+
 def replaced_before(model: Tied) -> None:
     replace_embeddings(model, targets="encoder.tokens", **SIZES)
 
@@ -459,6 +471,7 @@ REFUSED: list[tuple[Callable[[Tied], None], str]] = [
     (with_max_norm, "max_norm"),
     (parametrised, "has no plain weight"),
     (bag, "sums of vectors"),
+    (not_finite, r"The table encoder\.tokens has values that are not finite"),
     (replaced_before, "was replaced already"),
 ]
 

@@ -191,7 +191,7 @@ def test_unusable_text_is_refused_and_leaves_no_corpus(
 def test_training_text_without_words_is_refused(source: Path, cache: Path) -> None:
     for part in source.glob("train-*"):
         part.write_text("\n\n")
-    with pytest.raises(UserError, match=r"train-1\.txt has no word"):
+    with pytest.raises(UserError, match=r"train-1\.txt has no words, only blank lines"):
         encode_corpus(source, cache)
     assert not cache.exists()
 

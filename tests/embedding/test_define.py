@@ -232,6 +232,10 @@ def test_bad_arguments_build_nothing() -> None:
         small(map_dim=15)
     with pytest.raises(UserError, match="unknown"):
         small(unit="hgtt!")
+    with pytest.raises(TypeError, match="A unit is UnitOptions or the name of a variant, not None"):
+        small(unit=None)
+    with pytest.raises(TypeError, match=r"padding_idx must be a whole number or None, not 1\.0"):
+        small(padding_idx=1.0)
     with pytest.raises(TypeError, match="whole numbers"):
         small()(torch.tensor([0.5]))
     with pytest.raises(UserError, match="id 50"):

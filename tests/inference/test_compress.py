@@ -77,6 +77,14 @@ def test_the_padding_token_stays_zero(method: str) -> None:
     assert not table(torch.tensor([3])).any()
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_does_without_counts(method: str) -> None:
+    embedding = DeFINE(200, 16, map_dim=8, expand_dim=32)
+    made = compress_embedding(embedding, Compression(method, codebooks=4, entries=16, learning=QUICK))
+    assert made.lost < 1
+    assert made.lost_by_frequency is None
+
+
 def test_codes_lose_less_than_product_codes_of_as_many_bytes() -> None:
     torch.manual_seed(0)
     directions = torch.randn(12, 64)

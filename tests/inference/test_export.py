@@ -158,6 +158,7 @@ def test_check_refuses_what_is_not_as_it_was(copied: Path, capsys: pytest.Captur
         ("vocab.txt", other.encode()[:50], "is damaged"),
         ("config.yaml", (copied / "config.yaml").read_bytes() + b"# changed", "is not the file that was exported"),
         ("embedding.pt2", None, "embedding.pt2 is missing"),
+        ("README.md", None, "README.md is missing"),
         ("export.json", None, "holds no export"),
         ("export.json", b"{", "is not valid JSON"),
         ("export.json", b'{"format": "cooking"}', "is not of an export"),

@@ -126,7 +126,7 @@ def test_none_is_a_value_where_the_setting_has_one_of_that_name(tmp_path: Path) 
         ({"bitext": {"source": "de"}}, "are both 'de': name two languages"),
         ({"transformer": {"share": "everything"}}, "must be one of nothing, unit, embedding"),
         ({"schedule": {"kind": "noam"}}, r"noam needs a schedule\.warmup"),
-        ({"output": {"label_smoothing": 2}}, r"output\.label_smoothing is 2\.0, but must be from 0 to 1"),
+        ({"output": {"label_smoothing": 2}}, r"output\.label_smoothing is 2\.0, but must be at least 0 and below 1"),
         ({"train": {"keep": -1}}, r"train\.keep is -1"),
         ({"embedding": {"scaled": "perhaps"}}, "must be true or false"),
     ],
@@ -177,6 +177,20 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
         load_recipe(str(tmp_path / "none.yaml"))
     with pytest.raises(UserError, match="did you mean 'table1a/r3'"):
         load_recipe("table1a/r33")
+
+
+def test_a_section_without_settings_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: demo/standard\noptim:\n  # lr: 1\n")
+    changed = load_recipe(str(path), {"optim": {"lr": 0.01}}).optim
+    assert changed == dataclasses.replace(load_recipe("demo/standard").optim, lr=0.01)
+
+
+def test_a_section_that_holds_no_settings_is_not_hidden_by_what_comes_over_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: demo/standard\noptim: [1, 2]\n")
+    with pytest.raises(UserError, match=r"optim holds several settings, so it cannot be \[1, 2\]"):
+        load_recipe(str(path), {"optim": {"lr": 0.01}})
 
 
 def test_cutoffs_shrink_with_the_vocabulary() -> None:

@@ -46,6 +46,12 @@ def test_a_run_goes_on_after_its_text_was_moved(recipe_file: Path, corpus: Path,
         train(out=tmp_path / "run", data=second, resume=True)
     assert RunFolder(tmp_path / "run").recipe().data.corpus == str(first)
     shutil.copy(corpus / "train.txt", second)
+    (second / "valid.txt").write_text((corpus / "valid.txt").read_text() + "w1\n")
+    with pytest.raises(UserError, match="The validation text has changed"):
+        train(out=tmp_path / "run", data=second, resume=True)
+    shutil.copy(corpus / "valid.txt", second)
+    vocabulary = tmp_path / "run" / "vocab.txt"
+    vocabulary.write_text(vocabulary.read_text().replace("w7\t", "w777\t"))  # mended by what the weights know
     run = train(out=tmp_path / "run", data=second, resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "run")
     assert run.folder.recipe().data.corpus == str(second)

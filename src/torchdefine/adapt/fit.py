@@ -164,6 +164,8 @@ def fit(
     options = options or FitOptions()
     allowed = Budget.of(budget)
     _check_families(options.families)
+    if not options.shares:
+        raise UserError("FitOptions.shares is empty, so there is no size to look at: leave it out, or give (1.0,).")
     source = Source(as_matrix(table), counts, options.sensitivity, padding_idx)
     weights = as_weights(counts, source.table)
     metric(options.sensitivity, source.table)  # refuses what does not fit, before the work

@@ -168,7 +168,7 @@ def _token_tables(model: nn.Module) -> Iterator[nn.Module]:
 def _fresh(old: Table, map_dim: int | None, expand_dim: int | None, depth: int, unit: UnitOptions | str) -> DeFINE:
     weight, padding_idx = old.module.weight, old.module.padding_idx
     rows, width = weight.shape
-    unit = UnitOptions.of(unit) if isinstance(unit, str) else unit
+    unit = UnitOptions.read(unit)
     if map_dim is None:
         map_dim = map_dim_for(width)
     if expand_dim is None:

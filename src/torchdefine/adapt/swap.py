@@ -32,6 +32,11 @@ def scales_of(old: Table, known: Mapping[str, float] | None = None) -> list[floa
         scale = known[place.name] if known and place.name in known else lookup_scale(place.module)
         if scale is None:
             kind = type(place.module).__name__
+            if place.module.weight.is_meta:
+                raise UserError(
+                    f"The table {place.name} does more than nn.Embedding ({kind}), and the meta device does not tell "
+                    "what: replace it where the model has its weights."
+                )
             raise UserError(f"The table {place.name} does more than look rows up ({kind}), so it cannot be replaced.")
         scales.append(scale)
     return scales
@@ -44,6 +49,8 @@ def swaps_of(old: Table, made: nn.Module, kind: HeadKind, scales: Sequence[float
     if isinstance(made, CompactTable):
         made.mean.data = made.mean.data.to(weight.dtype)  # which makes this the dtype of its vectors
     if fresh and isinstance(made, DeFINE):
+        if not bool(torch.isfinite(weight).all()):
+            raise UserError(f"The table {old.name} has values that are not finite: repair it before replacing it.")
         _start_as_large(made, float(root_mean_square(weight)), tied=kind == "map" and bool(old.heads))
     stand_in = StandIn(made, weight, scales[0], kind).train(old.module.training)
     swaps = [Swap(old.places[0], stand_in)]

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from torchdefine.cli.shared import CHECKPOINTS, Command, add_cached, add_device, loading, print_json
+from torchdefine.cli.shared import CHECKPOINTS, Command, add_cached, add_device, loading, print_json, refuse_idle
 from torchdefine.cli.translation import eval_translations
 from torchdefine.errors import UserError
 
@@ -130,6 +130,8 @@ def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
     folder = RunFolder(options.folder)
     check_generates(folder, folder.recipe())  # first of all: weights that are missing are no reason to look for others
+    if options.temperature == 0:
+        refuse_idle(options, ("top_k", "top_p"), "at a temperature of 0")
     run = load_run(options.folder, **loading(options))
     outside = run.unknown_words(options.prompt)
     if outside:

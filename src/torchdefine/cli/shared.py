@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchdefine.errors import UserError
@@ -46,3 +46,11 @@ def data_settings(options: argparse.Namespace, given: dict[str, Any]) -> dict[st
 def loading(options: argparse.Namespace) -> dict[str, Any]:
     """How a command that uses a run wants it opened."""
     return {name: getattr(options, name) for name in ("checkpoint", "device", "cached", "compressed")}
+
+
+def refuse_idle(options: argparse.Namespace, names: Sequence[str], where: str) -> None:
+    """Refuse options that were given though they have no effect."""
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
+    if given:
+        means, them = ("mean", "them") if len(given) > 1 else ("means", "it")
+        raise UserError(f"{', '.join(given)} {means} nothing {where}: leave {them} out.")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from torchdefine.cli.shared import CHECKPOINTS, Command, add_cached, add_device, loading, print_json
+from torchdefine.cli.shared import CHECKPOINTS, Command, add_cached, add_device, loading, print_json, refuse_idle
 from torchdefine.errors import UserError
 from torchdefine.recipe import Recipe
 
@@ -30,12 +30,10 @@ def add_commands(command: Command) -> None:
     sub.add_argument("--max-extra", type=int, help="… and so many more (default: the recipe's)")
     sub.add_argument("--n-best", type=int, default=1, help="translations of each line, with tabs between (default: 1)")
     sub.add_argument("--sample", action="store_true", help="draw translations instead of searching for the best")
-    sub.add_argument(
-        "--temperature", type=float, default=1.0, help="of --sample: below 1 is more cautious (default: 1)"
-    )
+    sub.add_argument("--temperature", type=float, help="of --sample: below 1 is more cautious (default: 1)")
     sub.add_argument("--top-k", type=int, help="of --sample: among the k most probable tokens only")
     sub.add_argument("--top-p", type=float, help="of --sample: among the most probable tokens that make up this share")
-    sub.add_argument("--seed", type=int, default=1, help="of --sample (default: 1)")
+    sub.add_argument("--seed", type=int, help="of --sample (default: 1)")
     sub.add_argument(
         "--batch-size", type=int, help="sentences at once; changes speed, not the result (default: the recipe's)"
     )
@@ -60,6 +58,7 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
         return [line for block in read_text(Path(path), may_be_empty=True) for line in block.lines]
 
     run = load_run(options.folder, **loading(options))  # before standard input is waited for
+    how = _translation_options(run.recipe, options)
     lines = lines_of(options.input) if options.input else decode_text(sys.stdin.buffer.read(), "The standard input")
     if not lines:
         print("There is no line to translate.", file=sys.stderr)
@@ -73,7 +72,7 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     with work_bar("translating") as progress:
         found = run.translate(
             lines,
-            _translation_options(run.recipe, options),
+            how,
             progress=progress,
             on_long_line=lambda long: print(
                 f"Line {long.number:,} has {long.tokens:,} tokens and was translated in {long.pieces} pieces.",
@@ -99,12 +98,20 @@ def _translation_options(recipe: Recipe, options: argparse.Namespace) -> Any:
     from torchdefine.build_translation import beam_options
     from torchdefine.decoding import SamplingOptions, TranslationOptions
 
+    if options.sample:
+        refuse_idle(options, ("beam",), "to --sample")
+    else:
+        refuse_idle(options, ("temperature", "top_k", "top_p", "seed"), "without --sample")
+    if options.temperature == 0:
+        refuse_idle(options, ("top_k", "top_p"), "at a temperature of 0")
     names = {"beam": "size", "length_penalty": "length_penalty", "max_ratio": "max_ratio", "max_extra": "max_extra"}
     changes = {to: getattr(options, name) for name, to in names.items() if getattr(options, name) is not None}
     beam = dataclasses.replace(beam_options(recipe), **changes)
-    sampling = SamplingOptions(options.temperature, options.top_k, options.top_p) if options.sample else None
+    temperature = 1.0 if options.temperature is None else options.temperature
+    sampling = SamplingOptions(temperature, options.top_k, options.top_p) if options.sample else None
     batch_size = recipe.beam.batch_size if options.batch_size is None else options.batch_size
-    return TranslationOptions(beam, sampling, options.seed, options.n_best, batch_size)
+    seed = 1 if options.seed is None else options.seed
+    return TranslationOptions(beam, sampling, seed, options.n_best, batch_size)
 
 
 def eval_translations(run: Any, options: argparse.Namespace) -> None:

@@ -234,6 +234,8 @@ def _count_words(texts: Sequence[Path], advance: Callable[[int], None]) -> Count
 
 def _make_vocabulary(texts: Sequence[Path], counts: Mapping[str, int], rule: WordRule) -> Vocabulary:
     vocabulary = Vocabulary.from_counts(counts, rule.min_count, rule.max_size)
+    if not counts.keys() - {UNK, EOS}:
+        raise UserError(f"The training text {texts[0]} has no words, only blank lines: give one that has.")
     if len(vocabulary) < 3:
         raise UserError(
             f"The training text {texts[0]} has no word that is seen {rule.min_count} times or more: "

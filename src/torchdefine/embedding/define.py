@@ -49,7 +49,7 @@ class DeFINE(TokenEmbedding):
         padding_idx: int | None = None,
         unit: UnitOptions | str = "define",
     ) -> None:
-        options = UnitOptions.of(unit) if isinstance(unit, str) else unit
+        options = UnitOptions.read(unit)
         plan = make_plan(map_dim, expand_dim, embedding_dim, depth, max_groups, options.rules)
         map_layer = StandardMap(num_embeddings, map_dim, padding_idx)
         super().__init__(map_layer, DefineUnit(plan, options), embedding_dim)
@@ -65,7 +65,7 @@ class DeFINE(TokenEmbedding):
         unit: UnitOptions | str = "define",
     ) -> Self:
         """The unit behind any map layer; its input is as wide as what the map gives."""
-        options = UnitOptions.of(unit) if isinstance(unit, str) else unit
+        options = UnitOptions.read(unit)
         plan = make_plan(map_layer.output_dim, expand_dim, embedding_dim, depth, max_groups, options.rules)
         embedding = cls.__new__(cls)
         TokenEmbedding.__init__(embedding, map_layer, DefineUnit(plan, options), embedding_dim)

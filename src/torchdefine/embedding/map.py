@@ -71,6 +71,8 @@ def check_table(num_embeddings: int, map_dim: int, padding_idx: int | None) -> i
             raise UserError(f"{name} is {value}, but must be at least 1.")
     if padding_idx is None:
         return None
+    if isinstance(padding_idx, bool) or not isinstance(padding_idx, int):
+        raise TypeError(f"padding_idx must be a whole number or None, not {padding_idx!r}.")
     if not -num_embeddings <= padding_idx < num_embeddings:
         raise UserError(f"padding_idx {padding_idx} is outside the {num_embeddings} rows: use 0, say.")
     return padding_idx % num_embeddings

@@ -71,6 +71,15 @@ class UnitOptions:
         rules = PlanRules(**{k: v for k, v in settings.items() if k in rule_names})
         return cls(rules=rules, **{k: v for k, v in settings.items() if k in option_names})
 
+    @classmethod
+    def read(cls, unit: UnitOptions | str) -> UnitOptions:
+        """Options as a caller gives them: themselves, or the name of a variant."""
+        if isinstance(unit, str):
+            return cls.of(unit)
+        if not isinstance(unit, UnitOptions):
+            raise TypeError(f"A unit is UnitOptions or the name of a variant, not {unit!r}.")
+        return unit
+
     def to_dict(self) -> dict[str, Any]:
         """Flat settings that ``UnitOptions.of("define", **settings)`` turns back into the same options."""
         settings = dataclasses.asdict(self)

@@ -199,8 +199,6 @@ def _svd(
 def _bits(
     matrix: Tensor, how: Compression, budget: int, counts: Counts | None, progress: Progress | None
 ) -> CompactTable:
-    if counts is None:
-        raise UserError("bits needs to know how often each token occurs, and there are no counts: use codes.")
     return transform_table(matrix, budget, counts=counts)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchdefine.data import Tokenization, TokenizerPair, load_tokenization
 from torchdefine.errors import UserError
 from torchdefine.files import read_json, reading_safetensors, sha256_of
-from torchdefine.inference.export import FACTS_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
+from torchdefine.inference.export import CARD_FILE, FACTS_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
 from torchdefine.inference.export_check import CHECKED_AT, wrong_outputs
 from torchdefine.inference.export_formats import Runner, program_format
 from torchdefine.inference.export_programs import DTYPES, Port, sampled
@@ -125,7 +125,7 @@ def _check_facts(facts: Mapping[str, Any]) -> None:
 
 def _check_files(folder: Path, facts: Mapping[str, Any]) -> Tokenization | TokenizerPair:
     """Everything is there, whole and as it was written; gives the vocabulary."""
-    for name in facts["files"]:
+    for name in (*facts["files"], CARD_FILE):  # the card may be edited, so it has no hash
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: {EXPORT_AGAIN}.")
     tokenization = TokenizerPair.load(folder) if facts["task"] == "translation" else load_tokenization(folder)

@@ -58,12 +58,12 @@ def transform_table(
     table: TableLike,
     budget: int,
     *,
-    counts: Counts,
+    counts: Counts | None = None,
     storage: str = "mixed",
     sensitivity: Tensor | None = None,
     padding_idx: int | None = None,
 ) -> CompactTable:
-    """The table of at most ``budget`` bytes that loses least, by weight of frequency.
+    """The table of at most ``budget`` bytes that loses least, by weight of frequency where there are counts.
 
     ``storage`` is mixed (1 to 8 bits by importance), float32, float16, int8 or int4. ``sensitivity``, (m, m), says how
     much the model feels an error in each direction (``adapt.measure_sensitivity``).
@@ -109,6 +109,11 @@ def metric(sensitivity: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
     if sensitivity.shape != (width, width):
         raise UserError(f"The sensitivity has the shape {tuple(sensitivity.shape)}, but rows are {width} wide.")
     given = sensitivity.to(rows.device).double()
+    if not bool(torch.isfinite(given).all()) or not float(given.diagonal().mean()) > 0:
+        raise UserError(
+            "The sensitivity has values that are not finite, or nothing above zero on its diagonal: measure it anew by "
+            "measure_sensitivity."
+        )
     mixed = given / given.diagonal().mean() + STEADINESS * even
     values, vectors = torch.linalg.eigh((mixed + mixed.T) / 2)
     roots = values.clamp(min=STEADINESS).sqrt()

@@ -25,7 +25,7 @@ from torchdefine.recipe.sections import (
     TrainSettings,
     require,
 )
-from torchdefine.recipe.settings import merge, read_settings, to_plain
+from torchdefine.recipe.settings import merge, read_settings, require_settings, to_plain
 from torchdefine.recipe.translation_sections import BeamSettings, BitextSettings, TransformerSettings
 from torchdefine.spelling import did_you_mean
 
@@ -276,6 +276,11 @@ def _parse(name: str, text: str) -> dict[str, Any]:
     version = values.get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise UserError(f"The recipe {name} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
+    for section in values.keys() & set(SECTIONS):  # here, since what is merged over them would hide it
+        if values[section] is None:  # all its lines are comments, say
+            del values[section]
+        else:
+            require_settings(values[section], section)
     return values
 
 

@@ -139,8 +139,8 @@ class OutputSettings:
 
     def __post_init__(self) -> None:
         require(
-            0 <= self.label_smoothing <= 1,
-            f"output.label_smoothing is {self.label_smoothing}, but must be from 0 to 1.",
+            0 <= self.label_smoothing < 1,
+            f"output.label_smoothing is {self.label_smoothing}, but must be at least 0 and below 1.",
         )
         given, bands = len(self.tied_projections), len(self.cutoffs) + 1
         require(
@@ -195,6 +195,10 @@ class ScheduleSettings:
         require(self.noam_width >= 1, f"schedule.noam_width is {self.noam_width}, but must be at least 1.")
         noam_without_warmup = self.kind == "noam" and not self.warmup
         require(not noam_without_warmup, "The schedule noam needs a schedule.warmup: use 8000, say.")
+        require(
+            self.kind != "drops" or bool(self.drops),
+            "The schedule drops needs schedule.drops, which say when: use 15, say, or schedule.kind constant.",
+        )
         ordered = list(self.drops) == sorted(set(self.drops)) and all(drop > 0 for drop in self.drops)
         require(ordered, f"schedule.drops {self.drops} are not positive and increasing.")
         require(0 <= self.decay_from < 1, f"schedule.decay_from is {self.decay_from}, but must be in [0, 1).")

@@ -25,6 +25,12 @@ def setting(default: Any, explanation: str) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def require_settings(value: Any, place: str) -> None:
+    """Refuse what stands where several settings belong."""
+    if not isinstance(value, Mapping):
+        raise UserError(f"{place} holds several settings, so it cannot be {value!r}: use {place}.NAME.")
+
+
 def read_settings(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:
     """Build a dataclass from plain values; unknown names and wrong types are refused with their place."""
     known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -35,8 +41,7 @@ def read_settings(kind: type[S], values: Mapping[str, Any], where: str = "") -> 
         if name not in known:
             raise UserError(f"The setting {place!r} is unknown{did_you_mean(str(name), known)}")
         if dataclasses.is_dataclass(hints[name]):
-            if not isinstance(value, Mapping):
-                raise UserError(f"{place} holds several settings, so it cannot be {value!r}: use {place}.NAME.")
+            require_settings(value, place)
             arguments[name] = read_settings(typing.cast(type, hints[name]), value, place)
         else:
             arguments[name] = convert(hints[name], value, place)

@@ -74,7 +74,7 @@ def train(
             return load_run(folder.path, device=device)
         target = processes.device(device)
         corpus = open_data(recipe, processes, reading)
-        folder.fingerprint(corpus.tokenization, corpus.splits["train"].tokens_sha256)
+        folder.fingerprint(corpus.tokenization, {split: text.tokens_sha256 for split, text in corpus.splits.items()})
         model = _started_model(recipe, corpus, folder, processes, target, resume)
         telling = reporter or (default_reporter() if shown else QuietReporter())
         if not processes.is_first:  # one process speaks for all
@@ -105,7 +105,7 @@ def train(
 def _open_folder(folder: RunFolder, recipe: Recipe, corpus: Corpus | Bitext, resume: bool) -> None:
     """Write what a run's folder has from its first step on."""
     if resume:
-        folder.note_places(recipe)
+        folder.go_on(recipe, corpus.tokenization)
     else:
         folder.create(recipe, corpus.tokenization)
     _keep_token_counts(folder, corpus)

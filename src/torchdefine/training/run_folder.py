@@ -21,6 +21,10 @@ RESULT_VERSION = 1
 TOKEN_COUNTS_VERSION = 1
 
 
+TRAINED_BY = {"train": "training", "valid": "validation"}
+"""The texts that decide what training does; earlier checkpoints know the first only."""
+
+
 class Fingerprinted(Protocol):
     """A vocabulary, or the two of a translator."""
 
@@ -108,8 +112,9 @@ class RunFolder:
             raise UserError(f"{self.path} holds no run: {self._what_to_name_instead()}")
         return load_recipe(str(self.config))
 
-    def note_places(self, recipe: Recipe) -> None:
-        """Remember where the text and the tokenizer of a run lie that goes on after they were moved."""
+    def go_on(self, recipe: Recipe, tokenization: Fingerprinted) -> None:
+        """Remember where the text and the tokenizer lie now; what the checkpoint was compared with replaces the old."""
+        tokenization.save(self.path)
         own = self.recipe()
         data = replace(own.data, corpus=recipe.data.corpus, tokenizer=recipe.data.tokenizer)
         if data != own.data:
@@ -134,21 +139,24 @@ class RunFolder:
         shown = ", ".join(map(str, within[:6])) + (f" and {len(within) - 6} more" if len(within) > 6 else "")
         return f"name a run that lies in it, such as {shown}."
 
-    def fingerprint(self, tokenization: Fingerprinted, train_tokens_sha256: str | None = None) -> None:
-        """Say what vocabulary, and in training what text, goes with this run."""
+    def fingerprint(self, tokenization: Fingerprinted, tokens_sha256: Mapping[str, str] | None = None) -> None:
+        """Say what vocabulary, and in training what texts by split, go with this run."""
         self.fingerprints = {"vocabulary_sha256": tokenization.sha256, "vocabulary_size": len(tokenization)}
-        if train_tokens_sha256 is not None:
-            self.fingerprints["train_tokens_sha256"] = train_tokens_sha256
+        texts = tokens_sha256 or {}
+        self.fingerprints |= {f"{split}_tokens_sha256": texts[split] for split in TRAINED_BY if split in texts}
 
     def check_fingerprints(self, facts: dict[str, Any], path: Path) -> None:
         """Refuse a checkpoint that was written with another vocabulary, or to go on training on another text."""
         self.check_vocabulary(facts, path)
-        text = self.fingerprints.get("train_tokens_sha256")
-        if text is not None and facts.get("train_tokens_sha256") != text:
-            raise UserError(
-                f"The training text has changed since {path} was written: restore it, or start a new run in "
-                "another folder."
-            )
+        if "train_tokens_sha256" not in self.fingerprints:
+            return
+        for split, called in TRAINED_BY.items():
+            own = self.fingerprints.get(f"{split}_tokens_sha256")
+            if facts.get(f"{split}_tokens_sha256", own) != own:
+                raise UserError(
+                    f"The {called} text has changed since {path} was written: restore it, or start a new run in "
+                    "another folder."
+                )
 
     def check_vocabulary(self, facts: dict[str, Any], path: Path) -> None:
         if facts.get("vocabulary_sha256") != self.fingerprints["vocabulary_sha256"]:
