@@ -36,6 +36,7 @@ def test_fixed_lengths_are_cut_as_always() -> None:
     plan = SegmentPlan(25, 10)
     assert [tuple(plan.segment(step)) for step in range(4)] == [(0, 10), (10, 10), (20, 5), (0, 10)]
     assert plan.steps_in(2.5) == 8
+    assert [SegmentPlan(700, 70).steps_in(epochs) for epochs in (1.1, 2.1, 1.11)] == [11, 21, 12]
     assert plan.epoch_after(4) == pytest.approx(4 / 3)
 
 

@@ -137,6 +137,18 @@ def test_resize_keeps_vectors_bit_for_bit(embedding: DeFINE) -> None:
     assert embedding(torch.tensor([79])).abs().sum() > 0
 
 
+def test_settings_of_training_are_saved(tmp_path: Path) -> None:
+    map_layer = ProjectiveMap(50, 8, 16)
+    map_layer.projection_std = 0.01
+    embedding = DeFINE.over(map_layer, 24, expand_dim=32)
+    embedding.row_dropout = 0.3
+    embedding.save(tmp_path)
+    loaded = DeFINE.load(tmp_path)
+    assert loaded.row_dropout == 0.3
+    loaded.reset_parameters()
+    assert 0.005 < float(loaded.map.projection.weight.detach().std()) < 0.02
+
+
 def test_config_and_files_round_trip(embedding: DeFINE, tmp_path: Path) -> None:
     embedding.eval()
     config = json.loads(json.dumps(embedding.to_config()))

@@ -101,6 +101,17 @@ def test_arguments_that_were_mixed_up_are_told_apart(run: Run, corpus: Path) -> 
     assert run.generate("w1", np.int64(3), seed=1) == run.generate("w1", 3, seed=1)
 
 
+def test_a_prompt_that_ends_a_line_is_continued_by_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    monkeypatch.setattr(
+        "torchdefine.run.loaded.generate", lambda model, ids, *arguments, **options: read.append(ids) or []
+    )
+    for prompt in ("", "w1 w2", "w1 w2\n", "w1\nw2", "\n"):
+        run.generate(prompt)
+    end, one, two = run.tokenization.eos_id, *map(run.tokenization.id, ("w1", "w2"))
+    assert read == [[end], [end, one, two], [end, one, two, end], [end, one, end, two], [end, end]]
+
+
 def test_training_is_shown_to_whoever_is_there(
     recipe_file: Path,
     tmp_path: Path,

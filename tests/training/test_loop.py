@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torchdefine import load_run, train
 from torchdefine.errors import MachineError, UserError
 from torchdefine.training import Interrupted, RunFolder
+from torchdefine.training.batches import Batch
 from torchdefine.training.evaluate import perplexity
 from torchdefine.training.precision import Precision
 from torchdefine.training.progress import QuietReporter
@@ -220,6 +221,23 @@ def test_optimisers_and_schedules_resume(recipe_file: Path, tmp_path: Path, opti
         train(recipe_file, out=tmp_path / "broken", reporter=StopAt(12, signal.SIGTERM), **settings)
     train(recipe_file, out=tmp_path / "broken", resume=True, **settings)
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_the_rate_goes_with_the_length_where_lengths_are_random(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+    plain = TrainingStep.__call__
+
+    def watched(self: TrainingStep, batch: Batch, rate: float) -> None:
+        steps.append((batch.parts[0].inputs[0].shape[1], rate))
+        plain(self, batch, rate)
+
+    monkeypatch.setattr(TrainingStep, "__call__", watched)
+    run = train(recipe_file, out=tmp_path, train={"steps": 30, "random_length": True, "length": 20}, optim={"lr": 0.01})
+    assert run.result["steps"] == len(steps) == 30
+    assert len({length for length, _ in steps}) > 3
+    assert [rate for _, rate in steps] == pytest.approx([0.01 * length / 20 for length, _ in steps])
 
 
 def test_the_rate_drops_and_the_best_weights_are_kept_by_validation(

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,6 +48,12 @@ def test_processes_share_what_one_would_take(recipe: Recipe, bitext: Bitext) -> 
             assert theirs.weight == pytest.approx(2 * mine.weight)  # processes are averaged, parts added up
         assert sum(part.weight for part in whole.parts) == pytest.approx(1)
         assert whole.tokens == sum(half.tokens for half in halves)
+
+
+def test_a_whole_number_of_steps_is_not_rounded_up(recipe: Recipe) -> None:
+    batches = SimpleNamespace(per_epoch=7)  # of which three make a step: 27 epochs are 63 steps
+    settings = replace(recipe.train, accumulate=3, epochs=27.0)
+    assert PairData(batches, settings, Processes(0, 1)).total_steps == 63  # type: ignore[arg-type]
 
 
 def test_an_epoch_ends_where_its_batches_do(recipe: Recipe, bitext: Bitext) -> None:

@@ -40,6 +40,13 @@ def test_drops_count_in_their_unit() -> None:
     assert rates[75] == pytest.approx(0.01)
 
 
+def test_what_falls_begins_after_its_warmup() -> None:
+    linear = ratios(kind="linear", warmup=20)
+    assert linear[:20] == pytest.approx([0.05 * i for i in range(1, 21)])
+    assert linear[20] == 1
+    assert linear[60] == pytest.approx(0.5)
+
+
 def test_cosine_and_linear_reach_their_final_rate() -> None:
     cosine = ratios(kind="cosine", final_ratio=0.1)
     assert cosine[0] == 1

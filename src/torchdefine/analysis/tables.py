@@ -21,7 +21,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str 
     Words are folded where a terminal is narrow, numbers never: rather the lines become longer than it is wide.
     """
     from rich.cells import cell_len
-    from rich.console import Console
+    from rich.console import Console, ConsoleDimensions
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -37,7 +37,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str 
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)  # a name may have brackets
-    console.width = max(console.width if console.is_terminal else 160, needed)
+    width, height = console.size
+    console.size = ConsoleDimensions(max(width if console.is_terminal else 160, needed), height)
     console.print(table)
     if note:
         console.print(note, style="dim")

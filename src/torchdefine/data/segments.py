@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -46,10 +47,11 @@ class SegmentPlan:
 
     def steps_in(self, epochs: float) -> int:
         """How many steps so many epochs take, a started one counted up to the next whole step."""
-        whole = int(epochs)
+        exact = Fraction(str(epochs))  # as it is written: 0.1 of 70 steps are 7, and not a little more
+        whole = int(exact)
         self._extend(whole + 1)
         of_next = self._ends[whole + 1] - self._ends[whole]
-        return self._ends[whole] + math.ceil((epochs - whole) * of_next)
+        return self._ends[whole] + math.ceil((exact - whole) * of_next)
 
     def epoch_after(self, steps: int) -> float:
         """How many epochs so many steps are."""

@@ -90,6 +90,7 @@ class DeFINE(TokenEmbedding):
             "expand_dim": plan.expand_dim,
             "depth": plan.depth,
             "max_groups": plan.max_groups,
+            "row_dropout": self.row_dropout,
             "unit": self._unit.options.to_dict(),
         }
 
@@ -101,7 +102,9 @@ class DeFINE(TokenEmbedding):
                 f"{config.get('version')!r}: save it again with a matching torchdefine."
             )
         sizes = {name: config[name] for name in ("embedding_dim", "expand_dim", "depth", "max_groups")}
-        return cls.over(map_from_config(config["map"]), **sizes, unit=UnitOptions.of(**config["unit"]))
+        embedding = cls.over(map_from_config(config["map"]), **sizes, unit=UnitOptions.of(**config["unit"]))
+        embedding.row_dropout = config.get("row_dropout", 0.0)  # which embeddings of earlier files do not tell
+        return embedding
 
     def save(self, folder: str | Path) -> None:
         """Write settings and weights into a folder, each file whole or not at all."""
@@ -138,7 +141,10 @@ def map_from_config(config: dict[str, Any]) -> MapLayer:
     if kind == "standard":
         layer = StandardMap(**settings)
     elif kind == "projective":
+        projection_std = settings.pop("projection_std", None)
         layer = ProjectiveMap(**settings)
+        if projection_std is not None:
+            layer.projection_std = projection_std
     elif kind == "adaptive":
         layer = AdaptiveMap.with_ranks_to_come(settings)
     else:

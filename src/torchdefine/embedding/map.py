@@ -199,4 +199,5 @@ class ProjectiveMap(nn.Module):
             "padding_idx": self.padding_idx,
             "scale": self.scale,
             "std": self.std,
+            "projection_std": self.projection_std,
         }

@@ -239,14 +239,15 @@ class Run:
         *,
         seed: int | None = None,
     ) -> str:
-        """Continue a text; words outside the vocabulary are read as <unk>, and <unk> is never drawn."""
+        """Continue a text, after a newline with another line; unknown words are read as <unk>, which is never drawn."""
         self.check_generates()
         if not isinstance(prompt, str):
             raise UserError(f"The prompt is {prompt!r}, but must be text; how many tokens to draw is the length.")
         if seed is not None and not -(2**63) <= seed < 2**63:
             raise UserError(f"The seed is {seed}, but must fit into 64 bits: use a smaller one.")
         words = self.tokenization
-        ids = [words.eos_id, *(words.encode(prompt)[:-1] if prompt else [])]
+        read = words.encode(prompt)  # which ends the last line, whether the prompt does or not
+        ids = [words.eos_id, *(read if prompt.endswith("\n") else read[:-1])]
         if options is None:
             options = SamplingOptions(forbidden=() if words.unk_id is None else (words.unk_id,))
         generator = torch.Generator().manual_seed(seed) if seed is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from torchdefine.data import BitextBatches
 from torchdefine.recipe import TrainSettings
@@ -19,7 +20,8 @@ class PairData:
         self.batches, self.parts, self.processes = batches, settings.accumulate, processes
         self.batches_per_step = self.parts * processes.count
         self.steps_per_epoch = batches.per_epoch / self.batches_per_step
-        self.total_steps = settings.steps or math.ceil((settings.epochs or 0) * self.steps_per_epoch)
+        epochs = Fraction(str(settings.epochs or 0))  # as it is written, so that nothing is rounded up
+        self.total_steps = settings.steps or math.ceil(epochs * batches.per_epoch / self.batches_per_step)
 
     def batch(self, step: int) -> Batch:
         first = step * self.batches_per_step
