@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchdefine import replace_embeddings
 from torchdefine.adapt import cache_tables
+from torchdefine.adapt.stand_in import StandIn
 from torchdefine.errors import UserError
 from torchdefine.inference import load_table, quantised_table
 
@@ -78,6 +79,23 @@ def test_cache_tables_names_what_it_cached_and_keeps_it_out_of_files() -> None:
     assert model["words"].finished is not None
     model.train()
     assert model["words"].finished is None
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_resize_ends_the_cache(given: bool) -> None:
+    model = shared_model().eval()
+    table = quantised_table(model["source"].weight.detach(), 4, 12) if given else None
+    replace_embeddings(model, targets="source", table=table, **SIZES)
+    model["source"].cache().resize(ROWS + 3, from_mean=True)
+    assert model["source"](torch.tensor([ROWS + 2])).any()
+
+
+def test_rows_that_a_compact_table_gets_start_at_the_mean_of_its_own() -> None:
+    matrix = torch.randn(ROWS, WIDTH) + 10
+    stand_in = StandIn(quantised_table(matrix, 8, 12), like=matrix)
+    stand_in.resize(ROWS + 2, from_mean=True)
+    vectors = stand_in(torch.arange(ROWS + 2))
+    torch.testing.assert_close(vectors[ROWS:], vectors[:ROWS].mean(0).expand(2, -1))
 
 
 def test_a_fresh_model_takes_the_weights_after_the_same_replacement(tmp_path: Path) -> None:

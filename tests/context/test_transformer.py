@@ -1,12 +1,15 @@
 import copy
+import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from torchdefine.context import Transformer, TransformerShape, residual
+from torchdefine.context.residual import Stream, Update
 from torchdefine.context.transformer import DecoderLayer, EncoderLayer, sinusoids
 from torchdefine.errors import UserError
 
@@ -143,6 +146,50 @@ def test_positions_are_those_of_the_formula() -> None:
     for row, position in zip(table, (7, 8, 9), strict=True):
         angles = torch.tensor([position / 10_000 ** (2 * i / 8) for i in range(4)], dtype=torch.float64)
         torch.testing.assert_close(row, torch.cat((angles.sin(), angles.cos())))
+
+
+@pytest.mark.parametrize(("scaled", "factor"), [(True, 4.0), (False, 1.0)])
+def test_vectors_are_scaled_where_that_is_wished_before_positions_are_added(scaled: bool, factor: float) -> None:
+    x = torch.randn(2, 3, 16)
+    torch.testing.assert_close(Transformer(shape(scaled=scaled))._placed(x), factor * x + sinusoids(0, 3, 16, x))
+
+
+def test_every_matrix_starts_by_glorots_rule_and_every_bias_at_zero() -> None:
+    for name, linear in Transformer(shape()).named_modules():
+        if isinstance(linear, nn.Linear):
+            parts = {"query_key_value": 3, "key_value": 2}.get(name.rpartition(".")[2], 1)
+            for matrix in linear.weight.chunk(parts):
+                bound = math.sqrt(6 / sum(matrix.shape))
+                assert 0.95 * bound < matrix.abs().max() <= bound, name
+            assert not linear.bias.any(), name
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize(
+    ("option", "part"),
+    [
+        pytest.param("dropout", lambda model, x: model._placed(x), id="input"),
+        pytest.param("dropout", lambda model, x: model.encoder[0].feed_forward(x).whole(), id="feed-forward"),
+        pytest.param(
+            "dropout",
+            lambda model, x: model.encoder[0].attend.after(Stream(x, x), Update(x), nn.LayerNorm(16)).past,
+            id="residual",
+        ),
+        pytest.param("attention_dropout", lambda model, x: model.encoder[0].within(x)[0].whole(), id="within"),
+        pytest.param(
+            "attention_dropout",
+            lambda model, x: model.decoder[0].across(x, model.decoder[0].across.remember(x), None).whole(),
+            id="across",
+        ),
+    ],
+)
+def test_each_dropout_counts_in_training_only(
+    option: str, part: Callable[[Transformer, Tensor], Tensor], norm: str
+) -> None:
+    model, x = Transformer(shape(norm, **{option: 0.5})), torch.randn(2, 5, 16)
+    assert not torch.equal(part(model, x), part(model, x))
+    model.eval()
+    assert torch.equal(part(model, x), part(model, x))
 
 
 def test_the_base_body_has_the_known_number_of_parameters() -> None:

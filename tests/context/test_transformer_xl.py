@@ -248,13 +248,31 @@ def test_evaluation_may_look_back_otherwise_for_a_while(changes: dict[str, int],
     assert model.evaluation == Reach(9, True, 5)
 
 
+@pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("place", ["input", "hidden", "output", "attention"])
-def test_dropout_counts_in_training_only(place: str) -> None:
-    model = make(Reach(4), dropout=TransformerDropout(**{place: 0.5}))
+def test_dropout_counts_in_training_only(place: str, pre_norm: bool) -> None:
+    model = make(Reach(4), pre_norm=pre_norm, dropout=TransformerDropout(**{place: 0.5}))
     x = torch.randn(2, 5, 6, dtype=torch.float64)
     assert not torch.equal(run(model, [x]), run(model, [x]))
     model.eval()
     assert torch.equal(run(model, [x]), run(model, [x]))
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("silent", [("reduce",), ("attention.outward", "expand")], ids=["attention", "feed-forward"])
+def test_what_each_half_of_a_layer_adds_is_dropped(silent: tuple[str, ...], pre_norm: bool) -> None:
+    model = make(Reach(4), layers=1, pre_norm=pre_norm, dropout=TransformerDropout(hidden=0.5))
+    for name in silent:  # so that dropout elsewhere in the layer has only zeros to drop
+        for parameter in model.layers[0].get_submodule(name).parameters():
+            nn.init.zeros_(parameter)
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    assert not torch.equal(run(model, [x]), run(model, [x]))
+
+
+def test_dropout_inside_the_feed_forward_part_counts_by_itself() -> None:
+    layer = make(Reach(4), dropout=TransformerDropout(hidden=0.5)).layers[0]
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    assert not torch.equal(layer._fed_forward(x, None).whole(), layer._fed_forward(x, None).whole())
 
 
 def test_half_precision_stays_close() -> None:

@@ -66,12 +66,19 @@ def test_padding_is_zero_and_learns_nothing(kind: str, padding: int) -> None:
     assert torch.equal(out[0, 0], torch.zeros_like(out[0, 0]))
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    cotangent = torch.randn_like(out)
     for _ in range(3):
         optimizer.zero_grad()
-        layer(ids).square().sum().backward()
+        layer(ids).backward(cotangent)
         optimizer.step()
     assert torch.equal(layer(ids)[1, 1], torch.zeros_like(out[0, 0]))
     assert any(not torch.equal(before[name], value) for name, value in layer.state_dict().items())
+
+
+def test_with_counts_the_row_that_starts_at_zero_is_that_of_the_padding_token() -> None:
+    layer = AdaptiveMap(50, 16, (10, 30), padding_idx=3, counts=range(50))  # id 3 has the rank 46
+    rows = [row for band in layer.bands for row in band.weight]
+    assert [rank for rank, row in enumerate(rows) if not row.any()] == [46]
 
 
 @pytest.mark.parametrize("kind", MAPS)

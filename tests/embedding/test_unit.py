@@ -76,16 +76,19 @@ def normalised(values: list[float], parts: int, state: dict, level: int) -> list
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("norm", "bias"), [("none", True), ("layer", True), ("group", True), ("none", False)])
+@pytest.mark.parametrize(
+    ("norm", "bias", "n"),
+    [("none", True, 16), ("layer", True, 16), ("group", True, 16), ("none", False, 16), ("none", True, 32)],
+)
 @pytest.mark.parametrize("equalised", [False, True])
-def test_equals_the_naive_reference(variant: str, norm: str, bias: bool, equalised: bool) -> None:
+def test_equals_the_naive_reference(variant: str, norm: str, bias: bool, n: int, equalised: bool) -> None:
     options = {"norm": norm, "bias": bias, "equalised": equalised}
-    unit = build(variant, m=32, max_groups=4, **options).double()  # m as wide as a residual layer
+    unit = build(variant, n=n, m=32, max_groups=4, **options).double()  # m, or n too, as wide as a residual layer
     assert any(name.endswith("linear.bias") for name in unit.state_dict()) == bias
     for parameter in unit.parameters():  # biases and norms that do something
         if parameter.dim() == 1:
             nn.init.normal_(parameter)
-    x = torch.randn(2, 3, 16, dtype=torch.float64)
+    x = torch.randn(2, 3, n, dtype=torch.float64)
     ours = unit(x)
     theirs = torch.tensor([naive(unit, token.tolist()) for token in x.flatten(0, 1)], dtype=torch.float64)
     torch.testing.assert_close(ours.flatten(0, 1), theirs, rtol=1e-10, atol=1e-10)

@@ -142,6 +142,9 @@ def test_other_weights_end_a_look_up(packed: bool) -> None:
     embedding.look_up(embedding.cached() if packed else embedding.table())
     embedding.reset_parameters()
     assert not torch.equal(embedding(ids), other(ids))
+    embedding.look_up(embedding.cached() if packed else embedding.table())
+    embedding.resize(53)
+    assert embedding(torch.tensor([52])).any()
 
 
 @pytest.mark.slow

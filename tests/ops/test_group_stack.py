@@ -153,6 +153,13 @@ def test_a_unit_with_a_hook_goes_layer_by_layer(monkeypatch: pytest.MonkeyPatch,
     assert not unit._in_one(x)
 
 
+def test_a_unit_with_dropout_goes_layer_by_layer_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["torchdefine.embedding.unit"], "has_fused_kernels", lambda x: True)
+    unit, x = unit_of(16, 48, 16, 3, dropout=0.1), torch.randn(2, 16)
+    assert not unit._in_one(x)
+    assert unit.eval()._in_one(x)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(

@@ -45,6 +45,14 @@ def test_probabilities_against_a_plain_sum_over_components(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", COMPONENTS)
+def test_in_half_precision_probabilities_still_add_up_to_one(kind: str) -> None:
+    layer = mixture(kind).bfloat16()
+    layer.component._map[0].bfloat16()
+    total = layer.log_prob(torch.randn(3, 5, HIDDEN).bfloat16()).exp().sum(-1)
+    torch.testing.assert_close(total, torch.ones(3, 5), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", COMPONENTS)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 def test_loss_equals_cross_entropy_of_log_prob_with_gradients(

@@ -2,13 +2,22 @@ import gc
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from torchdefine import train
+from torchdefine import StandardMap, train
+from torchdefine.context import LSTM
+from torchdefine.data import TokenStreams
+from torchdefine.embedding import TokenEmbedding
+from torchdefine.models import LanguageModel
+from torchdefine.output import FullSoftmax
+from torchdefine.recipe import TrainSettings
+from torchdefine.training.batches import TextBatches
+from torchdefine.training.precision import Precision
 from torchdefine.training.recording import _without_garbage_collection, room_for
-from torchdefine.training.step import TrainingStep
+from torchdefine.training.step import StepParts, TrainingStep
 
 
 def test_a_recording_leaves_garbage_collection_as_it_was() -> None:
@@ -28,6 +37,25 @@ def test_room_is_enough_round_and_not_much_more() -> None:
         assert room >= count
         assert room <= max(16, 1.5 * count)
     assert len({room_for(count) for count in range(190, 260)}) <= 3
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_text_that_is_read_again_begins_without_what_came_at_its_end(parts: int) -> None:
+    table = StandardMap(50, 16)
+    model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table))
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    words = np.random.default_rng(0).integers(0, 50, 8)
+    streams = TokenStreams(np.tile(words, 4), 2, "cpu", start_token=int(words[-1]))  # both segments are these words
+    data = TextBatches(streams, TrainSettings(batch_size=2, length=8, epochs=2, accumulate=parts))
+    precision = Precision("fp32", torch.device("cpu"))
+    step = TrainingStep(StepParts(model, model, optimizer, precision), [2 // parts] * parts, None, recorded=False)
+    losses = []
+    for index in range(data.total_steps):
+        step.summed_loss.zero_()
+        step(data.batch(index), 0.0)
+        losses.append(float(step.summed_loss))
+    assert losses[2:] == losses[:2]
+    assert losses[0] != losses[1], "within the text the state is carried"
 
 
 @pytest.mark.gpu
