@@ -60,6 +60,14 @@ def test_sensitivity_is_what_finite_differences_say() -> None:
     assert moved(directions[:, -1]) > 20 * moved(directions[:, 0])
 
 
+def test_sensitivity_does_not_depend_on_the_lengths_of_the_outputs() -> None:
+    look = behaviour()
+    felt = look.sensitivity()
+    lengths = torch.where(torch.arange(16) % 2 == 0, 100.0, 1.0).unsqueeze(1)
+    look.encode = lambda model, batch: model(batch) * lengths
+    torch.testing.assert_close(look.sensitivity(), felt, rtol=1e-4, atol=1e-4)
+
+
 def test_names_and_text_are_checked() -> None:
     with pytest.raises(UserError, match="no module 'token'"):
         Behaviour(Encoder(), "token", lambda m, b: m(b), [torch.zeros(1, 1).long()])

@@ -38,12 +38,23 @@ def test_brings_the_model_nearer_to_what_it_was(kind: str) -> None:
 
 def test_codes_do_not_change_and_the_seed_decides() -> None:
     model = Encoder()
-    tables = [quantised_table(model.tokens, 2) for _ in range(2)]
+    tables = [quantised_table(model.tokens, 2) for _ in range(3)]
     codes = tables[0].rows.codes.clone()
-    for table in tables:
-        distill(behaviour(model), table, Distillation(steps=5))
+    for table, seed in zip(tables, (1, 1, 2), strict=True):
+        distill(behaviour(model), table, Distillation(steps=5, seed=seed))
     assert torch.equal(tables[0].rows.codes, codes)
     assert torch.equal(tables[0].rows.steps, tables[1].rows.steps)
+    assert not torch.equal(tables[0].rows.steps, tables[2].rows.steps)
+
+
+def test_a_step_moves_every_part_by_the_same_share_of_its_size() -> None:
+    model = Encoder()
+    table = svd_table(model.tokens, 8, counts=counts())
+    before = [part.detach().clone() for part in table.parameters()]
+    distill(behaviour(model), table, Distillation(steps=1, lr=1e-3))
+    for old, new in zip(before, table.parameters(), strict=True):
+        moved = float((new - old).abs().max())  # Adam's first step is the rate wherever there is a gradient
+        assert moved == pytest.approx(1e-3 * float(old.square().mean().sqrt()), rel=1e-2)
 
 
 def test_nothing_to_do_is_refused() -> None:

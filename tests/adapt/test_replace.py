@@ -192,6 +192,13 @@ def test_a_lossless_table_leaves_the_model_as_it_was(heads: Any) -> None:
     torch.testing.assert_close(model(ids), before)
 
 
+@pytest.mark.parametrize("learns", [True, False])
+def test_an_untied_head_learns_where_the_old_one_did(learns: bool) -> None:
+    model = Tied().requires_grad_(learns)
+    replace_embeddings(model, targets="encoder.tokens", heads="untie", **SIZES)
+    assert model.head.weight.requires_grad == learns
+
+
 def test_a_large_vocabulary_is_scored_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchdefine.adapt.heads.TOKENS_AT_ONCE", 7)
     model = Tied().double()

@@ -1,8 +1,9 @@
 import pytest
 import torch
+from torch import nn
 
 from torchdefine.adapt import UnitFitting, unit_table
-from torchdefine.adapt.unit_fitting import make_unit, start_as_projection
+from torchdefine.adapt.unit_fitting import _train, make_unit, start_as_projection
 from torchdefine.errors import UserError
 from torchdefine.inference import svd_table
 from torchdefine.inference.tables import as_weights
@@ -48,6 +49,25 @@ def test_fitting_beats_the_svd_it_starts_from(unit: str) -> None:
     assert all(torch.equal(tensor, made.state_dict()[name]) for name, tensor in again.state_dict().items())
     assert sum(p.numel() for p in again.parameters()) == again.num_values
     assert not any(parameter.requires_grad for parameter in made.parameters())
+
+
+class Constant(nn.Module):
+    """A unit that gives one vector for all rows, so the best that it can learn is their weighted mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.vector.expand(len(x), 1)
+
+
+def test_rows_that_are_drawn_too_often_count_for_less() -> None:
+    rows, weights = torch.ones(1_001, 1), torch.full((1_001,), 0.5 / 1_000)
+    rows[0], weights[0] = 0.0, 0.5  # one row is as heavy as all others together
+    unit, small = Constant(), nn.Parameter(torch.zeros(1_001, 1))
+    _train(small, unit, rows, torch.eye(1), weights, UnitFitting(steps=200, batch_size=256, lr=0.03), None)
+    assert float(unit.vector) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_packed_small_table_is_smaller_and_near() -> None:

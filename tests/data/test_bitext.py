@@ -1,4 +1,5 @@
 import gzip
+import hashlib
 import lzma
 from pathlib import Path
 
@@ -54,11 +55,30 @@ def test_pairs_come_back_as_they_were(tmp_path: Path, joint: bool) -> None:
     assert sentences(bitext, "valid") == wanted  # kept whole
     assert sentences(bitext, "train") == [*wanted[:3], wanted[4]]  # one empty, one too unequal
     assert bitext.left_out == 2
+    raw = "".join(f"{source}\n" for source, _ in sentences(bitext, "train")).encode()
+    header = bitext.splits["train"].source.header
+    assert (header.bytes, header.text_sha256) == (len(raw), hashlib.sha256(raw).hexdigest())
     assert bitext.tokenization.joint == joint
     again = encode_bitext(tmp_path, rules(joint=joint), tmp_path / "cache")
     assert again.folder == bitext.folder
     assert again.splits["train"].tokens_sha256 == bitext.splits["train"].tokens_sha256
     assert TokenizerPair.load(bitext.folder).sha256 == bitext.tokenization.sha256
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"source": "de", "target": "en"},
+        {"vocabulary_size": 310},
+        {"joint": False},
+        {"max_length": 10},
+        {"max_ratio": 1.0},
+    ],
+)
+def test_other_rules_are_encoded_anew(tmp_path: Path, changes: dict) -> None:
+    write(tmp_path)
+    first, other = (encode_bitext(tmp_path, one, tmp_path / "cache") for one in (rules(), rules(**changes)))
+    assert other.folder != first.folder
 
 
 def test_a_table_and_packed_parts_give_the_same_pairs(tmp_path: Path) -> None:

@@ -84,6 +84,14 @@ def test_missing_specials_are_added_and_saved(tmp_path: Path, foreign_file: Path
     assert (again.sha256, again.eos_id, len(again)) == (tokenizer.sha256, tokenizer.eos_id, 7)
 
 
+def test_a_sentence_holds_no_special_token_even_where_it_is_a_word() -> None:
+    words = {"<unk>": 0, "<eos>": 1, "<bos>": 2, "<pad>": 3, "the": 4, "end": 5}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = SubwordTokenizer(made.to_str())
+    assert tokenizer.encode_sentences(["the <eos> <bos> <pad> end", "the end"]) == [[4, 0, 0, 0, 5], [4, 5]]
+
+
 def test_ids_outside_are_refused(trained: SubwordTokenizer) -> None:
     assert trained.id("not a subword") == trained.unk_id
     for outside in (-1, len(trained)):

@@ -111,6 +111,24 @@ def test_narrow_beams_follow_the_book(world: int, size: int, longest: int, token
     assert [h.score for h in found] == pytest.approx([score for score, _ in wanted])
 
 
+def test_the_beam_stays_full_when_several_hypotheses_end_at_once() -> None:
+    told = {
+        (): [0, 0, 0, 0.4, 0.35, 0.25],
+        (3,): [0, 0, 0.9, 0.1, 0, 0],  # two of three end here
+        (4,): [0, 0, 0.9, 0.1, 0, 0],
+        (5,): [0, 0, 0, 0.4, 0.35, 0.25],
+        (5, 5): [0, 0, 1, 0, 0, 0],  # and only the third of the others ends at all
+    }
+
+    class Told(ToyModel):
+        def log_probs(self, prefix: tuple[int, ...]) -> Tensor:
+            return torch.tensor(told.get(prefix[2:], [0, 0, 0, 0.4, 0.3, 0.3]), dtype=torch.float64).log()
+
+    model, options = Told(6), BeamOptions(size=3, length_penalty=0, max_ratio=0, max_extra=4)
+    (found,) = beam_search(model, [[0]], TOKENS, options)
+    assert [h.ids for h in found] == [target for _, target in plain_beam(model, 0, 4, options)] == [[3], [4], [5, 5]]
+
+
 @given(
     world=st.integers(0, 10_000),
     size=st.integers(1, 6),
@@ -231,6 +249,11 @@ def test_sampling_at_temperature_0_is_greedy() -> None:
     model, sources = translator(), sentences(12)
     drawn = sample_targets(model, sources, TOKENS, SamplingOptions(0), BeamOptions(), range(12))
     assert [h[0].ids for h in drawn] == [h[0].ids for h in beam_search(model, sources, TOKENS, BeamOptions(1))]
+
+
+def test_what_is_forbidden_is_never_drawn() -> None:
+    (drawn,) = sample_targets(ToyModel(), [[0]], TOKENS, SamplingOptions(), BeamOptions(), [1], count=30)
+    assert {index for hypothesis in drawn for index in hypothesis.ids} == {3, 4}
 
 
 def test_draws_have_the_models_frequencies() -> None:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +12,14 @@ from hypothesis import strategies as st  # noqa: E402
 from torchdefine.build_translation import build_translator, loaded_facts, open_bitext  # noqa: E402
 from torchdefine.data import TokenizerPair  # noqa: E402
 from torchdefine.data.tokenizer import train_bpe_on  # noqa: E402
-from torchdefine.decoding import LongLine, TranslationOptions, score_translations, translate_lines  # noqa: E402
+from torchdefine.decoding import (  # noqa: E402
+    LongLine,
+    SamplingOptions,
+    TranslationOptions,
+    beam_search,
+    score_translations,
+    translate_lines,
+)
 from torchdefine.decoding.translation import cut_sentence  # noqa: E402
 from torchdefine.errors import UserError  # noqa: E402
 from torchdefine.models import Translator  # noqa: E402
@@ -69,6 +77,26 @@ def test_as_many_lines_come_out_as_go_in(untrained: tuple[Translator, TokenizerP
     assert seen[-1][0] == seen[-1][1]
     assert all(len(t.text.splitlines()) <= 1 for best in found for t in best)
     assert translate_lines(model, pair, [], 20) == []
+
+
+def test_no_translation_may_hold_padding_beginnings_or_unknown_words(
+    untrained: tuple[Translator, TokenizerPair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, pair = untrained
+    monkeypatch.setattr("torchdefine.decoding.translation.beam_search", search := Mock(wraps=beam_search))
+    translate_lines(model, pair, ["one"], 20)
+    tokens, target = search.call_args.args[2], pair.target
+    assert set(tokens.forbidden) == {target.pad_id, target.bos_id, target.unk_id}
+
+
+def test_draws_differ_from_line_to_line_and_from_seed_to_seed(untrained: tuple[Translator, TokenizerPair]) -> None:
+    def drawn(seed: int) -> list[str]:
+        options = TranslationOptions(sampling=SamplingOptions(), seed=seed)
+        return [best[0].text for best in translate_lines(*untrained, ["one two", "one two"], 20, options)]
+
+    once, again, other = drawn(1), drawn(1), drawn(2)
+    assert once == again
+    assert len({*once, *other}) == 4
 
 
 def test_scores_are_sacrebleus_with_their_signatures() -> None:

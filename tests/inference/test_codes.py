@@ -83,6 +83,17 @@ def test_learnt_codes_beat_product_quantisation_of_as_many_bytes() -> None:
     assert error(learnt, x) < error(yardstick, x)
 
 
+def test_learning_follows_the_weights() -> None:
+    signs = torch.tensor([1.0, -1.0]).repeat(50)
+    x, weights = torch.zeros(200, 2), torch.ones(200)
+    x[:100, 0], x[100:, 1] = signs, 2 * signs  # two entries cannot serve both halves
+    weights[:100] = 100
+    learning = CodeLearning(steps=100, batch_size=128, lr=0.1, rounds=0)
+    plain, weighted = (learn_code_rows(x, 1, 2, learning=learning, weights=given) for given in (None, weights))
+    assert (weighted.matrix()[:100] - x[:100]).square().mean() < 0.01
+    assert (plain.matrix()[:100] - x[:100]).square().mean() > 0.2
+
+
 def test_learning_depends_on_its_seed_alone_and_reports() -> None:
     x = clustered(200)
     calls: list[tuple[int, int]] = []

@@ -4,6 +4,7 @@ import torch
 from torchdefine.embedding import DefineUnit, DenseMLP, make_plan
 from torchdefine.inference import DenseRows, UnitRows, frequent_rows_table, svd_table
 from torchdefine.inference.factorised import principal_directions
+from torchdefine.inference.tables import as_weights
 
 
 @pytest.mark.parametrize("rank", [1, 5, 24])
@@ -23,6 +24,11 @@ def test_weighting_gives_the_least_weighted_error() -> None:
     _, s, _ = torch.linalg.svd(weights.double().sqrt()[:, None] * x.double())
     left_over = ((x - x @ directions.T @ directions).square().sum(-1) * weights).sum()
     torch.testing.assert_close(left_over.double(), s[6:].square().sum(), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_grow_more_slowly_than_counts() -> None:
+    weights = as_weights([0, 15, 255], torch.zeros(3, 2))
+    torch.testing.assert_close(weights, torch.tensor([1.0, 8.0, 64.0]) / 73)  # (count + 1) to the power of 3/4
 
 
 def test_frequent_rows_are_kept_whole() -> None:

@@ -1,3 +1,4 @@
+import math
 import os
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def test_a_step_weighs_every_target_token_alike(recipe: Recipe, bitext: Bitext) 
     assert float(step.summed_loss) == pytest.approx(float(total.detach()), rel=1e-5)
 
 
-def test_perplexity_counts_every_target_token_once(recipe: Recipe, bitext: Bitext) -> None:
+def test_perplexity_counts_every_target_token_once(recipe: Recipe, bitext: Bitext, bitext_folder: Path) -> None:
     model = build_translator(recipe, *trained_facts(bitext), bitext.tokenization.source.pad_id).double()
     pairs, tokenization = bitext.splits["valid"], bitext.tokenization
     found = evaluate_pairs(model, pairs, tokenization, batch_tokens=64)
@@ -111,6 +112,7 @@ def test_perplexity_counts_every_target_token_once(recipe: Recipe, bitext: Bitex
         tokens += target.shape[1]
     assert found.tokens == tokens
     assert found.loss == pytest.approx(total / tokens)
+    assert found.bits_per_byte == pytest.approx(total / math.log(2) / (bitext_folder / "valid.de").stat().st_size)
 
 
 @pytest.mark.slow
