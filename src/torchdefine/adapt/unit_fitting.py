@@ -14,13 +14,12 @@ from torchdefine.files import Progress
 from torchdefine.inference import CompactTable, UnitRows
 from torchdefine.inference.factorised import principal_directions
 from torchdefine.inference.quantised import stored_rows
+from torchdefine.inference.row_draws import RowDraws
 from torchdefine.inference.rows import DenseRows
 from torchdefine.inference.tables import Counts, TableLike, as_matrix, as_weights, centred
 from torchdefine.inference.transform import metric
 
 DEPTH = 3
-SAMPLED = 0.75
-"""Tokens are drawn by weight to this power, and what that leaves is in the loss: rare ones are seen, too."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +118,16 @@ def _train(
 ) -> None:
     """Weighted least squares, in the metric of what the model feels, over rows drawn by weight."""
     generator = torch.Generator(device=wanted.device).manual_seed(fitting.seed)
-    chances = weights.double() ** SAMPLED
-    ends = (chances / chances.sum()).cumsum(0)
-    left = (weights.double() / chances * chances.sum()).float()  # so that the loss is that of all rows
+    draws = RowDraws(weights, generator)
     groups: list[dict[str, Any]] = [{"params": [small], "lr": 3 * fitting.lr}, {"params": list(unit.parameters())}]
     optimizer = torch.optim.Adam(groups, fitting.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, fitting.steps)
     variance = (weights @ wanted.square()).sum()
     unit.requires_grad_(True)
     for step in range(fitting.steps):
-        draws = torch.rand(fitting.batch_size, dtype=torch.float64, device=wanted.device, generator=generator)
-        batch = torch.searchsorted(ends, draws).clamp(max=len(wanted) - 1)
+        batch = draws.draw(fitting.batch_size)
         error = unit(small[batch]) @ felt - wanted[batch]  # (B, m)
-        loss = (error.square().sum(-1) * left[batch]).mean() / variance
+        loss = (error.square().sum(-1) * draws.left[batch]).mean() / variance
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

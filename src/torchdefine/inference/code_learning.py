@@ -18,6 +18,7 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.inference.code_refinement import refine_codes
 from torchdefine.inference.codes import CodedRows
+from torchdefine.inference.row_draws import RowDraws
 
 ROWS_AT_ONCE = 16_384
 
@@ -115,14 +116,15 @@ def _learn(rows: Tensor, mass: Tensor, learner: CodeLearner, learning: CodeLearn
     learner.to(rows.device)
     optimizer = torch.optim.Adam(learner.parameters(), lr=learning.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, learning.steps)
+    draws = RowDraws(mass / len(rows), device_generator)
     held = torch.randperm(len(rows), device=rows.device, generator=device_generator)[:4_096]
     best, best_error, waited = learner.state_dict(), math.inf, 0
     for step in range(learning.steps):
         cooled = step / learning.steps
         temperature = learning.temperature * (learning.last_temperature / learning.temperature) ** cooled
-        batch = torch.randint(len(rows), (learning.batch_size,), device=rows.device, generator=device_generator)
+        batch = draws.draw(learning.batch_size)
         error = (learner(rows[batch], temperature, device_generator) - rows[batch]).square().mean(-1)
-        loss = (error * mass[batch]).mean()
+        loss = (error * draws.left[batch]).mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
