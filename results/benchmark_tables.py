@@ -189,7 +189,9 @@ def write_front_page(record: dict[str, Any]) -> None:
     said = (
         f"Whole steps on one {hardware(record)} in bfloat16, all in one run: forward, backward, clipping, optimiser; "
         "[results/benchmarks](results/benchmarks/README.md#steps) has the spreads, and what the plain loops are is in "
-        "[docs/benchmarks.md](docs/benchmarks.md).\n\n"
+        "[docs/benchmarks.md](docs/benchmarks.md): neither compiled nor recorded, so the processor that launches their "
+        "kernels decides much of their time. DeFINE stands beside the projective, the adaptive and the full tables of "
+        "these models; recorded steps are compared.\n\n"
     )
     write_between_marks(HERE.parent / "README.md", "speed", said + "\n".join(lines))
 

@@ -116,7 +116,11 @@ def pair_cells(pair: dict[str, Any], rows: dict[str, Runs], apart: float | None)
     valid, test = (difference(one, other, f"{split}_perplexity") for split in ("valid", "test"))
     published = published_test(one[0]), published_test(other[0])
     papers = "–" if None in published else f"{published[0] / published[1] - 1:+.1%}"
+    if "not_judged" in pair:
+        return [f"{valid:+.1%}", f"{test:+.1%}", papers, f"not judged: {pair['not_judged']}"]
     seen = verdict(test, pair.get("no_worse", False), apart)
+    if seen == "yes" and "but" in pair:
+        seen += f", but {pair['but']}"
     seen += held_back(pair["row"], one) + held_back(pair["against"], other)
     return [f"{valid:+.1%}", f"{test:+.1%}", papers, seen]
 
@@ -136,17 +140,25 @@ def verdict(test: float, no_worse: bool, apart: float | None) -> str:
     if apart is None:
         return "no row has two seeds to judge by"
     if no_worse:
-        return "yes" if test <= max(NO_WORSE, SEEDS_APART * apart) else "no"
+        return "yes" if test <= no_worse_by(apart) else "no"
     if abs(test) <= SEEDS_APART * apart:
         return "too near to tell"
     return "yes" if test < 0 else "no: the opposite"
 
 
+def no_worse_by(apart: float) -> float:
+    """How much higher a row may be that should do no worse than another."""
+    return max(NO_WORSE, SEEDS_APART * apart)
+
+
 def how_it_is_judged(apart: float | None) -> str:
     known = "no row has run with two seeds yet" if apart is None else f"here {apart:.1%}"
+    at_most = f", by no more than {no_worse_by(apart):.1%}" if apart is not None else ""
     return (
         "Differences are between perplexities, the means over seeds, and below zero where the row does better. One "
         f"counts that is more than {SEEDS_APART} times as large as the largest between two seeds of one row ({known}), "
-        f"which few seeds measure badly; where a row need only do no worse, {NO_WORSE:.0%} does not count either. "
-        "Training is far shorter than the paper's: what is not seen here may come with more of it."
+        'which few seeds measure badly. Where a row need only do no worse, "yes" says that it is not seen to '
+        f"be{at_most}. Steps are called clipped whose gradient was above the limit, of those that were logged after "
+        "the first tenth; at rate 10 that was not recorded. Training is far shorter than the paper's: what is not seen "
+        "here may come with more of it, and what is seen may go."
     )

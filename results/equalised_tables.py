@@ -20,7 +20,14 @@ def equalised_section(folder: Path) -> str:
         "Models of minutes on a CPU, on the shipped text, equal but for what each row says: where "
         "[equalised units](../docs/evidence.md#does-the-unit-learn-too-fast) come from, and no test of them."
     )
-    return f"## Equalised units in small models\n\n{introduction}\n\n{equalised_table(folder)}\n"
+    table = equalised_table(folder)
+    return f"## Equalised units in small models\n\n{introduction}\n\n{table}\n\n{commits(folder)}\n"
+
+
+def commits(folder: Path) -> str:
+    found = sorted({short(read_json(path)["commit"]) for path in folder.glob("*.json")})
+    changed = " One that ends in -changed had changes that were not committed." if "-changed" in "".join(found) else ""
+    return f"Commits {', '.join(found)}.{changed}"
 
 
 def equalised_table(folder: Path) -> str:
@@ -59,3 +66,8 @@ def numbers(runs: list[Run]) -> list[str]:
     found = valids(runs)
     spread = f"{min(found):.1f} – {max(found):.1f}" if len(runs) > 1 else "–"
     return [str(len(runs)), f"{mean(found):.1f}", spread, f"{mean(run['test_perplexity'] for run in runs):.1f}"]
+
+
+def short(commit: str) -> str:
+    whole, _, changed = commit.partition("-")
+    return f"{whole[:12]}-{changed}" if changed else whole[:12]

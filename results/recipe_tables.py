@@ -8,6 +8,7 @@ from pathlib import Path
 from curves import draw_curves
 
 from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.recipe.recipe import SECTIONS
 from torchdefine.recipe.settings import to_plain
 
 DEFAULTS = to_plain(Recipe())
@@ -97,14 +98,16 @@ def origin_facts(result: dict) -> list[str]:
 
 
 def changes(result: dict) -> str:
-    """What was set otherwise than in the recipe."""
+    """What was set otherwise than in the recipe as it is now."""
+    recipe = to_plain(load_recipe(result["recipe"]))
     changed = [
-        f"{section}.{name} {value}"
-        for section, values in result["overrides"].items()
-        for name, value in values.items()
+        f"{section}.{name} {json.dumps(setting(result, section, name))}"
+        for section in SECTIONS
         if section != "data"
+        for name in result["settings"].get(section, {}).keys() | recipe.get(section, {}).keys()
+        if setting(result, section, name) != setting({"settings": recipe}, section, name)
     ]
-    return f"with {', '.join(changed)}" if changed else ""
+    return f"with {', '.join(sorted(changed))}" if changed else ""
 
 
 def scoring(result: dict) -> str:

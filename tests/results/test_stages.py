@@ -549,7 +549,7 @@ def test_every_pair_of_a_claim_is_of_rows_that_a_stage_has() -> None:
         for pair in claim["pairs"]:
             names = {row["name"] for row in run_stage.read_stage(pair["stage"])["rows"]}
             assert {pair["row"], pair["against"]} <= names, claim["says"]
-            assert pair.keys() <= {"stage", "row", "against", "no_worse"}
+            assert pair.keys() <= {"stage", "row", "against", "no_worse", "but", "not_judged"}
 
 
 def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
@@ -573,7 +573,12 @@ def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
     keep("decisive", "R2 and a projection", seed=1, test_perplexity=100.0, valid_perplexity=100.0)
     assert table_rows(tuned)["R3", "R2 and a projection"][-1] == "yes"
     assert "5.0%" in claims.claims_table(tuned)
-    assert "- DeFINE is better than an adaptive table: 13 of 16 pairs of rows." in claims.claims_table(tuned)
+    assert "- DeFINE is better than an adaptive table: 15 of 18 pairs of rows." in claims.claims_table(tuned)
+    keep("decisive", "R2", seed=1, test_perplexity=120.0, valid_perplexity=95.0)
+    assert table_rows(tuned)["R3", "R2"][-1] == "yes, but R2 is not scaled"
+    for name in ("HGT", "linear"):
+        keep("ablation", name, seed=1, test_perplexity=100.0, valid_perplexity=100.0)
+    assert "| +0.0% | +0.0% | -0.7% | not judged: linear sees the input again |" in claims.claims_table(tuned)
     broken = tuned / "decisive" / "R2-1.json"
     broken.write_text(json.dumps({**json.loads(broken.read_text()), "diverged": "at once"}))
     assert table_rows(tuned)["R3", "R2"] == ["diverged"] * 4
