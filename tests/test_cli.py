@@ -114,6 +114,28 @@ def test_params_counts_with_another_text_and_for_a_run(
     assert_refused(torchdefine("params", "tatoeba/laptop", "--data", corpus), "leave --data out")
 
 
+def test_params_shows_published_numbers_beside_the_published_model_alone(
+    torchdefine: Command, recipe_file: Path, tmp_path: Path
+) -> None:
+    def shown(*arguments: str | Path) -> float | None:
+        return json.loads(torchdefine("params", *arguments, "--json").stdout)["published_total"]
+
+    (recipe := tmp_path / "published.yaml").write_text(f"{recipe_file.read_text()}published: {{total: 3}}\n")
+    train(recipe, out=tmp_path / "same")
+    train(recipe, out=tmp_path / "changed", embedding={"depth": 4}, train={"steps": 2})
+    assert shown(recipe) == shown(tmp_path / "same") == 3
+    assert shown(recipe, "--embedding.depth", "4") is None
+    assert shown(tmp_path / "changed") is None
+
+
+def test_a_plot_is_drawn_as_it_was_asked_for(torchdefine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("torchdefine.analysis.plots.draw", lambda kind, *_, **how: asked.append((kind, how)) or [])
+    assert torchdefine("plot", "maps", "run", "--centred", "--out", "x.svg").returncode == 0
+    assert torchdefine("plot", "curves", "run", "--by", "step", "--out", "x.svg").returncode == 0
+    assert asked == [("maps", {"by": "tokens", "centred": True}), ("curves", {"by": "step", "centred": False})]
+
+
 def test_recipes_lists_a_group(torchdefine: Command) -> None:
     names = [row["name"] for row in json.loads(torchdefine("recipes", "demo", "--json").stdout)]
     bands = ["demo/adaptive-define", "demo/adaptive-projection", "demo/adaptive-scaled"]

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -45,9 +46,10 @@ def test_error_leaves_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_full_disk_is_the_machines_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_is_the_machines_failure(tmp_path: Path, number: int) -> None:
     with pytest.raises(MachineError, match="disk is full"), atomic_file(tmp_path / "file"):
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
     assert not list(tmp_path.iterdir())
 
 
@@ -61,6 +63,33 @@ def test_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             check(target)
         check(tmp_path / "new" / "below")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_place_that_nobody_may_write_to_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # who runs the tests as root may write anywhere
+    for check in (check_writable, check_new_folder):
+        with pytest.raises(UserError, match=r"new could not be written \(Permission denied\): choose a folder"):
+            check(tmp_path / "new")
+
+
+def test_nothing_but_a_file_is_replaced_by_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "device")
+    (tmp_path / "folder").mkdir()
+    for name in ("device", "folder"):
+        with pytest.raises(UserError, match="is a folder or a device"), atomic_file(tmp_path / name):
+            pass
+    assert (tmp_path / "device").is_fifo()
+
+
+def test_nothing_but_an_empty_folder_is_replaced_by_one(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    check_new_folder(tmp_path / "folder")
+    (tmp_path / "folder" / "file").write_text("mine")
+    for taken in (tmp_path / "folder", tmp_path / "folder" / "file"):
+        with pytest.raises(UserError, match="exists already and is not empty"):
+            check_new_folder(taken)
 
 
 def test_a_lack_of_memory_is_not_blamed_on_the_file(tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ def runs(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Pa
     return [folder / "seed-1", folder / "seed-2"]
 
 
+def of_training(result: dict[str, Any]) -> int:
+    return result["data"]["splits"]["train"]["tokens"]
+
+
 def test_equal_runs_compare_without_warnings_and_the_best_is_marked(runs: list[Path]) -> None:
     comparison = compare_runs(runs)
     assert comparison.warnings == []
@@ -54,6 +58,7 @@ def test_a_run_alone_is_not_the_best_one(runs: list[Path]) -> None:
     [
         (lambda r: r.update(tokens=1), "different numbers of tokens"),
         (lambda r: r["data"]["splits"]["train"].update(text_sha256="x"), "trained on different texts"),
+        (lambda r: r["data"]["splits"]["train"].update(tokens=round(0.98 * of_training(r))), "are not as much text"),
     ],
 )
 def test_unequal_runs_are_called_so(runs: list[Path], change: Callable[[Any], None], words: str) -> None:
@@ -68,6 +73,7 @@ def test_unequal_runs_are_called_so(runs: list[Path], change: Callable[[Any], No
     [
         (lambda r: r["data"].update(vocabulary_sha256="x"), "different vocabularies, so their perplexities do not"),
         (lambda r: r["data"]["splits"]["test"].update(text_sha256="x"), "evaluated on different texts"),
+        (lambda r: r["data"]["splits"]["valid"].update(text_sha256="x"), "evaluated on different texts"),
         (lambda r: r["evaluation"]["test"].update(protocol="x"), "different protocols"),
         (lambda r: r["evaluation"]["valid"].update(protocol="x"), "different protocols"),
     ],
@@ -277,6 +283,9 @@ def test_settings_that_differ_beside_the_embedding_are_named(runs: list[Path]) -
     many = dataclasses.replace(second, recipe=dataclasses.replace(recipe, context=context))
     (warning,) = Comparison([first, many]).warnings
     assert warning.endswith(" and 1 more.")
+    batches = dataclasses.replace(second.recipe, train=dataclasses.replace(second.recipe.train, batch_size=8))
+    other = dataclasses.replace(second, recipe=batches)
+    assert Comparison([first, other]).warnings == [f"{sentence}train.batch_size (4, 8)."]
 
 
 def test_a_translator_beside_a_language_model(runs: list[Path]) -> None:
@@ -299,6 +308,13 @@ def test_an_unfinished_run_is_shown_as_such(runs: list[Path], recipe_file: Path,
     assert column(comparison, "valid")[2] == f"{comparison.runs[2].perplexity('valid'):,.2f}"  # and never the best
     assert "early is not finished: its log ends at step 7" in comparison.warnings[-1]
     assert [run["finished"] for run in comparison.to_dict()["runs"]] == [True, True, False]
+    for reached in (1.0, comparison.best["valid"]):
+        valid = [{"step": 5, "perplexity": reached}, {"step": 10, "perplexity": 99.0}]
+        early = dataclasses.replace(comparison.runs[2], valid=valid)
+        *finished, unfinished = column(Comparison([*comparison.runs[:2], early]), "valid")
+        assert sorted(cell.endswith("*") for cell in finished) == [False, True]
+        assert unfinished == f"{reached:.2f}"
+        assert marks(Comparison([comparison.runs[0], early])) == []
 
 
 def test_a_perplexity_that_is_not_finite_is_called_so(runs: list[Path], tmp_path: Path) -> None:
@@ -309,6 +325,7 @@ def test_a_perplexity_that_is_not_finite_is_called_so(runs: list[Path], tmp_path
     assert comparison.runs[1].perplexity("test") == math.inf
     assert column(comparison, "test")[1] == "not finite"
     assert column(comparison, "test")[0].endswith("*")
+    assert marks(compare_runs([tmp_path / "infinite"] * 2)) == ["valid"]
 
 
 def column(comparison: Comparison, name: str) -> list[str]:

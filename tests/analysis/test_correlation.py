@@ -87,6 +87,23 @@ def test_groups_are_blocks_of_the_layers_map() -> None:
     assert float(between[0, 1]) == pytest.approx(0.9 / 9)
     assert float(between[0, 0]) == pytest.approx(2 * 0.5 / 6)
     assert float(between[1, 1]) == pytest.approx(0, abs=1e-12)
+    of_two = CorrelationMap("layer 2", cosines, groups=3).between_groups()
+    assert of_two.diagonal().tolist() == pytest.approx([0.5, 0, 0])
+
+
+def picture(first: float, second: float) -> CorrelationMap:
+    """Of three dimensions, the first of which has these cosines to the others."""
+    cosines = torch.eye(3, dtype=torch.float64)
+    cosines[0, 1:] = cosines[1:, 0] = torch.tensor([first, second], dtype=torch.float64)
+    return CorrelationMap("three", cosines)
+
+
+def test_numbers_are_of_the_picture_without_signs() -> None:
+    one = picture(0.5, 0)
+    assert one.distance(picture(-0.5, 0)) == 0
+    assert one.distance(picture(0, 0.5)) == pytest.approx(4 * 0.5 / 9)  # more here does not make up for less there
+    assert [one.share_above(threshold) for threshold in (0.25, 0.5)] == pytest.approx([2 / 6, 0])
+    assert picture(-0.5, 0).share_above(0.25) == pytest.approx(2 / 6)
 
 
 def test_distance_is_zero_to_itself_and_refuses_other_widths() -> None:

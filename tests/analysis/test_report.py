@@ -7,6 +7,7 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +16,17 @@ from hypothesis import strategies as st
 
 from tests.training.test_loop import StopAt
 from torchdefine import load_run, train
+from torchdefine.analysis.correlation import CorrelationMap
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours, readable_token
 from torchdefine.analysis.pictures import curve_figure, parameter_figure, readable_ticks, undrawn_curves
 from torchdefine.analysis.plots import draw
 from torchdefine.analysis.report import ReportOptions, write_report
-from torchdefine.analysis.run_summary import summarise
+from torchdefine.analysis.report_maps import _reference, layout_rows
+from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.data import Vocabulary
 from torchdefine.data.tokenizer import train_bpe_on
 from torchdefine.errors import UserError
+from torchdefine.recipe.sections import EmbeddingSettings
 from torchdefine.training import Interrupted
 
 
@@ -209,6 +213,29 @@ def test_a_run_that_is_not_drawn_is_named_with_the_reason(runs: dict[str, Path])
     assert {sentence.rstrip(".") for sentence in sentences} < set(legend)
     assert "standard" in legend
     assert curve_figure([infinite]).axes[0].get_legend() is not None
+
+
+def test_maps_stand_by_kind_and_width_and_are_compared_with_a_standard_table(runs: dict[str, Path]) -> None:
+    (summary,) = summarise([runs["standard"]])
+
+    def run(name: str, **embedding: Any) -> RunSummary:
+        recipe = dataclasses.replace(summary.recipe, embedding=EmbeddingSettings(**embedding))
+        return dataclasses.replace(summary, name=name, recipe=recipe)
+
+    shown = [
+        run("projective", map="projective"),
+        run("wide", map_dim=64),
+        run("narrow", map_dim=16),
+        run("mlp", unit="mlp"),
+        run("define", unit="define"),
+    ]
+    maps = {one.name: CorrelationMap(one.name, torch.eye(3)) for one in shown}
+    assert [(kind, [one.name for one in row]) for kind, row in layout_rows(shown, maps)] == [
+        ("Standard", ["narrow", "wide"]),
+        ("Projected", ["projective", "mlp"]),
+        ("DeFINE", ["define"]),
+    ]
+    assert _reference(shown, maps) is maps["wide"]
 
 
 def test_a_smoothed_training_loss_is_not_drawn_as_a_perplexity(runs: dict[str, Path]) -> None:

@@ -58,6 +58,7 @@ def test_an_empty_share_changes_nothing_and_streams_keep_their_own_memory(run: R
     assert run.evaluate("valid", batch_size=3, cache=NeuralCache(share=0.0)).loss == pytest.approx(plain.loss, rel=1e-6)
     cached = run.evaluate("valid", batch_size=3, cache=NeuralCache(20, 1.0, 0.1))
     assert cached.loss != pytest.approx(plain.loss, rel=1e-6)
+    assert cached.protocol == f"{plain.protocol}, {NeuralCache(20, 1.0, 0.1)}"
     assert cached.loss == pytest.approx(
         run.evaluate("valid", batch_size=3, length=5, cache=NeuralCache(20, 1.0, 0.1)).loss
     )

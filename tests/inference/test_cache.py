@@ -73,8 +73,16 @@ def test_one_changed_weight_makes_it_stale(run_copy: Path, capsys: pytest.Captur
         assert "was made from other weights than the run has now" in capsys.readouterr().err
     assert command("cache", str(run_copy), "--dtype", "fp16") == 0
     assert "cache.safetensors" in capsys.readouterr().out
+    assert load_file(run_copy / "best" / "cache.safetensors")["table"].dtype == torch.float16
     assert command("eval", str(run_copy), "--cached", "--json") == 0
     assert json.loads(capsys.readouterr().out)["perplexity"] > 1
+
+
+def test_every_checkpoint_has_a_cache_of_its_own(run_copy: Path) -> None:
+    (run_copy / "best" / "cache.safetensors").unlink()
+    assert command("cache", str(run_copy), "--checkpoint", "last") == 0
+    assert [path.parent.name for path in run_copy.glob("*/cache.safetensors")] == ["last"]
+    assert command("eval", str(run_copy), "--checkpoint", "last", "--cached") == 0
 
 
 def test_missing_cut_and_foreign_files_are_refused(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

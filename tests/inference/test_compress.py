@@ -1,3 +1,4 @@
+import argparse
 import json
 import shutil
 from dataclasses import replace
@@ -9,10 +10,12 @@ import torch
 from torchdefine import DeFINE, load_run, train
 from torchdefine.cli import main
 from torchdefine.cli.inference import METHODS as OFFERED
+from torchdefine.cli.inference import _compression
 from torchdefine.embedding import StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.inference import CodeLearning, Compression, compress_embedding
 from torchdefine.inference.compress import METHODS, codes_bytes
+from torchdefine.inference.tables import as_weights, lost_variance
 from torchdefine.training.checkpoint import read_checkpoint, write_checkpoint
 
 QUICK = CodeLearning(steps=60, rounds=3)
@@ -108,9 +111,16 @@ def test_from_the_command_line(run_copy: Path, capsys: pytest.CaptureFixture[str
     (facts,) = json.loads(capsys.readouterr().out)["files"].values()
     assert facts["method"] == "svd"
     assert 0 < facts["lost"] < 1
+    assert 0 < facts["lost_by_frequency"] < 1
     assert command("eval", str(run_copy), "--compressed", "--json") == 0
     assert json.loads(capsys.readouterr().out)["perplexity"] > 1
     assert command("generate", str(run_copy), "--compressed", "--length", "5") == 0
+
+
+def test_the_command_packs_as_it_was_asked_to() -> None:
+    options = {"method": "codes", "budget": "20KB", "codebooks": None, "entries": 8, "steps": 30, "seed": 7}
+    expected = Compression("codes", entries=8, learning=CodeLearning(steps=30, seed=7), budget=20_000)
+    assert _compression(argparse.Namespace(**options)) == expected
 
 
 def test_one_changed_weight_makes_it_stale(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +178,35 @@ def test_a_budget_is_kept_and_mostly_spent(method: str) -> None:
     for wrong, sentence in ((10, "fits? 10 bytes|are too few"), (10**6, "take 76,800: ask for less")):
         with pytest.raises(UserError, match=sentence):
             compress_embedding(embedding, replace(how, budget=wrong), counts=[1] * 600)
+
+
+@pytest.mark.parametrize("method", ["codes", "product-codes", "svd", "bits"])
+def test_counts_put_precision_where_it_is_read(method: str) -> None:
+    torch.manual_seed(0)
+    embedding = DeFINE(600, 32, map_dim=16, expand_dim=64)
+    how = Compression(method, codebooks=8, learning=QUICK)
+    counts = torch.tensor([10_000] * 30 + [1] * 570)
+    plain, weighted = (compress_embedding(embedding, how, counts=given) for given in (None, counts))
+    matrix = embedding.table()
+    assert weighted.lost_by_frequency is not None
+    assert weighted.lost_by_frequency < 0.9 * lost_variance(plain.table, matrix, as_weights(counts, matrix, power=1.0))
+
+
+def test_codes_learn_as_long_as_they_are_told_to() -> None:
+    torch.manual_seed(0)
+    embedding = DeFINE(600, 32, map_dim=16, expand_dim=64)
+    hasty, quick = (
+        compress_embedding(embedding, Compression("codes", 8, learning=learning)).lost
+        for learning in (CodeLearning(steps=1, rounds=1), QUICK)
+    )
+    assert quick < hasty
+
+
+def test_product_codes_are_those_that_lose_less_of_the_ways_that_fit() -> None:
+    torch.manual_seed(0)
+    embedding = DeFINE(600, 32, map_dim=16, expand_dim=64)
+    few, many = (compress_embedding(embedding, Compression("product-codes", budget=size)) for size in (14_000, 60_000))
+    assert many.lost < few.lost / 2  # 256 entries a codebook fit as well, not only 16
 
 
 def test_how_is_a_compression_and_a_budget_a_size(run_folder: Path) -> None:

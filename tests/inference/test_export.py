@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,18 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from torchdefine import load_run, train
+from torchdefine import DeFINE, load_run, train
 from torchdefine.cli import main
 from torchdefine.data import DOWNLOADABLE, SHIPPED, SHIPPED_BITEXTS, licence_of
 from torchdefine.errors import MachineError, UserError
+from torchdefine.inference import Compression, compress_embedding
 from torchdefine.inference import export as export_file
+from torchdefine.inference.export import file_facts
 from torchdefine.inference.export_formats import FORMATS, OLDEST_TORCH
 from torchdefine.inference.exported import check_export, load_export
+from torchdefine.inference.model_card import _is_rounded
+from torchdefine.recipe import load_recipe
+from torchdefine.run.exporting import _without_paths
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH, reason="needs a newer torch, as exporting does"
@@ -139,6 +145,7 @@ def test_onnx_by_the_command_line(run_folder: Path, tmp_path: Path, capsys: pyte
     card = (out / "README.md").read_text()
     assert "whose finished vectors are looked up" in card
     assert "Finished vectors are kept in bfloat16" in card
+    assert "They were measured with vectors computed in float32, not with the rounded ones that are here." in card
     assert b"torchdefine/" not in (out / "step.onnx").read_bytes()
     assert command("export", "--check", out) == 0
     printed = capsys.readouterr().out
@@ -271,8 +278,30 @@ def test_an_unfinished_run_and_other_weights_say_so(run_folder: Path, tmp_path: 
     assert "These are the numbers of the run's best weights" in card
     assert "| test | perplexity | not finite |" in card
     (tmp_path / "run" / "result.json").unlink()
+    run.recipe = replace(run.recipe, data=replace(run.recipe.data, corpus="wikitext-2-shuffled"))
     run.export(tmp_path / "unfinished")
-    assert "it was not finished when it was exported" in (tmp_path / "unfinished" / "README.md").read_text()
+    card = (tmp_path / "unfinished" / "README.md").read_text()
+    assert "it was not finished when it was exported" in card
+    assert str(licence_of("wikitext-2-shuffled")) in card
+
+
+def test_vectors_that_the_numbers_were_not_measured_with_are_rounded() -> None:
+    embedding = DeFINE(50, 24, map_dim=16, expand_dim=64).eval()
+    exact = embedding.table()
+    packed = compress_embedding(embedding, Compression("int8")).table
+    for looked_up, rounded in ((None, False), (exact, False), (exact.bfloat16(), True), (packed, True)):
+        embedding.look_up(looked_up)
+        assert _is_rounded(embedding) is rounded
+
+
+def test_no_path_of_the_trainers_machine_leaves_it() -> None:
+    places = {
+        "data": {"corpus": "/home/me/text", "tokenizer": "/home/me/bpe.json"},
+        "train": {"start_from": "/home/me/x"},
+    }
+    settings = yaml.safe_load(_without_paths(load_recipe("demo/standard", places)).to_yaml())
+    found = settings["data"]["corpus"], settings["data"]["tokenizer"], settings["train"]["start_from"]
+    assert found == ("text", "bpe.json", "x")
 
 
 @pytest.mark.slow
@@ -324,6 +353,23 @@ def test_check_refuses_a_record_that_was_edited(copied: Path, edit: dict, capsys
     (copied / "export.json").write_text(json.dumps({**facts, **edit}))
     assert command("export", "--check", copied) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_files_outside_the_folder_are_not_part_of_an_export(copied: Path) -> None:
+    (outside := copied.parent / "letter.txt").write_text("somebody's")
+    facts = json.loads((copied / "export.json").read_text())
+    facts["files"]["../letter.txt"] = file_facts(copied.parent)[outside.name]
+    (copied / "export.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match="files outside the folder"):
+        load_export(copied)
+
+
+def test_check_refuses_a_program_that_gives_something_else_than_was_promised(copied: Path) -> None:
+    facts = json.loads((copied / "export.json").read_text())
+    facts["programs"]["step"]["outputs"][0]["shape"] = ["batch", 61]
+    (copied / "export.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=r"The program step in .* gives log_probs of \(1, 62\) .* instead of \(1, 61\)"):
+        check_export(copied)
 
 
 def test_places_that_cannot_be_made_anew_are_refused(

@@ -22,7 +22,8 @@ from torchdefine.context import (
 )
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.inference import CodeLearning, Compression, compress_embedding, export_formats
-from torchdefine.inference.export_check import CHECKED_AT, TOLERANCE, check_program
+from torchdefine.inference.export import _on_the_cpu
+from torchdefine.inference.export_check import CHECKED_AT, TOLERANCE, _difference, check_program, wrong_outputs
 from torchdefine.inference.export_formats import FORMATS, OLDEST_TORCH, TRACED_AT, Runner, trace
 from torchdefine.inference.export_programs import DTYPES, Port, Program, programs_of
 from torchdefine.models import LanguageModel, Translator
@@ -224,6 +225,40 @@ def test_a_program_that_is_wrong_is_found_out() -> None:
     assert embedding.name == "embedding"
 
 
+@pytest.mark.parametrize(
+    ("found", "difference"),
+    [
+        ([[0.5, 200.0], [7]], 0.0),
+        ([[0.5 + 2**-12, 200.0], [7]], 2**-12),
+        ([[0.5, 200.5], [7]], 0.5 / 200),
+        ([[0.5, 200.0], [8]], torch.inf),
+    ],
+)
+def test_the_largest_difference_is_in_proportion_above_one_alone(found: list[list[float]], difference: float) -> None:
+    expected = [torch.tensor([0.5, 200.0]), torch.tensor([7]), torch.ones(3)]
+    assert _difference([*map(torch.tensor, found), torch.ones(3)], expected) == pytest.approx(difference)
+
+
+def test_outputs_that_were_not_promised_are_named() -> None:
+    ports = [Port("log_probs", ("batch", 2))]
+    for outputs, words in (
+        ([torch.ones(1, 2)], ""),
+        ([], "0 outputs instead of 1"),
+        ([torch.ones(1, 3)], "log_probs of (1, 3) torch.float32 instead of (1, 2) float32"),
+        ([torch.ones(1, 2).long()], "log_probs of (1, 2) torch.int64 instead of (1, 2) float32"),
+        ([torch.tensor([[1.0, torch.nan]])], "numbers in log_probs that are not finite"),
+    ):
+        assert wrong_outputs(outputs, ports, CHECKED_AT[0]) == words
+
+
+def test_a_model_in_training_is_exported_as_it_evaluates() -> None:
+    model = adaptive_define_lstm().train()
+    copied = _on_the_cpu(model)
+    assert not copied.training
+    assert model.training
+    assert _on_the_cpu(copied) is copied
+
+
 def test_a_program_keeps_only_the_weights_that_it_uses() -> None:
     encoder, decoder = (trace(program) for program in programs_of(build("shared_translator")))
     assert not any(".output." in name for name in encoder.state_dict)
@@ -291,8 +326,6 @@ def test_large_weights_lie_beside_an_onnx_program(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.gpu
 def test_a_model_on_a_gpu_is_exported_from_the_cpu() -> None:
-    from torchdefine.inference.export import _on_the_cpu
-
     model = adaptive_define_lstm().cuda()
     copied = _on_the_cpu(model)
     assert {p.device.type for p in copied.parameters()} == {"cpu"}

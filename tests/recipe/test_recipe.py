@@ -14,6 +14,7 @@ from torchdefine.cli.recipe_page import recipe_page
 from torchdefine.context import TransformerXL
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
+from torchdefine.output import FullSoftmax
 from torchdefine.recipe import Recipe, load_recipe, recipe_names
 from torchdefine.recipe.effects import implied_settings, settings_without_effect
 from torchdefine.recipe.settings import explain, to_plain
@@ -220,11 +221,16 @@ def test_bands_of_an_untied_output_go_by_frequency_too(device: str) -> None:
         assert ranks.tolist() == list(reversed(range(100)))
 
 
+def test_an_untied_full_output_goes_with_an_adaptive_map() -> None:
+    recipe = load_recipe("demo/adaptive-define", {"output": {"kind": "full", "tied": False}})
+    with torch.device("meta"):
+        assert isinstance(build_language_model(recipe, VocabularyFacts(9000)).output, FullSoftmax)
+
+
 def test_own_parts_are_registered_by_name() -> None:
     from torchdefine import register_context, register_embedding, register_output
     from torchdefine.context import LSTM
     from torchdefine.embedding import StandardMap, TokenEmbedding
-    from torchdefine.output import FullSoftmax
 
     def embedding(settings, vocabulary):
         return TokenEmbedding(StandardMap(vocabulary.size, settings.options["width"]))
@@ -395,11 +401,15 @@ def test_settings_without_effect_are_those_that_change_neither_model_nor_loss(
         "embedding.activation": "relu",
         "embedding.cutoffs": (60, 110),
         "embedding.division": 2,
+        "embedding.scaled": True,
         "context.hidden_dim": 64,
+        "context.hidden_dropout": 0.3,
         "context.inner_dim": 64,
+        "context.attention_dropout": 0.3,
         "context.recurrent_dropout": 0.3,
         "output.cutoffs": (60, 110),
         "output.components": 3,
+        "output.latent_dropout": 0.3,
         "output.bias": False,
     }
     before, without_effect = size_and_loss(recipe), settings_without_effect(recipe)
@@ -409,6 +419,44 @@ def test_settings_without_effect_are_those_that_change_neither_model_nor_loss(
             recipe, **{section: dataclasses.replace(getattr(recipe, section), **{name: value})}
         )
         assert (size_and_loss(changed) == before) == (dotted in without_effect), dotted
+
+
+def test_a_layer_that_gives_what_the_output_takes_has_no_width_of_its_own() -> None:
+    for tied, output_dim, idle in ((False, None, False), (False, 32, True), (True, None, True)):
+        changes = {"output": {"tied": tied}, "context": {"layers": 1, "output_dim": output_dim}}
+        unused = settings_without_effect(load_recipe("demo/standard", changes))
+        assert ("context.hidden_dim" in unused) is idle
+
+
+def test_a_scale_takes_the_place_of_the_root_of_the_width() -> None:
+    assert "embedding.scaled" in settings_without_effect(load_recipe("demo/standard", {"embedding": {"scale": 2.0}}))
+
+
+WORDS, ADAM = {"data.min_count", "data.max_size"}, {"optim.beta1", "optim.beta2"}
+READ_BY_SOME = {
+    *(WORDS | ADAM | {"optim.momentum", "optim.stall_patience"}),
+    *(f"schedule.{name}" for name in ("noam_width", "drops", "factor", "patience", "decay_from", "final_ratio")),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "read"),
+    [
+        ({}, WORDS | ADAM),
+        ({"data": {"tokenizer": "bpe.json"}}, ADAM),
+        ({"optim": {"optimizer": "sgd"}}, WORDS | {"optim.momentum"}),
+        ({"optim": {"averaging": "stalled"}}, WORDS | ADAM | {"optim.stall_patience"}),
+        ({"train": {"stop_when_stalled": True}}, WORDS | ADAM | {"optim.stall_patience"}),
+        ({"schedule": {"kind": "drops", "drops": [1]}}, WORDS | ADAM | {"schedule.drops", "schedule.factor"}),
+        ({"schedule": {"kind": "plateau"}}, WORDS | ADAM | {"schedule.factor", "schedule.patience"}),
+        ({"schedule": {"kind": "cosine"}}, WORDS | ADAM | {"schedule.decay_from", "schedule.final_ratio"}),
+        ({"schedule": {"kind": "linear"}}, WORDS | ADAM | {"schedule.decay_from", "schedule.final_ratio"}),
+        ({"schedule": {"kind": "noam", "warmup": 5}}, WORDS | ADAM | {"schedule.noam_width"}),
+    ],
+)
+def test_settings_of_training_have_an_effect_where_they_are_read(changes: dict, read: set[str]) -> None:
+    recipe = load_recipe("demo/standard", {"schedule": {"kind": "constant"}, **changes})
+    assert settings_without_effect(recipe) & READ_BY_SOME == READ_BY_SOME - read
 
 
 def test_a_recipe_file_may_end_in_yml(recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

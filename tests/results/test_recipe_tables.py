@@ -1,7 +1,11 @@
 """Where results come from is said once for what all runs have in common, and for each what it has of its own."""
 
+import json
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from torchdefine.recipe import load_recipe
 from torchdefine.recipe.settings import to_plain
@@ -43,3 +47,55 @@ def test_what_differs_stands_behind_its_recipe() -> None:
         "- `demo/standard`: seed 1.",
         "- `table1a/r3`: with embedding.equalised false, optim.lr 3.0; seed 2.",
     ]
+
+
+def test_a_row_has_the_numbers_of_its_run() -> None:
+    measured = {
+        "parameters": {"define": 1_500_000, "context": 2_000_000, "input_output": 30_000_000, "total": 33_500_000},
+        "steps": 8930,
+        "tokens": 78_340_000,
+        "seconds": 90.0,
+        "valid_perplexity": 50.0,
+        "test_perplexity": 60.0,
+        "test_unigram_perplexity": 700.0,
+        "settings": {"published": {"test_perplexity": 41.17}},
+    }
+    sizes, perplexities = ["1.500", "2.000", "30.000", "33.500"], ["50.00", "60.00"]
+    row = tables.row(run("table1a/r3", **measured), "R3")
+    assert row == ["R3", *sizes, "8,930", "78.3", "1.5", *perplexities, "700.0", "41.17"]
+    del measured["test_unigram_perplexity"]
+    row = tables.row(run("table1a/r3", **{**measured, "settings": {}}, shared_device=True), "R3")
+    assert row == ["R3", *sizes, "8,930", "78.3", "–", *perplexities, "–", "–"]
+
+
+def test_the_best_run_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "draw_curves", lambda name, runs: f"{list(runs)}.svg")
+    measured = {"parameters": dict.fromkeys(("define", "context", "input_output", "total"), 1), "steps": 1, "tokens": 1}
+    for file, recipe, test in (("a", "demo/standard", 70.0), ("b", "table1a/r3", 60.0)):
+        finished = run(recipe, **measured, valid_perplexity=1.0, test_perplexity=test)
+        (tmp_path / f"{file}.json").write_text(json.dumps(finished))
+    lines = tables.recipe_section(tmp_path).splitlines()
+    assert [line.split(" | ")[0] for line in lines[4:6]] == ["| `table1a/r3`", "| `demo/standard`"]
+    assert "['table1a/r3', 'demo/standard'].svg" in lines[-1]
+
+
+def test_runs_of_one_recipe_are_told_apart_by_what_differs() -> None:
+    older = run("table1a/r3", settings={"optim": {"lr": 20.0}, "train": {}})
+    same = run("table1a/r3", settings={"optim": {"lr": 20.0}, "train": {"record": True}})  # which is the default
+    other = run("demo/standard", settings={"optim": {"lr": 1.0}, "train": {}})
+    assert tables.labels([older, same, other]) == ["`table1a/r3`", "`table1a/r3`", "`demo/standard`"]
+    faster = run("table1a/r3", settings={"optim": {"lr": 30.0}, "train": {}})
+    assert tables.labels([older, faster]) == ["`table1a/r3`, optim.lr 20.0", "`table1a/r3`, optim.lr 30.0"]
+
+
+def test_a_run_that_was_cut_short_says_what_its_whole_length_would_take() -> None:
+    short, whole = (run("table1a/r3", settings={"train": {"epochs": epochs}}) for epochs in (2.0, 20.0))
+    assert tables.full_length(short) == "the recipe's 20 epochs would take 10 minutes at this speed"
+    assert tables.full_length(whole) == tables.full_length(run("table1a/r3")) == ""
+
+
+def test_the_public_protocol_stands_beside_ours() -> None:
+    public = {"valid": {"perplexity": 50.0}, "test": {"perplexity": 60.0}}
+    said = tables.public_protocol(run("txl/small", public_evaluation=public))
+    assert said == "public protocol (10 streams, each from an empty memory) 50.00 / 60.00"
+    assert tables.public_protocol(run("txl/small")) == ""

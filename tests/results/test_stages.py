@@ -35,7 +35,9 @@ def tuned(tmp_path: Path) -> Path:
     """Results of stages that others take: these rows are the best."""
     for stage, best in BEST.items():
         for place, row in enumerate(run_stage.read_stage(stage)["rows"]):
-            outcome = {"diverged": "at once"} if place == 0 else {"valid_perplexity": 100.0 + abs(place - best)}
+            apart = abs(place - best)  # the test text, which must not choose, says the opposite
+            measured = {"valid_perplexity": 100.0 + apart, "test_perplexity": 100.0 - apart}
+            outcome = {"diverged": "at once"} if place == 0 else measured
             folder = tmp_path / stage
             folder.mkdir(exist_ok=True)
             settings = to_plain(load_recipe(row["recipe"], run_stage.own_settings(row)))
@@ -152,6 +154,12 @@ def test_a_run_from_before_a_setting_was_there_is_still_the_papers(tuned: Path) 
     assert cell("paper's test", run) == "44.87"
 
 
+def test_a_model_with_another_output_is_not_the_papers(tuned: Path) -> None:
+    run = finished_row("decisive", "R2", tuned)
+    run["settings"]["output"]["bias"] = not run["settings"]["output"]["bias"]
+    assert cell("paper's test", run) == "–"
+
+
 def test_a_step_takes_no_longer_where_validation_does(tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = finished_row("decisive", "R2", tuned)
     assert cell("ms/step", run) == "–"  # too few steps to tell
@@ -178,6 +186,25 @@ def test_a_column_has_the_mean_of_those_who_know_it(tuned: Path) -> None:
     assert cell("input RMS", run) == "–"
     runs = [run, {**run, "input_rms": 2.0}, {**run, "input_rms": 3.0}]
     assert dict(zip(stage_tables.HEADER[1:], stage_tables.cells_of(runs, None), strict=True))["input RMS"] == "2.50"
+
+
+def test_a_row_of_several_seeds_has_their_means_and_their_spread(tuned: Path) -> None:
+    run = finished_row("decisive", "R2", tuned)
+    seeds = [
+        {**run, "valid_perplexity": v, "test_perplexity": t} for v, t in ((50.0, 60.0), (56.0, 66.0), (53.0, 54.0))
+    ]
+    reference = [{**run, "test_perplexity": test} for test in (70.0, 90.0)]
+    found = dict(zip(stage_tables.HEADER[1:], stage_tables.row_cells(seeds, reference), strict=True))
+    columns = ("seeds", "valid", "test", "spread", "against reference")
+    assert [found[column] for column in columns] == ["3", "53.00", "60.00", "12.00", "-25.0%"]
+    assert [cell(column, run) for column in columns] == ["1", "50.00", "60.00", "–", "–"]
+
+
+def test_parameters_and_tokens_are_in_millions(tuned: Path) -> None:
+    sizes = {"define": 1_250_000, "context": 2_000_000, "input_output": 30_000_000, "total": 33_250_000}
+    run = finished_row("decisive", "R3", tuned, parameters=sizes, tokens=78_340_000)
+    columns = ("unit", "context", "tables", "total M", "M tokens")
+    assert [cell(column, run) for column in columns] == ["1.25", "2.00", "30.00", "33.25", "78.3"]
 
 
 def test_a_step_that_was_timed_alone_stands_for_a_run_that_shared_its_device(
@@ -253,7 +280,8 @@ def test_a_stage_runs_in_parts_and_its_table_says_what_is_missing(
     assert record["shared_device"]
     assert record["input_rms"] > 0
     assert all(point["gradient_norm"] > 0 for point in record["train_curve"])
-    assert record["also"]["test"]["perplexity"] == pytest.approx(record["test_perplexity"], rel=1e-6)
+    for split in ("valid", "test"):
+        assert record["also"][split]["perplexity"] == pytest.approx(record[f"{split}_perplexity"], rel=1e-6)
     monkeypatch.setattr(stage_tables, "draw_curves", lambda name, runs: "figures/x.svg")
     table = stage_tables.stage_section(tmp_path / "tuning")
     assert "not run" not in table
@@ -352,7 +380,7 @@ def test_a_row_whose_settings_or_texts_have_changed_since_runs_again(tuned: Path
     (tuned / "decisive").mkdir()
     for row in rows:
         settings = to_plain(load_recipe(row.recipe, merge({"data": {"corpus": "text"}}, row.changes)))
-        del settings["context"]["attention_dropout"]  # as if the run were older than that
+        del settings["output"]["label_smoothing"]  # as if the run were older than that
         (tuned / "decisive" / row.file).write_text(json.dumps({"recipe": row.recipe, "settings": settings}))
     assert all(run_stage.has_run(row, options) for row in rows)
     for other in ({"data": "another"}, {"also": "other"}, {"changes": {"optim": {"lr": 3.0}}}):
@@ -361,7 +389,10 @@ def test_a_row_whose_settings_or_texts_have_changed_since_runs_again(tuned: Path
         assert not run_stage.has_run(plain, changed)
     idle = argparse.Namespace(**{**vars(options), "changes": {"embedding": {"equalised": True}}})
     assert run_stage.has_run(rows[0], idle)  # it has no unit
-    (tuned / "decisive" / rows[0].file).unlink()
+    file = tuned / "decisive" / rows[0].file
+    file.write_text(json.dumps({**json.loads(file.read_text()), "diverged": "at once"}))
+    assert run_stage.has_run(rows[0], argparse.Namespace(**{**vars(options), "also": "other"}))  # it has no weights
+    file.unlink()
     assert not run_stage.has_run(rows[0], options)
     for row in rows[1:]:
         for other in ({"recipe": "table1a/r4"}, {"changes": merge(row.changes, {"embedding": {"map_dim": 8}})}):
@@ -402,6 +433,9 @@ def test_a_table_says_whose_settings_a_run_has(tuned: Path) -> None:
     had = "a norm in every layer, input times 16"  # and not what is best now
     assert said[1:] == [f"With the settings of `unit-choices`'s row *{had}*: *R3*."]
     assert stage_tables.taken(described, {}) == []
+    choice = {"norm": "none", "scaled": True, "activation": "relu", "equalised": False}  # the row without ReLU fits too
+    relu = {"settings": to_plain(load_recipe("table1a/r3", {"embedding": choice}))}
+    assert stage_tables.taken_row("unit-choices", relu) == "no norm, input times 16, ReLU"
 
 
 def test_a_row_is_started_if_one_of_its_length_would_be_over_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +445,9 @@ def test_a_row_is_started_if_one_of_its_length_would_be_over_in_time(monkeypatch
     assert clock.has_time_for(10**9)  # nothing is known yet
     with clock.watching(1000):
         now[0] += 20
-    assert clock.has_time_for(3000)  # 60 s of the 80 that are left
+    with clock.watching(1000):
+        now[0] += 1
+    assert clock.has_time_for(3000)  # 60 s of the 79 that are left, by the slower of the two
     assert not clock.has_time_for(5000)
     with clock.watching(3000):
         now[0] += 30
@@ -432,6 +468,13 @@ def test_a_second_text_that_is_not_there_is_refused_before_any_training(
     with pytest.raises(UserError, match="neither a folder nor a corpus"):
         run_stage.main()
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_trial_does_not_go_among_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_stage, "run_stage", pytest.fail)
+    monkeypatch.setattr(sys, "argv", ["run_stage.py", "tuning", "--data", "x", "--changes", json.dumps(TINY)])
+    with pytest.raises(UserError, match="say with --out where their files go"):
+        run_stage.main()
 
 
 def test_a_key_of_a_row_that_nothing_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,8 +502,9 @@ def test_a_row_that_diverges_is_a_result_and_the_next_one_runs(
     rows = [{"name": "mad", "recipe": "table1a/r2", "optim": {"lr": 1e38}}, {"name": "mild", "recipe": "table1a/r2"}]
     (tmp_path / "stages" / "rates.yaml").write_text(json.dumps({**stage, "rows": rows}))
     arguments = ["run_stage.py", "rates", "--data", str(corpus), "--out", str(tmp_path), "--runs", str(tmp_path / "r")]
-    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(sys, "argv", [*arguments, "--keep"])
     run_stage.main()
+    assert (tmp_path / "r" / "rates" / "mild-seed-1" / "config.yaml").is_file()
     said = capsys.readouterr().out
     assert "mad: The loss or its gradient stopped being finite" in said
     assert "mild: valid" in said
@@ -481,9 +525,14 @@ def test_the_gap_to_the_reference_is_that_of_the_same_tokens() -> None:
         ]
 
     rows = {"fair": run(200, 100, 90, 80), "deep": run(300, 150, 99, 84), "broken off": run(200, 90)}
+    rows["a seed broken off"] = [*run(200, 110, 90, 88)[:1], *run(200, 110)[1:]]
     lines = stage_tables.gap_table(rows, "fair").splitlines()
     assert lines[2] == "| row | 2 M tokens | 4 M tokens |"
-    assert lines[4:] == ["| deep | +50.0% | +5.0% |", "| broken off | -10.0% | – |"]
+    assert lines[4:] == [
+        "| deep | +50.0% | +5.0% |",
+        "| broken off | -10.0% | – |",
+        "| a seed broken off | +10.0% | – |",
+    ]
 
 
 def test_clipped_steps_are_counted_after_the_first_tenth(tuned: Path) -> None:
@@ -512,17 +561,24 @@ def test_the_units_choices_stand_beside_the_best_schedule(tuned: Path) -> None:
 
 
 def test_rates_stand_beside_each_other(tmp_path: Path) -> None:
-    for stage, rate, valid in (("long-rates", 10, 100.0), ("long-rates", 20, 90.0), ("unit-rates", 20, 60.0)):
+    measured: list[tuple[str, int, dict[str, Any]]] = [
+        ("long-rates", 10, {"valid_perplexity": 100.0, "test_perplexity": 200.0}),
+        ("long-rates", 14, {"diverged": "at once"}),
+        ("long-rates", 20, {"valid_perplexity": 90.0, "test_perplexity": 180.0}),
+        ("unit-rates", 20, {"valid_perplexity": 60.0, "test_perplexity": 135.0}),
+    ]
+    for stage, rate, outcome in measured:
         (tmp_path / stage).mkdir(exist_ok=True)
         row = next(row for row in run_stage.read_stage(stage)["rows"] if row["name"] == f"rate {rate}")
         settings = to_plain(load_recipe(row["recipe"], run_stage.own_settings(row)))
-        run = {"row": row["name"], "settings": settings, "valid_perplexity": valid, "test_perplexity": 2 * valid}
-        (tmp_path / stage / f"{rate}.json").write_text(json.dumps(run))
+        (tmp_path / stage / f"{rate}.json").write_text(
+            json.dumps({"row": row["name"], "settings": settings, **outcome})
+        )
     lines = claims.rates_table(tmp_path).splitlines()[2:]
     assert lines[:4] == [
         "| 10 | 100.00 | 200.00 | not run | not run | – |",
-        "| 14 | not run | not run | not run | not run | – |",
-        "| 20 | 90.00 | 180.00 | 60.00 | 120.00 | -33.3% |",
+        "| 14 | diverged | diverged | not run | not run | – |",
+        "| 20 | 90.00 | 180.00 | 60.00 | 135.00 | -25.0% |",
         "| 28 | not run | not run | not run | not run | – |",
     ]
 
@@ -532,6 +588,7 @@ def test_a_run_with_settings_that_its_stage_no_longer_takes_is_not_shown(tuned: 
     for row in run_stage.rows_of("decisive", tuned):
         run = {"row": row.name, "settings": to_plain(load_recipe(row.recipe, row.changes))}
         (tuned / "decisive" / row.file).write_text(json.dumps(run))
+    (tuned / "decisive" / "gone.json").write_text(json.dumps({**run, "row": "a row that the stage had once"}))
     assert len(stage_tables.read_rows(tuned / "decisive")) == 8
     best = tuned / "long-rates" / f"{BEST['long-rates']}.json"
     best.write_text(json.dumps({**json.loads(best.read_text()), "valid_perplexity": 1000.0}))
@@ -583,6 +640,22 @@ def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
     broken.write_text(json.dumps({**json.loads(broken.read_text()), "diverged": "at once"}))
     assert table_rows(tuned)["R3", "R2"] == ["diverged"] * 4
     assert [claims.verdict(test, True, 0.001) for test in (0.009, -0.02, 0.02)] == ["yes", "yes", "no"]
+    assert [claims.verdict(test, True, 0.02) for test in (0.039, 0.041)] == ["yes", "no"]
+    broken = tuned / "decisive" / "R3-2.json"
+    broken.write_text(json.dumps({**json.loads(broken.read_text()), "diverged": "at once"}))
+    assert "no row has run with two seeds yet" in claims.claims_table(tuned)
+
+
+def test_a_pair_is_judged_as_it_says_and_beside_how_often_its_rows_were_clipped(tuned: Path) -> None:
+    clipped = {"train_curve": [{"step": 100, "gradient_norm": 9.0}]}
+    rows = {
+        name: [finished_row("decisive", name, tuned, test_perplexity=test, **clipped)]
+        for name, test in (("R3", 60.3), ("R2", 60.0))
+    }
+    pair = {"row": "R3", "against": "R2"}
+    often = "; *R3* was clipped in 100% of its steps; *R2* was clipped in 100% of its steps"
+    assert claims.pair_cells(pair, rows, 0.001)[-1] == f"no: the opposite{often}"
+    assert claims.pair_cells({**pair, "no_worse": True}, rows, 0.001)[-1] == f"yes{often}"
 
 
 def table_rows(results: Path) -> dict[tuple[str, str], list[str]]:

@@ -81,4 +81,8 @@ def test_the_speed_of_training_leaves_compiling_and_validation_out() -> None:
     curve[3:] = [{**point, "seconds": point["seconds"] - 6} for point in curve[3:]]  # 1 second of the 7 was training
     assert speed.training_speed(once) == 100
     assert speed.training_speed({"tokens_per_second": 16.7, "train_curve": curve[:3]}) == 16.7
+    seconds = [8.0 * (place // 2) + 7 * (place % 2) for place in range(10)] + [39.5]
+    curve = [{"step": 10 * place, "tokens": 100 * (place + 1), "seconds": at} for place, at in enumerate(seconds)]
+    at_every_other = {"train_curve": curve, "curve": [{"step": step} for step in range(0, 100, 20)]}
+    assert speed.training_speed(at_every_other) == 100  # a line is logged before its validation
     assert speed.training_speed({"tokens_per_second": 16.7}) == 16.7

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from torchdefine import Run, load_run, train
+from torchdefine.cli import main
 from torchdefine.data import SubwordTokenizer
+from torchdefine.decoding import SamplingOptions
 from torchdefine.errors import UserError
 from torchdefine.training.progress import watched
 
@@ -110,6 +112,18 @@ def test_a_prompt_that_ends_a_line_is_continued_by_another(run: Run, monkeypatch
         run.generate(prompt)
     end, one, two = run.tokenization.eos_id, *map(run.tokenization.id, ("w1", "w2"))
     assert read == [[end], [end, one, two], [end, one, two, end], [end, one, end, two], [end, end]]
+
+
+def test_an_unknown_word_is_never_drawn(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        "torchdefine.run.loaded.generate", lambda model, ids, length, options, **_: asked.append(options) or []
+    )
+    run.generate("w1")
+    with pytest.raises(SystemExit):
+        main(["generate", str(run.folder.path), "--top-k", "5", "--top-p", "0.5", "--temperature", "0.3"])
+    unknown = (run.tokenization.unk_id,)
+    assert asked == [SamplingOptions(forbidden=unknown), SamplingOptions(0.3, 5, 0.5, unknown)]
 
 
 def test_training_is_shown_to_whoever_is_there(

@@ -8,6 +8,7 @@ import pytest
 from tests.training.test_loop import StopAt, assert_same_run
 
 from torchdefine import load_run, train
+from torchdefine.data import encode_corpus
 from torchdefine.errors import UserError
 from torchdefine.recipe import load_recipe, recipe_names
 from torchdefine.training import Interrupted, RunFolder
@@ -31,6 +32,9 @@ def test_settings_that_a_run_has_already_change_nothing_of_it(recipe_file: Path,
     result = train(out=tmp_path, resume=True, train={"steps": 30}).result
     assert result["overrides"] == changes
     assert [record["step"] for record in result["curve"]] == [15, 30]
+    for name, before, now in (("eval_every", 15, 5), ("seed", 1, 2)):
+        with pytest.raises(UserError, match=rf"another train\.{name} \({before}, not {now}\)"):
+            train(out=tmp_path, resume=True, train={name: now})
 
 
 def test_a_run_goes_on_after_its_text_was_moved(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
@@ -56,6 +60,19 @@ def test_a_run_goes_on_after_its_text_was_moved(recipe_file: Path, corpus: Path,
     assert_same_run(tmp_path / "whole", tmp_path / "run")
     assert run.folder.recipe().data.corpus == str(second)
     assert load_run(run.folder.path).evaluate().perplexity == pytest.approx(run.result["test_perplexity"], rel=1e-6)
+
+
+def test_tokens_that_were_damaged_in_the_cache_are_not_trained_on(
+    recipe_file: Path, corpus: Path, tmp_path: Path
+) -> None:
+    text = shutil.copytree(corpus, tmp_path / "text")
+    file = encode_corpus(text).splits["train"].path
+    tokens = bytearray(file.read_bytes())
+    tokens[-2] ^= 1  # another word of the vocabulary
+    file.write_bytes(tokens)
+    with pytest.raises(UserError, match="its tokens are not those that were written"):
+        train(recipe_file, data=text, out=tmp_path / "run", train={"steps": 5})
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_a_checkpoint_to_tell_texts_apart_another_place_is_refused(
@@ -149,11 +166,17 @@ def test_chosen_steps_have_five_validations(recipe_file: Path, tmp_path: Path) -
     assert validated(train={"steps": 23}) == [5, 10, 15, 20, 23]
     assert validated(train={"steps": 23, "eval_every": 20}) == [20, 23]
     assert validated(train={"steps": 23, "eval_every": 0}) == [5, 10, 15, 20, 23]  # less than an epoch
+    assert validated(train={"steps": 23, "eval_every": 0}, schedule={"kind": "plateau"}) == [23]  # it goes by them
+    assert validated(train={"steps": 4, "batch_size": 40, "length": 20, "eval_every": 0}) == [4]  # an epoch
     assert validated(train={"epochs": 0.5, "eval_every": 0}) == [41]
     assert load_recipe("demo/standard", {"train": {"steps": "300"}}).train.eval_every == 60
     assert load_recipe("demo/standard", {"train": {"steps": 5000}}).train.eval_every == 250
-    by_validations = {"train": {"steps": 300}, "schedule": {"kind": "plateau"}}
-    assert load_recipe("demo/standard", by_validations).train.eval_every == 250
+    for by_validations in (
+        {"schedule": {"kind": "plateau"}},
+        {"optim": {"averaging": "stalled"}},
+        {"train": {"steps": 300, "stop_when_stalled": True}},
+    ):
+        assert load_recipe("demo/standard", {"train": {"steps": 300}, **by_validations}).train.eval_every == 250
 
 
 def test_shipped_recipes_validate_as_they_say() -> None:

@@ -141,6 +141,18 @@ def test_commands_on_a_translator(
     assert "chrF" in capfd.readouterr().out
 
 
+def test_translations_are_of_the_text_that_was_asked_for(run: Run, bitext_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(bitext_folder, other := tmp_path / "other")
+    for language in ("en", "de"):
+        lines = (other / f"valid.{language}").read_text(encoding="utf-8").splitlines()
+        (other / f"test.{language}").write_text("\n".join(lines[::-1]) + "\n", encoding="utf-8")
+    for folder, split, data in ((bitext_folder, "valid", None), (other, "test", other)):
+        shown = run.evaluate_translations(split, data=data).examples
+        for side, language in (("source", "en"), ("reference", "de")):
+            lines = (folder / f"{split}.{language}").read_text(encoding="utf-8").splitlines()
+            assert [example[side] for example in shown] == lines[::3]
+
+
 def test_misuse_is_refused_in_one_sentence(
     run: Run, bitext_folder: Path, tmp_path: Path, capfd, monkeypatch: pytest.MonkeyPatch
 ) -> None:

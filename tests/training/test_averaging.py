@@ -1,6 +1,8 @@
+import math
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,6 +92,21 @@ def test_averaging_starts_when_validation_stalls_helps_and_resumes(recipe_file: 
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
 
 
+@pytest.mark.parametrize(("stops", "steps"), [(True, 14), (False, 20)])
+def test_an_average_stalls_by_its_own_record(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool, steps: int
+) -> None:
+    losses = [3.0, 2.0, 4.0, 3.5, 3.4, 3.3, 3.6, 3.45, 3.7, 3.8]  # the average starts after the third
+    found = iter([SimpleNamespace(loss=loss, perplexity=math.exp(loss)) for loss in losses])
+    monkeypatch.setattr("torchdefine.run.tasks._text_validation", lambda *_: lambda: next(found))
+    optim = {"averaging": "stalled", "stall_patience": 1}
+    run = train(
+        recipe_file, out=tmp_path, optim=optim, train={"steps": 20, "eval_every": 2, "stop_when_stalled": stops}
+    )
+    assert run.result["steps"] == steps
+    assert [point.get("averaged_steps") for point in run.result["curve"]] == [None] * 3 + list(range(2, steps - 5, 2))
+
+
 def test_fine_tuning_starts_from_a_run_and_ends_when_it_stalls(recipe_file: Path, tmp_path: Path) -> None:
     first = train(recipe_file, out=tmp_path / "first", train={"steps": 40})
     settings = {
@@ -104,10 +121,14 @@ def test_fine_tuning_starts_from_a_run_and_ends_when_it_stalls(recipe_file: Path
     assert again.result["steps"] == second.result["steps"]
 
 
-def test_fine_tuning_goes_on_without_the_run_that_it_started_from(recipe_file: Path, tmp_path: Path) -> None:
+def test_fine_tuning_goes_on_without_the_run_that_it_started_from(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     train(recipe_file, out=tmp_path / "first", train={"steps": 5})
-    settings = {"train": {"steps": 20, "start_from": str(tmp_path / "first")}}
+    settings = {"train": {"steps": 20, "start_from": "first"}}
     whole = train(recipe_file, out=tmp_path / "second", **settings)
+    assert whole.recipe.train.start_from == str(tmp_path / "first")  # wherever somebody goes on with it
     (tmp_path / "second" / "result.json").unlink()
     shutil.rmtree(tmp_path / "first")
     again = train(recipe_file, out=tmp_path / "second", resume=True, **settings)

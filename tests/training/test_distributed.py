@@ -12,9 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchdefine import train
 from torchdefine.cli import command_line
+from torchdefine.data import encode_corpus
+from torchdefine.errors import MachineError, UserError
+from torchdefine.recipe import load_recipe
+from torchdefine.run.tasks import _text_data
 from torchdefine.training import RunFolder
-from torchdefine.training.distributed import joined_processes
+from torchdefine.training.checkpoint import read_checkpoint, write_checkpoint
+from torchdefine.training.distributed import Processes, joined_processes
 
 STILL = [
     *("--embedding.dropout", "0", "--embedding.row_dropout", "0"),
@@ -116,6 +122,22 @@ def test_all_processes_go_by_the_loss_of_the_first(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     torch.multiprocessing.spawn(judged_by_its_own_process, (port, str(tmp_path)), nprocs=2)
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["0.1", "0.1"]
+
+
+def test_the_streams_of_each_process_are_cut_into_equal_parts(recipe_file: Path, corpus: Path) -> None:
+    recipe = load_recipe(recipe_file, {"train": {"accumulate": 4}})  # which its 4 streams allow, but not 2
+    with pytest.raises(UserError, match="The 2 streams of a process cannot be cut into 4 equal parts"):
+        _text_data(recipe, encode_corpus(corpus), torch.device("cpu"), Processes(1, 2))
+
+
+def test_a_run_goes_on_with_as_many_processes_as_before(recipe_file: Path, tmp_path: Path) -> None:
+    train(recipe_file, out=tmp_path, train={"steps": 3})
+    folder = RunFolder(tmp_path)
+    folder.result.unlink()
+    checkpoint = read_checkpoint(folder.last)
+    write_checkpoint(folder.last, checkpoint.tensors, {**checkpoint.facts, "processes": 2})
+    with pytest.raises(MachineError, match="by 2 processes and can go on with as many only, not with 1"):
+        train(out=tmp_path, resume=True)
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ from torchdefine.data import encode_corpus
 from torchdefine.errors import UserError
 from torchdefine.models import LanguageModel, Losses
 from torchdefine.recipe import load_recipe
+from torchdefine.run.tasks import _text_validation
 from torchdefine.training import evaluate, unigram_perplexity
+from torchdefine.training.evaluate import short_stream_warning
 
 
 class Unigram(nn.Module):
@@ -59,6 +61,17 @@ def test_a_unigram_model_gets_its_closed_form_perplexity(corpus: Path, batch_siz
     assert model.segments == [length] * whole + [rest] * bool(rest)
 
 
+def test_a_word_outside_the_training_text_counts_as_half_a_sighting() -> None:
+    expected = math.exp(-(math.log(3 / 4) + math.log(0.5 / 4)) / 2)
+    assert unigram_perplexity([3, 1, 0], np.array([0, 2])) == pytest.approx(expected)
+    with pytest.raises(UserError, match="The text is empty"):
+        unigram_perplexity([3, 1, 0], np.array([], np.int64))
+
+
+def test_streams_of_two_hundred_tokens_are_long_enough() -> None:
+    assert [bool(short_stream_warning(tokens, 2)) for tokens in (399, 400)] == [True, False]
+
+
 def tiny_model(recipe_file: Path, size: int) -> LanguageModel:
     return build_language_model(load_recipe(str(recipe_file)), VocabularyFacts(size))
 
@@ -91,6 +104,21 @@ def test_unknown_share_is_that_of_the_text(corpus: Path, tmp_path: Path, recipe_
     result = evaluate(model, other.splits["test"], encoded.tokenization.eos_id)
     assert result.tokens == 6
     assert result.unknown_share == pytest.approx(2 / 6)
+    many = evaluate(model, other.splits["test"], encoded.tokenization.eos_id, batch_size=10)
+    assert many.protocol.startswith("6 streams from an empty state")  # there are no more tokens
+
+
+@pytest.mark.parametrize(("settings", "streams"), [({}, 2), ({"valid_batch_size": 3}, 3)])
+def test_validations_may_have_streams_of_their_own(
+    corpus: Path, recipe_file: Path, settings: dict[str, int], streams: int
+) -> None:
+    encoded = encode_corpus(corpus)
+    model = tiny_model(recipe_file, len(encoded.tokenization))
+    validate = _text_validation(load_recipe(str(recipe_file), {"eval": settings}), encoded, model)
+    assert validate is not None
+    protocol = validate().protocol
+    assert protocol.startswith(f"{streams} streams from an empty state")
+    assert "segments of 16 tokens" in protocol
 
 
 @pytest.mark.gpu

@@ -21,6 +21,9 @@ def test_the_latest_are_kept_and_averaged(folder: RunFolder) -> None:
     model = nn.Linear(3, 2)
     seen = {}
     for step in (5, 10, 95, 100):
+        if len(seen) < 2:
+            with pytest.raises(UserError, match=f"has kept {len(seen)} checkpoints, but an average needs two"):
+                average_checkpoints(folder)
         nn.init.normal_(model.weight)
         keep_checkpoint(folder, model, step, count=3)
         seen[step] = model.weight.detach().clone()

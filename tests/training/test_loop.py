@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from torchdefine import load_run, train
 from torchdefine.errors import MachineError, UserError
@@ -81,6 +81,8 @@ def test_a_run_leaves_all_its_files_and_learns(unbroken: Path) -> None:
     assert result["steps"] == 60
     assert result["test_perplexity"] < 0.95 * result["test_unigram_perplexity"]
     assert [p["step"] for p in result["curve"]] == [25, 50, 60]
+    logged = {"step", "tokens", "seconds", "loss", "lr", "gradient_norm"}
+    assert all(point.keys() == logged for point in result["train_curve"])
     assert len(result["data"]["splits"]["train"]["text_sha256"]) == 64
     assert result["tokens"] == 60 * 40 - sum(40 - n for n in short_segments(unbroken, 60))
 
@@ -144,6 +146,33 @@ def test_a_stop_between_two_log_lines_loses_no_training_time(
     result = train(recipe_file, out=tmp_path / "run", resume=True).result
     assert result["seconds"] == 60
     assert result["tokens_per_second"] == round(result["tokens"] / 60, 1)
+
+
+def test_validation_is_no_training_time_and_every_log_line_has_its_own_speed(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, whole_step = [0.0], TrainingStep.__call__
+
+    def a_second(step: TrainingStep, *arguments: Any) -> None:
+        whole_step(step, *arguments)
+        now[0] += 1
+
+    def ten_seconds() -> SimpleNamespace:
+        now[0] += 10
+        return SimpleNamespace(loss=1.0, perplexity=math.e)
+
+    monkeypatch.setattr(TrainingStep, "__call__", a_second)
+    monkeypatch.setattr("torchdefine.training.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("torchdefine.run.tasks._text_validation", lambda *_: ten_seconds)
+    result = train(recipe_file, out=tmp_path, train={"steps": 12, "log_every": 3, "eval_every": 4}).result
+    assert result["seconds"] == 12 + 2 * 10  # the last validation comes after the last step
+    assert result["tokens_per_second"] == result["tokens"] / 12
+    assert [r["tokens_per_second"] for r in RunFolder(tmp_path).records("train")] == [4 * 10] * 4
+
+
+def test_a_stop_asked_for_at_the_last_step_comes_too_late(recipe_file: Path, tmp_path: Path) -> None:
+    run = train(recipe_file, out=tmp_path, reporter=StopAt(5, signal.SIGTERM), train={"steps": 5})
+    assert run.result["steps"] == 5
 
 
 def kill_at_random_then_resume(recipe_file: Path, out: Path, seconds: float) -> int:
@@ -240,6 +269,15 @@ def test_the_rate_goes_with_the_length_where_lengths_are_random(
     assert [rate for _, rate in steps] == pytest.approx([0.01 * length / 20 for length, _ in steps])
 
 
+def test_drops_of_a_run_by_epochs_come_after_epochs(recipe_file: Path, tmp_path: Path) -> None:
+    drops = {"kind": "drops", "drops": [1], "factor": 10}
+    short = {"epochs": 2, "batch_size": 40, "length": 20, "log_every": 1}
+    run = train(recipe_file, out=tmp_path, optim={"lr": 0.01}, schedule=drops, train=short)
+    found = [(record["lr"], record["epoch"] > 1) for record in run.folder.records("train")]
+    half = len(found) // 2
+    assert found == [(0.01, False)] * half + [(pytest.approx(0.001), True)] * half
+
+
 def test_the_rate_drops_and_the_best_weights_are_kept_by_validation(
     recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +285,7 @@ def test_the_rate_drops_and_the_best_weights_are_kept_by_validation(
     found = iter([SimpleNamespace(loss=loss, perplexity=perplexity(loss)) for loss in losses])
     monkeypatch.setattr("torchdefine.run.tasks._text_validation", lambda *_: lambda: next(found))
     out = tmp_path / "run"
-    train(
+    run = train(
         recipe_file, out=out, optim={"lr": 0.01}, train={"steps": 16, "log_every": 2, "eval_every": 2},
         schedule={"kind": "plateau", "patience": 1, "factor": 2},
     )  # fmt: skip
@@ -256,27 +294,33 @@ def test_the_rate_drops_and_the_best_weights_are_kept_by_validation(
     validated = RunFolder(out).records("valid")
     assert [record["step"] for record in validated if record["best"]] == [4, 12]
     assert json.loads((out / "result.json").read_text())["best_step"] == 12
+    best, last = (load_run(out, checkpoint=which).evaluate("test").loss for which in ("best", "last"))
+    assert best != pytest.approx(last, rel=1e-3)
+    assert [run.evaluate("test").loss, run.result["evaluation"]["test"]["loss"]] == pytest.approx([best] * 2, rel=1e-6)
+    assert run.weights == run.folder.best
 
 
+@pytest.mark.parametrize("seen", [24, 25, 30])  # by the next log line, validation or checkpoint
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
-    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: int
 ) -> None:
     original = Schedule.ratio
 
     def spoilt(self: Schedule, step: int, plateau_drops: int = 0) -> float:
-        return math.inf if step >= 22 else original(self, step, plateau_drops)
+        return math.inf if step == seen - 2 else original(self, step, plateau_drops)
 
     monkeypatch.setattr(Schedule, "ratio", spoilt)
     with pytest.raises(MachineError) as caught:
         train(recipe_file, out=tmp_path, optim={"optimizer": "sgd", "lr": 0.5})
     message = str(caught.value)
     assert (
-        "stopped being finite at step 24 (10 tokens from token 230 of every stream)" in message
-    )  # step 23 spoils the weights, step 24 shows it
+        f"stopped being finite at step {seen} (10 tokens from token {10 * (seen - 1)} of every stream)" in message
+    )  # the step before spoils the weights, this one shows it
     assert "The checkpoint in" in message
     assert "in a new run, try a smaller optim.lr" in message
     kept = weights(tmp_path)
     assert all(tensor.isfinite().all() for tensor in kept.values())
+    assert all(math.isfinite(record["loss"]) for record in RunFolder(tmp_path).records("valid"))
     assert json.loads(safe_open(RunFolder(tmp_path).last, "pt").metadata()["facts"])["position"]["step"] == 20
 
 
@@ -376,7 +420,9 @@ def test_a_damaged_log_does_not_stop_a_run(unbroken: Path, recipe_file: Path, tm
 def test_loaded_run_evaluates_to_its_result(unbroken: Path) -> None:
     run = load_run(unbroken)
     assert run.evaluate("test").perplexity == pytest.approx(run.result["test_perplexity"], rel=1e-6)
-    assert run.evaluate("valid", length=3).perplexity == pytest.approx(run.result["valid_perplexity"], rel=1e-5)
+    short = run.evaluate("valid", length=3)
+    assert short.perplexity == pytest.approx(run.result["valid_perplexity"], rel=1e-5)
+    assert "segments of 3 tokens" in short.protocol
     text = run.generate("w1 w2", 10, seed=1)
     assert "<unk>" not in text
     assert text == run.generate("w1 w2", 10, seed=1)
@@ -409,6 +455,9 @@ def test_another_vocabulary_or_a_cut_checkpoint_is_refused(unbroken: Path, tmp_p
     whole[-1001] ^= 1  # in the middle of a tensor
     best.write_bytes(whole)
     with pytest.raises(UserError, match="is not what was written"):
+        load_run(copy)
+    save_file(load_file(copy / "last" / "checkpoint.safetensors"), best, metadata={"format_version": "2"})
+    with pytest.raises(UserError, match="has format version 2; this torchdefine reads version 1"):
         load_run(copy)
     with pytest.raises(UserError, match="holds no run"):
         load_run(tmp_path)
@@ -502,6 +551,10 @@ def test_a_run_with_a_tokenizer_file_resumes_from_another_folder(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert train(recipe_file, data={"tokenizer": "../bpe.json"}, resume=True, **settings).result["steps"] == 20
+    (tmp_path / "run" / "result.json").unlink()
+    moved = shutil.move(tmp_path / "bpe.json", tmp_path / "elsewhere")
+    run = train(data={"tokenizer": "bpe.json"}, out=tmp_path / "run", resume=True)
+    assert run.folder.recipe().data.tokenizer == str(moved)
 
 
 def test_a_run_whose_settings_have_a_relative_path_still_resumes(

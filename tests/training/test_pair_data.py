@@ -15,6 +15,7 @@ pytest.importorskip("tokenizers")
 from torchdefine.build_translation import build_translator, open_bitext, trained_facts
 from torchdefine.data import Bitext, BitextBatches
 from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.run.translation import pair_data
 from torchdefine.training import RunFolder
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluate_pairs import evaluate_pairs
@@ -49,6 +50,16 @@ def test_processes_share_what_one_would_take(recipe: Recipe, bitext: Bitext) -> 
             assert theirs.weight == pytest.approx(2 * mine.weight)  # processes are averaged, parts added up
         assert sum(part.weight for part in whole.parts) == pytest.approx(1)
         assert whole.tokens == sum(half.tokens for half in halves)
+
+
+def test_batches_come_in_the_order_of_the_seed(recipe: Recipe, bitext: Bitext) -> None:
+    def sources(seed: int) -> list[list[list[int]]]:
+        seeded = replace(recipe, train=replace(recipe.train, seed=seed))
+        found = pair_data(seeded, bitext, torch.device("cpu"), Processes()).batch(0)
+        return [part.inputs[0].tolist() for part in found.parts]
+
+    assert sources(1) == sources(1)
+    assert sources(1) != sources(2)
 
 
 def test_a_whole_number_of_steps_is_not_rounded_up(recipe: Recipe) -> None:

@@ -2,12 +2,13 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from torchdefine import train
-from torchdefine.training.progress import BarReporter, LineReporter
+from torchdefine.training.progress import BarReporter, LineReporter, clock
 
 SHORT = {"steps": 14, "log_every": 7}
 
@@ -29,6 +30,22 @@ def test_a_smoothed_training_loss_is_called_so_and_has_no_perplexity(recipe_file
     assert len(lines) == len(records) == 2
     assert all("  smoothed loss " in line and "perplexity" not in line for line in lines)
     assert all("perplexity" not in record and record["label_smoothing"] == 0.1 for record in records)
+
+
+def test_a_line_comes_now_and_then_and_at_the_end_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shown = [0.0], io.StringIO()
+    monkeypatch.setattr("torchdefine.training.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
+    reporter = LineReporter(shown, seconds_between=5)
+    reporter.started(40, 100)
+    for step, now[0] in ((50, 100.0), (52, 102.0), (100, 103.0)):
+        reporter.trained({"step": step, "loss": 2.0, "perplexity": 7.389, "tokens_per_second": 10.0})
+    measured = "loss 2.000  perplexity 7.4  10 tokens/s"
+    assert shown.getvalue().splitlines() == [
+        "going on from step 40 of 100",
+        f"step 50/100  {measured}  8:20 left",  # ten seconds a step since the run went on
+        f"step 100/100  {measured}  0:00 left",
+    ]
+    assert clock(3725) == "1:02:05"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,22 @@ def test_files_of_older_versions_are_read(tmp_path: Path) -> None:
     assert folder.read_result()["test_perplexity"] == math.inf
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"format_version": 2}, "has format version 2; this torchdefine reads 1"),
+        ({}, "is damaged: it lacks evaluation"),
+    ],
+)
+def test_results_of_newer_versions_and_damaged_ones_are_refused(
+    tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_result({**RESULT, "curve": [], **change})
+    with pytest.raises(UserError, match=sentence):
+        folder.read_result()
+
+
 def counted(path: Path) -> RunFolder:
     """The folder of a run with three subwords."""
     folder = RunFolder(path)

@@ -11,10 +11,10 @@ from torchdefine import StandardMap, train
 from torchdefine.context import LSTM
 from torchdefine.data import TokenStreams
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.models import LanguageModel
+from torchdefine.models import LanguageModel, LossOptions
 from torchdefine.output import FullSoftmax
 from torchdefine.recipe import TrainSettings
-from torchdefine.training.batches import TextBatches
+from torchdefine.training.batches import Batch, TextBatches
 from torchdefine.training.precision import Precision
 from torchdefine.training.recording import _without_garbage_collection, room_for
 from torchdefine.training.step import StepParts, TrainingStep
@@ -56,6 +56,52 @@ def test_a_text_that_is_read_again_begins_without_what_came_at_its_end(parts: in
         losses.append(float(step.summed_loss))
     assert losses[2:] == losses[:2]
     assert losses[0] != losses[1], "within the text the state is carried"
+
+
+def test_random_lengths_are_those_of_the_seed() -> None:
+    def lengths(seed: int) -> list[int]:
+        settings = TrainSettings(batch_size=2, length=20, epochs=1, random_length=True, seed=seed)
+        data = TextBatches(TokenStreams(np.zeros(400, np.int64), 2, "cpu", start_token=0), settings)
+        return [data.batch(step).tokens for step in range(data.total_steps)]
+
+    assert lengths(1) == lengths(1)
+    assert lengths(1) != lengths(2)
+
+
+def small_step(clip: float | None = None, options: LossOptions | None = None) -> tuple[TrainingStep, Batch]:
+    table = StandardMap(50, 16)
+    model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table), options)
+    parts = StepParts(model, model, torch.optim.SGD(model.parameters()), Precision("fp32", torch.device("cpu")))
+    streams = TokenStreams(np.arange(32), 2, "cpu", start_token=0)
+    data = TextBatches(streams, TrainSettings(batch_size=2, length=8, epochs=1))
+    return TrainingStep(parts, [2], clip, recorded=False), data.batch(0)
+
+
+def test_a_step_goes_down_the_whole_objective_and_notes_the_plain_loss() -> None:
+    step, batch = small_step(options=LossOptions(activation_penalty=2.0, temporal_penalty=1.0))
+    losses, _ = step.model(*batch.parts[0].inputs, step.model.initial_state(2))
+    gradients = torch.autograd.grad(losses.objective, step.parameters)
+    expected = [p.detach() - 0.5 * gradient for p, gradient in zip(step.parameters, gradients, strict=True)]
+    step(batch, 0.5)
+    torch.testing.assert_close([p.detach() for p in step.parameters], expected)
+    assert float(step.summed_loss) == pytest.approx(losses.cross_entropy.item())
+
+
+def test_a_gradient_is_cut_to_the_length_that_was_asked_for() -> None:
+    step, batch = small_step(clip=0.01)
+    before = [p.detach().clone() for p in step.parameters]
+    step(batch, 0.5)
+    moved = torch.cat([(old - p).flatten() for old, p in zip(before, step.parameters, strict=True)]).norm()
+    assert moved.item() == pytest.approx(0.5 * 0.01, rel=1e-3)
+    assert float(step.gradient_norm) > 0.01  # as it was before
+
+
+def test_a_gradient_that_is_not_finite_is_noted_though_the_loss_is() -> None:
+    step, batch = small_step()
+    step.parameters[0].register_hook(lambda gradient: gradient * torch.inf)
+    step(batch, 0.5)
+    assert step.summed_loss.isfinite()
+    assert int(step.first_bad_step) == 1
 
 
 @pytest.mark.gpu
