@@ -128,19 +128,31 @@ def test_a_polite_stop_saves_and_resumes_to_the_same_numbers(
     assert_same_run(unbroken, out)
 
 
-def test_a_stop_between_two_log_lines_loses_no_training_time(
-    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, whole_step = [0.0], TrainingStep.__call__
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the loop sees, in which every step takes a second and nothing else any."""
+    seconds, whole_step = [0.0], TrainingStep.__call__
 
     def a_second(step: TrainingStep, *arguments: Any) -> None:
         whole_step(step, *arguments)
-        now[0] += 1
+        seconds[0] += 1
+
+    monkeypatch.setattr(TrainingStep, "__call__", a_second)
+    monkeypatch.setattr("torchdefine.training.loop.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    return seconds
+
+
+def test_a_stop_between_two_log_lines_loses_no_training_time(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    timed_step = TrainingStep.__call__
+
+    def stopped(step: TrainingStep, *arguments: Any) -> None:
+        timed_step(step, *arguments)
         if int(step.steps_done) == 17:  # three steps after a log line
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(TrainingStep, "__call__", a_second)
-    monkeypatch.setattr("torchdefine.training.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(TrainingStep, "__call__", stopped)
     with pytest.raises(Interrupted, match="Stopped at step 17"):
         train(recipe_file, out=tmp_path / "run")
     result = train(recipe_file, out=tmp_path / "run", resume=True).result
@@ -149,20 +161,12 @@ def test_a_stop_between_two_log_lines_loses_no_training_time(
 
 
 def test_validation_is_no_training_time_and_every_log_line_has_its_own_speed(
-    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[float]
 ) -> None:
-    now, whole_step = [0.0], TrainingStep.__call__
-
-    def a_second(step: TrainingStep, *arguments: Any) -> None:
-        whole_step(step, *arguments)
-        now[0] += 1
-
     def ten_seconds() -> SimpleNamespace:
         now[0] += 10
         return SimpleNamespace(loss=1.0, perplexity=math.e)
 
-    monkeypatch.setattr(TrainingStep, "__call__", a_second)
-    monkeypatch.setattr("torchdefine.training.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr("torchdefine.run.tasks._text_validation", lambda *_: ten_seconds)
     result = train(recipe_file, out=tmp_path, train={"steps": 12, "log_every": 3, "eval_every": 4}).result
     assert result["seconds"] == 12 + 2 * 10  # the last validation comes after the last step
