@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from marked import write_between_marks
+from provenance import short_commit
 
 HERE = Path(__file__).parent
 ROWS, FIGURES = HERE / "benchmarks", HERE / "figures"
@@ -44,7 +45,7 @@ def newest(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def section(record: dict[str, Any]) -> list[str]:
-    versions, commit = record["versions"], (record["commit"] or "unknown")[:12]
+    versions, commit = record["versions"], short_commit(record["commit"])
     lines = [
         f"### {hardware(record)}",
         "",

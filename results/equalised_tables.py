@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from provenance import short_commit
+
 from torchdefine.files import read_json
 
 HEADER = ("model", "optimiser, rate, steps", "unit", "input", "weights", "seeds", "valid", "lowest and highest", "test")
@@ -25,7 +27,7 @@ def equalised_section(folder: Path) -> str:
 
 
 def commits(folder: Path) -> str:
-    found = sorted({short(read_json(path)["commit"]) for path in folder.glob("*.json")})
+    found = sorted({short_commit(read_json(path)["commit"]) for path in folder.glob("*.json")})
     changed = " One that ends in -changed had changes that were not committed." if "-changed" in "".join(found) else ""
     return f"Commits {', '.join(found)}.{changed}"
 
@@ -66,8 +68,3 @@ def numbers(runs: list[Run]) -> list[str]:
     found = valids(runs)
     spread = f"{min(found):.1f} – {max(found):.1f}" if len(runs) > 1 else "–"
     return [str(len(runs)), f"{mean(found):.1f}", spread, f"{mean(run['test_perplexity'] for run in runs):.1f}"]
-
-
-def short(commit: str) -> str:
-    whole, _, changed = commit.partition("-")
-    return f"{whole[:12]}-{changed}" if changed else whole[:12]

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from provenance import short_commit
+
 
 def look_up_section(folder: Path) -> str:
     """What input vectors cost when they are computed, cached and compressed."""
@@ -42,7 +44,7 @@ def look_up_section(folder: Path) -> str:
             f"- `{result['recipe']}`: {training['steps']:,} steps, {training['tokens'] / 1e6:.1f} M tokens of "
             f"{training['data']['corpus']} in {training['seconds']:.0f} s; {result['protocol']}; timed on "
             f"{result['timed']}, {hardware.get('gpu') or hardware['cpu']}, "
-            f"commit {(result['commit'] or 'unknown')[:12]}."
+            f"commit {short_commit(result['commit'])}."
         )
     return "\n".join(lines)
 

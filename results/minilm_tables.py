@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from provenance import short_commit
+
 from torchdefine.adapt.fit import Measured, front_of
 from torchdefine.adapt.front_picture import points_figure
 from torchdefine.analysis.pictures import save_figure
@@ -64,7 +66,7 @@ def section(path: Path) -> str:
         f"{text['distilled_on']:,} distilled; units fitted for {result['units']['steps']:,} steps; "
         f"seed {result['seed']}; {result['seconds']:.0f} s in all on {hardware} "
         f"({result['hardware']['cpu_threads']} threads), torch {result['versions']['torch']}, commit "
-        f"{(result['commit'] or 'unknown')[:12]}.",
+        f"{short_commit(result['commit'])}.",
         "",
     ]
     return "\n".join(lines)

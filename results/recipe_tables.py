@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from curves import draw_curves
+from provenance import short_commit
 
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.recipe.recipe import SECTIONS
@@ -54,11 +55,11 @@ def labels(results: list[dict]) -> list[str]:
     for result in results:
         twins = [other for other in results if other["recipe"] == result["recipe"]]
         differs = [
-            f"{section}.{name} {json.dumps(value)}"
-            for section, values in result["settings"].items()
-            if isinstance(values, dict) and section not in ("published", "data")
+            f"{section}.{name} {json.dumps(setting(result, section, name))}"
+            for section in SECTIONS
+            if section != "data"
             for name in sorted({name for twin in twins for name in twin["settings"].get(section, {})})
-            if any(setting(twin, section, name) != (value := setting(result, section, name)) for twin in twins)
+            if any(setting(twin, section, name) != setting(result, section, name) for twin in twins)
         ]
         found.append(", ".join([f"`{result['recipe']}`", *differs]))
     return found
@@ -88,7 +89,7 @@ def origin_facts(result: dict) -> list[str]:
         f"text {result['data']['corpus']}",
         f"seed {result['seed']}",
         f"{result['precision']} on {hardware}, torch {result['versions']['torch']}",
-        f"commit {(result['commit'] or 'unknown')[:12]}",
+        f"commit {short_commit(result['commit'])}",
         result["evaluation"]["test"]["protocol"],
         scoring(result),
         public_protocol(result),

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from curves import draw_curves
+from provenance import short_commit
 from run_stage import agrees, best_settings, own_settings, read_stage
 from speed import training_speed
 
@@ -150,7 +151,7 @@ def how_timed(folder: Path) -> str:
     return (
         "Rows trained side by side, so ms/step and tokens/s are those of a step alone, on words of "
         f"{timed['text']} spread over a vocabulary of {timed['vocabulary']:,}: {timed['hardware']['gpu']}, torch "
-        f"{timed['versions']['torch']}, commit {timed['commit'][:12]}."
+        f"{timed['versions']['torch']}, commit {short_commit(timed['commit'])}."
     )
 
 
@@ -285,7 +286,7 @@ def origin(runs: list[dict[str, Any]]) -> str:
         "rate": {f"{run['settings']['optim']['lr']:g}" for run in runs},
         "precision": {run["precision"] for run in runs},
         "hardware": {run["hardware"].get("gpu") or run["hardware"]["cpu"] for run in runs},
-        "commit": {(run["commit"] or "unknown")[:12] for run in runs},
+        "commit": {short_commit(run["commit"]) for run in runs},
         "SHA-256 of the training text": {run["data"]["splits"]["train"]["text_sha256"] for run in runs},
         "of its tokens": {run["data"]["splits"]["train"]["tokens_sha256"] for run in runs},
         "other text": {run["also"]["corpus"] for run in runs if "also" in run} or {"none"},

@@ -99,3 +99,9 @@ def test_the_public_protocol_stands_beside_ours() -> None:
     said = tables.public_protocol(run("txl/small", public_evaluation=public))
     assert said == "public protocol (10 streams, each from an empty memory) 50.00 / 60.00"
     assert tables.public_protocol(run("txl/small")) == ""
+
+
+def test_changes_that_were_not_committed_are_not_hidden() -> None:
+    provenance = import_module("provenance")
+    commits = ("0123456789abcdef", "0123456789abcdef-changed", "152d38b", None)
+    assert [*map(provenance.short_commit, commits)] == ["0123456789ab", "0123456789ab-changed", "152d38b", "unknown"]

@@ -142,8 +142,9 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
+@pytest.mark.usefixtures("now")
 def test_a_stop_between_two_log_lines_loses_no_training_time(
-    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[float]
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed_step = TrainingStep.__call__
 

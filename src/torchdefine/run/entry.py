@@ -105,7 +105,7 @@ def train(
 def _open_folder(folder: RunFolder, recipe: Recipe, corpus: Corpus | Bitext, resume: bool) -> None:
     """Write what a run's folder has from its first step on."""
     if resume:
-        folder.go_on(recipe, corpus.tokenization)
+        folder.bring_up_to_date(recipe, corpus.tokenization)
     else:
         folder.create(recipe, corpus.tokenization)
     _keep_token_counts(folder, corpus)

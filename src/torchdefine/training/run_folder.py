@@ -112,8 +112,8 @@ class RunFolder:
             raise UserError(f"{self.path} holds no run: {self._what_to_name_instead()}")
         return load_recipe(str(self.config))
 
-    def go_on(self, recipe: Recipe, tokenization: Fingerprinted) -> None:
-        """Remember where the text and the tokenizer lie now; what the checkpoint was compared with replaces the old."""
+    def bring_up_to_date(self, recipe: Recipe, tokenization: Fingerprinted) -> None:
+        """Before a run goes on: where its text and tokenizer lie now, and its vocabulary, whose file may be damaged."""
         tokenization.save(self.path)
         own = self.recipe()
         data = replace(own.data, corpus=recipe.data.corpus, tokenizer=recipe.data.tokenizer)
