@@ -20,7 +20,7 @@ from torchdefine.recipe.settings import merge, to_plain
 
 HERE = Path(__file__).parent
 STAGES = (
-    *("decisive", "depth", "ablation", "ablation-clean", "decisive-rate-10", "higher-rates"),
+    *("decisive", "depth", "ablation", "ablation-clean", "decisive-rate-10", "higher-rates", "still-higher-rates"),
     *("table-scales", "unit-choices", "unit-rates", "projection-rates", "tuning", "long-rates"),
 )
 """As a reader asks for them; they run in another order."""
