@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from marked import write_between_marks
+from rate_tables import rates_section
 from run_stage import read_stage
 from stage_tables import clipped_share, compact_table, diverged, gaps_of, published_test, read_rows
 
@@ -27,30 +28,12 @@ Runs = list[dict[str, Any]]
 def write_evidence_page(folder: Path) -> None:
     """The parts of docs/evidence.md that are measured; ``folder`` has the results of the stages on one text."""
     page = HERE.parent / "docs" / "evidence.md"
-    write_between_marks(page, "rates", rates_table(folder))
+    write_between_marks(page, "rates", rates_section(folder))
     for stage in ("decisive", "depth", "ablation-clean", "ablation", "decisive-rate-10"):
         write_between_marks(page, stage, compact_table(folder / stage))
     write_between_marks(page, "gaps", gaps_of(folder / "decisive"))
     write_between_marks(page, "choices", choices_table(folder))
     write_between_marks(page, "claims", claims_table(folder))
-
-
-def rates_table(folder: Path) -> str:
-    """The scaled baseline and R3 at every rate, over the whole schedule."""
-    header = ("rate", "R2 scaled, valid", "test", "R3, valid", "test", "R3 against R2 scaled, test")
-    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
-    stages = [read_rows(folder / stage) for stage in ("long-rates", "unit-rates")]
-    for row in read_stage("long-rates")["rows"]:
-        tried = [runs.get(row["name"]) for runs in stages]
-        cells = [
-            "not run" if runs is None else "diverged" if diverged(runs) else f"{runs[0][split]:.2f}"
-            for runs in tried
-            for split in ("valid_perplexity", "test_perplexity")
-        ]
-        baseline, unit = (None if runs is None or diverged(runs) else runs for runs in tried)
-        apart = f"{difference(unit, baseline, 'test_perplexity'):+.1%}" if baseline and unit else "–"
-        lines.append("| " + " | ".join([row["name"].removeprefix("rate "), *cells, apart]) + " |")
-    return "\n".join(lines)
 
 
 def choices_table(folder: Path) -> str:

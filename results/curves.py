@@ -1,23 +1,23 @@
-"""Validation curves of several runs in one picture."""
+"""Pictures of results, the same file for the same numbers; validation curves of several runs in one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 
 
 def draw_curves(name: str, runs: Mapping[str, dict[str, Any]]) -> str:
     """Draw the curve of each run, by its label, into figures/NAME.svg; returns the picture's path from here."""
-    import matplotlib
+    from matplotlib import ticker
 
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "torchdefine"  # the same file for the same numbers
-    from matplotlib import pyplot, ticker
-
-    figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    figure, (axes,) = empty_picture()
     for label, run in runs.items():
         points = [(point["tokens"] / 1e6, point["perplexity"]) for point in run["curve"]]
         axes.plot(*zip(*points, strict=True), marker=".", markersize=3, linewidth=1, label=label)
@@ -26,6 +26,25 @@ def draw_curves(name: str, runs: Mapping[str, dict[str, Any]]) -> str:
         axis_format(ticker.FormatStrFormatter("%g"))
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
+    return save_picture(figure, name)
+
+
+def empty_picture(panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """A picture with panels beside each other, all of one height of perplexities."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "torchdefine"
+    from matplotlib import pyplot
+
+    figure, grid = pyplot.subplots(1, panels, figsize=(7, 3.6), layout="constrained", sharey=True, squeeze=False)
+    return figure, list(grid[0])
+
+
+def save_picture(figure: Figure, name: str) -> str:
+    """Write figures/NAME.svg; returns its path from here."""
+    from matplotlib import pyplot
+
     path = HERE / "figures" / f"{name}.svg"
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, metadata={"Date": None})

@@ -561,29 +561,6 @@ def test_the_units_choices_stand_beside_the_best_schedule(tuned: Path) -> None:
     assert claims.choices_table(tuned).splitlines()[4] == f"| {second} | not run | – |"
 
 
-def test_rates_stand_beside_each_other(tmp_path: Path) -> None:
-    measured: list[tuple[str, int, dict[str, Any]]] = [
-        ("long-rates", 10, {"valid_perplexity": 100.0, "test_perplexity": 200.0}),
-        ("long-rates", 14, {"diverged": "at once"}),
-        ("long-rates", 20, {"valid_perplexity": 90.0, "test_perplexity": 180.0}),
-        ("unit-rates", 20, {"valid_perplexity": 60.0, "test_perplexity": 135.0}),
-    ]
-    for stage, rate, outcome in measured:
-        (tmp_path / stage).mkdir(exist_ok=True)
-        row = next(row for row in run_stage.read_stage(stage)["rows"] if row["name"] == f"rate {rate}")
-        settings = to_plain(load_recipe(row["recipe"], run_stage.own_settings(row)))
-        (tmp_path / stage / f"{rate}.json").write_text(
-            json.dumps({"row": row["name"], "settings": settings, **outcome})
-        )
-    lines = claims.rates_table(tmp_path).splitlines()[2:]
-    assert lines[:4] == [
-        "| 10 | 100.00 | 200.00 | not run | not run | – |",
-        "| 14 | diverged | diverged | not run | not run | – |",
-        "| 20 | 90.00 | 180.00 | 60.00 | 135.00 | -25.0% |",
-        "| 28 | not run | not run | not run | not run | – |",
-    ]
-
-
 def test_a_run_with_settings_that_its_stage_no_longer_takes_is_not_shown(tuned: Path) -> None:
     (tuned / "decisive").mkdir()
     for row in run_stage.rows_of("decisive", tuned):
