@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 from marked import write_between_marks
-from rate_tables import rates_section
+from rate_tables import best_rates_table, rates_section
 from run_stage import read_stage
-from stage_tables import clipped_share, compact_table, diverged, gaps_of, published_test, read_rows
+from stage_tables import clipped_share, compact_table, diverged, published_test, read_rows
 
 HERE = Path(__file__).parent
 SEEDS_APART = 2
@@ -28,10 +28,10 @@ Runs = list[dict[str, Any]]
 def write_evidence_page(folder: Path) -> None:
     """The parts of docs/evidence.md that are measured; ``folder`` has the results of the stages on one text."""
     page = HERE.parent / "docs" / "evidence.md"
+    write_between_marks(page, "best", best_rates_table(folder))
     write_between_marks(page, "rates", rates_section(folder))
     for stage in ("decisive", "depth", "ablation-clean", "ablation", "decisive-rate-10"):
         write_between_marks(page, stage, compact_table(folder / stage))
-    write_between_marks(page, "gaps", gaps_of(folder / "decisive"))
     write_between_marks(page, "choices", choices_table(folder))
     write_between_marks(page, "claims", claims_table(folder))
 

@@ -235,7 +235,8 @@ def other_text(run: Run, text: Path) -> dict[str, Any]:
     """How a model does on a text of another corpus, by split."""
     splits = find_splits(text, require_train=False)
     found = {split: run.evaluate(split, data=text).to_dict() for split in ("valid", "test") if split in splits}
-    return {"corpus": text.resolve().name, **found}
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for split in found for path in splits[split]}
+    return {"corpus": text.resolve().name, "files_sha256": hashes, **found}
 
 
 def main() -> None:
