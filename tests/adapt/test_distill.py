@@ -5,7 +5,7 @@ import torch
 
 from tests.adapt.small_encoder import Encoder, behaviour, counts
 from torchdefine.adapt import Distillation, distill
-from torchdefine.errors import UserError
+from torchdefine.errors import MachineError, UserError
 from torchdefine.inference import quantised_table, svd_table, transform_table
 
 TABLES = {
@@ -65,3 +65,14 @@ def test_nothing_to_do_is_refused() -> None:
 
 def _types(table: torch.nn.Module) -> dict[str, torch.dtype]:
     return {name: tensor.dtype for name, tensor in table.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_what_overflows_is_said_and_leaves_the_parts_as_they_were_stored(kind: str) -> None:
+    model = Encoder()
+    table = TABLES[kind](model.tokens)
+    types, kept = _types(table), copy.deepcopy(table.state_dict())
+    with pytest.raises(MachineError, match="overflowed"):
+        distill(behaviour(model, 4, seed=1), table, Distillation(steps=20, lr=1e30))
+    assert _types(table) == types
+    table.load_state_dict(kept)  # as who measures a table before and after does

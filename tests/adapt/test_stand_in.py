@@ -81,6 +81,14 @@ def test_cache_tables_names_what_it_cached_and_keeps_it_out_of_files() -> None:
     assert model["words"].finished is None
 
 
+def test_vectors_are_not_cached_while_they_learn() -> None:
+    model = shared_model().train()
+    replace_embeddings(model, targets="source", **SIZES)
+    with pytest.raises(UserError, match=r"call eval\(\) first"):
+        model["source"].cache()
+    assert model["source"](torch.tensor([1])).requires_grad
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_a_resize_ends_the_cache(given: bool) -> None:
     model = shared_model().eval()

@@ -1,12 +1,16 @@
 import dataclasses
 import logging
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from torchdefine.data import named
 from torchdefine.data.corpus import encode_corpus
+from torchdefine.data.download import one_at_a_time
 from torchdefine.data.named import DOWNLOADABLE, SHIPPED, corpus_names, resolve_corpus
 from torchdefine.data.text_files import find_splits
 from torchdefine.errors import MachineError, UserError
@@ -59,7 +63,11 @@ def test_download_is_unpacked_once(published: Path, tmp_path: Path, caplog: pyte
     assert (folder / "valid.txt").read_text() == "the valid text\n"
     assert "unverified" in caplog.text
     assert "CC BY-SA" in caplog.text
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["wikitext-2", "wikitext-2-v1.zip.sha256"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == [
+        "wikitext-2",
+        "wikitext-2-v1.zip.lock",
+        "wikitext-2-v1.zip.sha256",
+    ]
     published.unlink()
     assert resolve_corpus("wikitext-2", tmp_path / "cache") == folder
 
@@ -92,3 +100,18 @@ def test_single_file_is_refused(tmp_path: Path) -> None:
 def test_addresses_are_not_called_verified() -> None:
     assert {corpus.name for corpus in DOWNLOADABLE.values()} == {"wikitext-2", "wikitext-103", "ptb"}
     assert not any(corpus.verified or corpus.sha256 for corpus in DOWNLOADABLE.values())
+
+
+def test_who_waited_for_another_download_takes_what_it_brought(published: Path, tmp_path: Path) -> None:
+    downloads = tmp_path / "cache" / "downloads"
+    with ThreadPoolExecutor() as pool, ExitStack() as lock:
+        lock.enter_context(one_at_a_time(downloads / published.name))
+        waiting = pool.submit(resolve_corpus, "wikitext-2", tmp_path / "cache")
+        time.sleep(0.2)
+        assert not waiting.done()
+        for split in ("train", "valid", "test"):
+            (downloads / "wikitext-2").mkdir(exist_ok=True)
+            (downloads / "wikitext-2" / f"{split}.txt").write_text("of the other\n")
+        published.unlink()
+        lock.close()
+        assert (waiting.result(10) / "test.txt").read_text() == "of the other\n"

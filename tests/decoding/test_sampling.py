@@ -4,7 +4,7 @@ from tests.models.test_language_model import adaptive_model
 
 from torchdefine.decoding import SamplingOptions, generate
 from torchdefine.decoding.sampling import draw
-from torchdefine.errors import UserError
+from torchdefine.errors import MachineError, UserError
 
 
 def test_greedy_generation_equals_recomputing_the_whole_text() -> None:
@@ -74,3 +74,13 @@ def test_bad_options() -> None:
     }.items():
         with pytest.raises(UserError, match=message):
             make()
+
+
+def test_of_equals_no_more_are_drawn_from_than_were_asked_for() -> None:
+    log_probs = torch.full((5,), 0.2).log()
+    assert len({draw(log_probs, SamplingOptions(top_k=2)) for _ in range(200)}) == 2
+
+
+def test_nothing_is_drawn_from_what_is_no_number() -> None:
+    with pytest.raises(MachineError, match="gives no token a probability"):
+        draw(torch.tensor([0.0, torch.nan]), SamplingOptions())

@@ -289,3 +289,17 @@ def test_it_says_what_it_saves() -> None:
     embedding = DeFINE(5000, 64, map_dim=32, expand_dim=256)
     count = sum(parameter.numel() for parameter in embedding.parameters())
     assert f"5,000 → 64: {count:,} parameters, nn.Embedding would have 320,000" in repr(embedding)
+
+
+@pytest.mark.parametrize(
+    "map_layer", [StandardMap(400, 16), ProjectiveMap(400, 16, 16), AdaptiveMap(400, 16, (100, 200), division=1)]
+)
+def test_weights_are_drawn_anew_as_they_were_drawn_before(map_layer: StandardMap | ProjectiveMap | AdaptiveMap) -> None:
+    embedding = TokenEmbedding(map_layer)
+    map_layer.reset_parameters(0.05)
+    before = torch.cat([p.detach().flatten() for p in map_layer.parameters()])
+    embedding.reset_parameters()
+    after = torch.cat([p.detach().flatten() for p in map_layer.parameters()])
+    assert not torch.equal(before, after)
+    assert after.std().item() == pytest.approx(before.std().item(), rel=0.05)
+    assert map_layer.std == 0.05

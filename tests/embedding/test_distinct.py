@@ -141,6 +141,49 @@ def test_somebody_elses_map_is_asked_for_ids_and_nothing_else() -> None:
     assert embedding(ids, 60).shape == (4, 40, 8)
 
 
+class PlacesMap(StandardMap):
+    """Somebody's map made from ours: a vector knows where in the text it stands."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(ids) + torch.arange(ids.shape[-1]).unsqueeze(-1)
+
+
+class NoisyLinear(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.rand_like(x[..., :1])
+
+
+@pytest.mark.parametrize("unit", [None, nn.Linear(16, 8)])
+def test_a_map_that_reads_places_is_asked_for_every_token(unit: nn.Module | None) -> None:
+    embedding = TokenEmbedding(PlacesMap(50, 16), unit, 16 if unit is None else 8)
+    ids = torch.randint(50, (4, 40))
+    vectors = embedding.map(ids)
+    torch.testing.assert_close(embedding(ids), vectors if unit is None else unit(vectors))
+    assert not embedding.knows_tokens_only
+
+
+def test_a_unit_made_from_ours_is_not_taken_for_it() -> None:
+    embedding = TokenEmbedding(StandardMap(50, 16), NoisyLinear(16, 8), 8)
+    vectors = embedding(torch.zeros(100, dtype=torch.long))
+    assert len(vectors.unique(dim=0)) == 100
+
+
+def test_a_map_without_anything_that_learns() -> None:
+    class Fixed(nn.Module):
+        num_embeddings, map_dim, output_dim, padding_idx = 50, 16, 16, None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.randn(50, 16, dtype=torch.float64))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.table[ids]
+
+    embedding = TokenEmbedding(Fixed()).train()
+    embedding.eval().look_up(embedding.map.table.float())
+    assert embedding(torch.tensor([3])).dtype == torch.float64
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["standard", "projective", "adaptive"])
 def test_on_a_gpu_gradients_are_those_of_tokens_one_by_one(kind: str) -> None:

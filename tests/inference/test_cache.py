@@ -172,3 +172,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert path.stat().st_size > 10_000_000 * 64 * 4
     assert int(done.stdout) * 1024 < 1 << 30
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_table_is_not_looked_up_where_something_should_learn(packed: bool) -> None:
+    embedding = DeFINE(50, 24, map_dim=8, expand_dim=32)
+    table = embedding.cached() if packed else embedding.table()
+    with pytest.raises(UserError, match=r"call eval\(\) first"):
+        embedding.train().look_up(table)
+    assert embedding(torch.tensor([1])).requires_grad

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from torchdefine.errors import UserError
 from torchdefine.inference import quantised_table
 from torchdefine.inference.quantised import best_steps, nearest_codes, quantise_rows
 
@@ -57,3 +58,10 @@ def test_progress_reaches_its_total() -> None:
     calls: list[tuple[int, int]] = []
     quantise_rows(torch.randn(9000, 4), 4, progress=lambda done, total: calls.append((done, total)))
     assert calls == [(8192, 9000), (9000, 9000)]
+
+
+def test_a_table_whose_steps_float16_would_lose_is_refused() -> None:
+    table = torch.randn(40, 16)
+    with pytest.raises(UserError, match="as small as .*, which float16 cannot hold"):
+        quantised_table(1e-7 * table, 8)
+    quantised_table(0 * table, 8)  # nothing is lost of nothing

@@ -279,3 +279,26 @@ def test_with_a_hint_nobody_waits_for_the_gpu(reduction: str) -> None:
         torch.cuda.set_sync_debug_mode("default")
     theirs = F.cross_entropy(model["out"].log_prob(hidden), on_device, reduction=reduction)
     torch.testing.assert_close(loss, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_targets_of_32_bits_may_be_smoothed(name: str) -> None:
+    layer = LAYERS[name]()["out"]
+    hidden, targets = batch(layer, 7)
+    expected = layer.loss(hidden, targets, label_smoothing=0.1)
+    torch.testing.assert_close(layer.loss(hidden, targets.int(), label_smoothing=0.1), expected)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_nothing_at_all_fits_into_any_room(reduction: str) -> None:
+    layer = LAYERS["tied"]()["out"]
+    hidden, targets = batch(layer, 0)
+    assert layer.loss(hidden, targets, reduction=reduction, hint=(3, 2)).sum() == 0
+
+
+def test_an_untied_layer_grows_by_itself() -> None:
+    layer = LAYERS["untied"]()["out"]
+    before = layer.map.bands[-1].weight.detach().clone()
+    layer.resize(V + 5)
+    assert layer.log_prob(torch.randn(2, WIDTH, dtype=torch.float64)).shape == (2, V + 5)
+    assert torch.equal(layer.map.bands[-1].weight[: len(before)], before)

@@ -293,3 +293,20 @@ def test_targets_may_be_of_any_whole_number_type(dtype: torch.dtype) -> None:
     targets = torch.arange(200)
     expected = F.cross_entropy(hidden @ weight.T, targets)
     torch.testing.assert_close(linear_cross_entropy(hidden, weight, targets.to(dtype)), expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_sums_over_many_tokens_do_not_overflow_in_float16(device: str) -> None:
+    """Whatever the loss is scaled by, a sum that is too large for float16 could never be saved."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(16_384, 16) + 8, 0.02 * torch.randn(64, 16)
+    targets = torch.randint(64, (16_384,))
+    targets[::2] = 0
+    exact = weight.double().requires_grad_()
+    F.cross_entropy(F.linear(hidden.double(), exact), targets).backward()
+    given = weight.to(device).requires_grad_()
+    with torch.autocast(device, dtype=torch.float16):
+        loss = linear_cross_entropy(hidden.to(device), given, targets.to(device))
+    (loss * 1024).backward()
+    assert given.grad is not None
+    torch.testing.assert_close(given.grad.cpu().double() / 1024, exact.grad, rtol=1e-2, atol=1e-3)

@@ -128,3 +128,19 @@ def test_bad_arguments() -> None:
         MixtureSoftmax(HIDDEN, full(), 0)
     with pytest.raises(UserError, match="latent_dropout is 1"):
         MixtureSoftmax(HIDDEN, full(), 2, latent_dropout=1.0)
+
+
+@pytest.mark.parametrize("kind", COMPONENTS)
+def test_targets_of_32_bits_may_be_smoothed(kind: str) -> None:
+    layer, targets = mixture(kind), torch.randint(V, (5,))
+    hidden = torch.randn(5, HIDDEN, dtype=torch.float64)
+    expected = layer.loss(hidden, targets, label_smoothing=0.1)
+    torch.testing.assert_close(layer.loss(hidden, targets.int(), label_smoothing=0.1), expected)
+
+
+@pytest.mark.parametrize("kind", COMPONENTS)
+def test_follows_a_change_of_the_vocabulary(kind: str) -> None:
+    layer = mixture(kind)
+    layer.component._map[0].resize(V + 3)
+    layer.resize(V + 3)
+    assert layer.log_prob(torch.randn(2, HIDDEN, dtype=torch.float64)).shape == (2, V + 3)

@@ -160,3 +160,11 @@ def test_training_is_shown_to_whoever_is_there(
     assert capsys.readouterr().out.count("validation perplexity") == 5
     train(recipe_file, out=tmp_path / "hushed", verbose=False, **short)
     assert "validation perplexity" not in "".join(capsys.readouterr())
+
+
+def test_opening_a_run_changes_nobodys_random_numbers(trained: Run) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    load_run(trained.folder.path)
+    assert torch.equal(torch.rand(2), expected)

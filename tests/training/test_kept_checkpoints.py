@@ -55,3 +55,10 @@ def test_ranks_are_taken_over_and_other_models_refused() -> None:
     assert mean["ranks"].tolist() == [4, 2]
     with pytest.raises(UserError, match="different models"):
         mean_weights([one, Checkpoint({"w": torch.ones(2)}, {})])
+
+
+def test_whole_numbers_that_differ_have_no_average() -> None:
+    one, other = (Checkpoint({"ranks": torch.tensor(ranks)}, {}) for ranks in ([0, 1, 2], [2, 1, 0]))
+    assert torch.equal(mean_weights([one, one])["ranks"], torch.tensor([0, 1, 2]))
+    with pytest.raises(UserError, match="differ in ranks"):
+        mean_weights([one, other])

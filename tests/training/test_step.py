@@ -8,13 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 from torchdefine import StandardMap, train
-from torchdefine.context import LSTM
+from torchdefine.context import LSTM, LayerSizes, Reach, TransformerXL
 from torchdefine.data import TokenStreams
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.models import LanguageModel, LossOptions
 from torchdefine.output import FullSoftmax
 from torchdefine.recipe import TrainSettings
 from torchdefine.training.batches import Batch, TextBatches
+from torchdefine.training.checkpoint import flat_tensors
 from torchdefine.training.precision import Precision
 from torchdefine.training.recording import _without_garbage_collection, room_for
 from torchdefine.training.step import StepParts, TrainingStep
@@ -68,10 +69,40 @@ def test_random_lengths_are_those_of_the_seed() -> None:
     assert lengths(1) != lengths(2)
 
 
-def small_step(clip: float | None = None, options: LossOptions | None = None) -> tuple[TrainingStep, Batch]:
+def test_a_step_that_broke_off_does_not_hinder_the_next() -> None:
+    precision = Precision("fp32", torch.device("cpu"))
+    precision.scaler = torch.amp.GradScaler("cpu")
+    step, batch = small_step(precision=precision)
+    clip, step.clip = step.clip, None  # breaks it off behind the unscaling
+    with pytest.raises(TypeError):
+        step(batch, 0.1)
+    step.clip = clip
+    with pytest.raises(RuntimeError, match="already been called"):
+        step(batch, 0.1)
+    step._forget_recorded()
+    step(batch, 0.1)
+    assert int(step.steps_done) == 1
+
+
+def test_a_model_that_was_evaluated_carries_the_state_of_training() -> None:
+    model = LanguageModel(
+        TokenEmbedding(StandardMap(50, 16)),
+        TransformerXL(16, 1, LayerSizes(2, 8, 32), Reach(4), Reach(6)),
+        FullSoftmax(16, num_embeddings=50),
+    ).eval()
+    parts = StepParts(model, model, torch.optim.SGD(model.parameters()), Precision("fp32", torch.device("cpu")))
+    step = TrainingStep(parts, [2], None, recorded=False)
+    fresh = model.train().initial_state(2)
+    assert [t.shape for t in flat_tensors(step.carried)] == [t.shape for t in flat_tensors(fresh)]
+
+
+def small_step(
+    clip: float | None = None, options: LossOptions | None = None, precision: Precision | None = None
+) -> tuple[TrainingStep, Batch]:
     table = StandardMap(50, 16)
     model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table), options)
-    parts = StepParts(model, model, torch.optim.SGD(model.parameters()), Precision("fp32", torch.device("cpu")))
+    precision = precision or Precision("fp32", torch.device("cpu"))
+    parts = StepParts(model, model, torch.optim.SGD(model.parameters()), precision)
     streams = TokenStreams(np.arange(32), 2, "cpu", start_token=0)
     data = TextBatches(streams, TrainSettings(batch_size=2, length=8, epochs=1))
     return TrainingStep(parts, [2], clip, recorded=False), data.batch(0)
@@ -146,8 +177,13 @@ def test_steps_are_really_recorded(recipe_file: Path, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_what_cannot_be_recorded_trains_all_the_same(
-    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    precision: str,
+    recipe_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     original = TrainingStep._note
 
@@ -158,7 +194,8 @@ def test_what_cannot_be_recorded_trains_all_the_same(
     losses = []
     for record in (True, False):
         out = tmp_path / str(record)
-        train(recipe_file, out=out, train={"record": record, "steps": 30}, context={"recurrent_dropout": 0.3})
+        settings = {"record": record, "steps": 30, "precision": precision}
+        train(recipe_file, out=out, train=settings, context={"recurrent_dropout": 0.3})
         losses.append([line["loss"] for line in json.loads((out / "result.json").read_text())["train_curve"]])
     assert "not recorded" in caplog.text
     assert losses[0] == pytest.approx(losses[1], rel=0.05)

@@ -15,6 +15,8 @@ from torchdefine.files import Progress
 from torchdefine.inference import CompactTable, DenseRows, FactorisedRows, QuantisedRows
 from torchdefine.inference.quantised import quantise_rows
 
+OVERFLOWED = "Self-distillation overflowed: use a smaller rate."
+
 
 @dataclass(frozen=True)
 class Distillation:
@@ -64,7 +66,7 @@ def distill(
             parameter.requires_grad_(True)
     values = torch.stack(cosines).tolist()
     if not all(torch.isfinite(part).all() for part in table.parameters()):
-        raise MachineError("Self-distillation overflowed: use a smaller rate.")
+        raise MachineError(OVERFLOWED)
     return values
 
 
@@ -83,14 +85,17 @@ def loosened(table: CompactTable) -> Iterator[None]:
         table.float().requires_grad_(True)
         yield
     finally:
+        trained = [module.projection.matrix().detach() for module, _ in rounded]
+        fits = all(bool(torch.isfinite(matrix.half()).all()) for matrix in trained)
         for name, parameter in table.named_parameters():
             dtype, learning = stored[name]
             parameter.data = parameter.data.to(dtype)
             parameter.requires_grad_(learning)
             parameter.grad = None
-        for module, projection in rounded:
-            trained = module.projection.matrix().detach()
-            module.projection = quantise_rows(trained, projection.bits, projection.group_size)
+        for (module, projection), matrix in zip(rounded, trained, strict=True):
+            module.projection = quantise_rows(matrix, projection.bits, projection.group_size) if fits else projection
+    if not fits:
+        raise MachineError(OVERFLOWED)
 
 
 def _order(batches: int, options: Distillation) -> list[int]:

@@ -67,6 +67,8 @@ class StandIn(nn.Module):
 
     def cache(self) -> Self:
         """Look finished vectors up from now on, until ``train()``, a resize or a load: V × m numbers of memory."""
+        if self.training:
+            raise UserError("The model is training, and would learn nothing from cached vectors: call eval() first.")
         self.finished = None
         self.finished = finished_table(self.table, dtype=self.weight.dtype, device=self.weight.device)
         return self

@@ -11,8 +11,8 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -61,6 +61,25 @@ def download(url: str, target: Path, sha256: str | None = None, progress: Progre
             file.write(f"{found}\n".encode())
     part.replace(target)
     return Download(target, found, verified=sha256 is not None)
+
+
+@contextmanager
+def one_at_a_time(target: Path) -> Iterator[None]:
+    """Wait for other processes that fetch ``target``; a lock goes with its process, however that ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    lock = target.with_name(f"{target.name}.lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise write_failure(lock, error) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def hash_record(target: Path) -> Path:

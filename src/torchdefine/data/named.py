@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchdefine.data.bitext_files import BITEXT_LAYOUT
-from torchdefine.data.download import download, extract, hash_record
+from torchdefine.data.download import download, extract, hash_record, one_at_a_time
 from torchdefine.data.text_files import FOLDER_LAYOUT, find_splits
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress, cache_folder
@@ -131,6 +132,13 @@ def _fetched(corpus: DownloadableCorpus, downloads: Path, progress: Progress | N
     if all(text.is_file() for text in members.values()):
         return folder
     archive = downloads / corpus.url.rpartition("/")[2]
+    with one_at_a_time(archive):
+        if not all(text.is_file() for text in members.values()):  # another process may have had the same wish
+            _fetch(corpus, archive, members, progress)
+    return folder
+
+
+def _fetch(corpus: DownloadableCorpus, archive: Path, members: Mapping[str, Path], progress: Progress | None) -> None:
     fetched = download(corpus.url, archive, corpus.sha256, progress)
     _log.info(corpus.licence)
     if not fetched.verified:
@@ -142,4 +150,3 @@ def _fetched(corpus: DownloadableCorpus, downloads: Path, progress: Progress | N
         raise
     finally:
         archive.unlink()  # unpacked it is of no more use, and a damaged one must not stay
-    return folder

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from torchdefine.decoding.sampling import NO_PROBABILITIES
 from torchdefine.errors import MachineError, UserError
 
 
@@ -145,10 +146,7 @@ def beam_search(
         ]
         for index in set(range(len(searches))) - set(going):
             if not searches[index].ended:  # even the longest target must end, unless nothing is a number
-                raise MachineError(
-                    "The model gives no token a probability, so nothing can be found: its weights are damaged, or its "
-                    "training had diverged."
-                )
+                raise MachineError(NO_PROBABILITIES)
             found[searches[index].place] = searches[index].best(wanted)
         some_ended = len(going) < len(searches)
         searches = [searches[index] for index in going]

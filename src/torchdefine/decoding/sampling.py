@@ -10,9 +10,14 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from torchdefine.errors import UserError
+from torchdefine.errors import MachineError, UserError
 from torchdefine.models import LanguageModel
 from torchdefine.modes import evaluating
+
+NO_PROBABILITIES = (
+    "The model gives no token a probability, so nothing can be found: its weights are damaged, or its training had "
+    "diverged."
+)
 
 
 @dataclass(frozen=True)
@@ -67,18 +72,26 @@ def generate(
 
 def draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator | None = None) -> int:
     """One token from (V,) log-probabilities."""
-    log_probs = log_probs.double().cpu()
+    uniform = torch.rand(1, dtype=torch.float64, generator=generator)
+    return int(draw_rows(log_probs.double().cpu().unsqueeze(0), options, uniform))
+
+
+def draw_rows(log_probs: Tensor, options: SamplingOptions, uniform: Tensor) -> Tensor:
+    """One token for each row of (N, V), where the row's number in [0, 1) falls among the probabilities: (N,)."""
+    if bool(log_probs.isnan().any()):
+        raise MachineError(NO_PROBABILITIES)
     if options.forbidden:
-        log_probs = log_probs.index_fill(0, torch.tensor(options.forbidden), -torch.inf)
+        log_probs = log_probs.clone()
+        log_probs[:, list(options.forbidden)] = -torch.inf
     if options.temperature == 0:
-        return int(log_probs.argmax())
-    log_probs = log_probs / options.temperature
-    if options.top_k is not None and options.top_k < len(log_probs):
-        smallest = log_probs.topk(options.top_k).values[-1]
-        log_probs = log_probs.masked_fill(log_probs < smallest, -torch.inf)
-    probabilities = log_probs.softmax(-1)
-    if options.top_p is not None and options.top_p < 1:
-        ordered, order = probabilities.sort(descending=True)
-        outside = ordered.cumsum(-1) - ordered >= options.top_p  # the token that crosses the bound stays in
-        probabilities[order[outside]] = 0
-    return int(torch.multinomial(probabilities, 1, generator=generator))
+        return log_probs.argmax(-1)
+    ordered, order = (log_probs / options.temperature).sort(-1, descending=True)  # (N, V)
+    if options.top_k is not None:
+        ordered[:, options.top_k :] = -torch.inf
+    probabilities = ordered.softmax(-1)
+    if options.top_p is not None:
+        outside = probabilities.cumsum(-1) - probabilities >= options.top_p  # the token that crosses the bound stays
+        probabilities = probabilities.masked_fill(outside, 0.0)
+    sums = probabilities.cumsum(-1)
+    places = (sums <= uniform.unsqueeze(-1) * sums[:, -1:]).sum(-1)  # (N,)
+    return order.gather(1, places.unsqueeze(1)).squeeze(1)

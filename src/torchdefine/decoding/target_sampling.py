@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdefine.decoding.beam import BeamOptions, Hypothesis, StepModel, TargetTokens, device_of, padded_sources
-from torchdefine.decoding.sampling import SamplingOptions
+from torchdefine.decoding.sampling import SamplingOptions, draw_rows
 
 
 @torch.no_grad()
@@ -58,22 +58,3 @@ def sample_targets(
     return [
         sorted(hypotheses[at : at + count], key=lambda hypothesis: -hypothesis.log_prob) for at in range(0, rows, count)
     ]
-
-
-def draw_rows(log_probs: Tensor, options: SamplingOptions, uniform: Tensor) -> Tensor:
-    """One token for each row of (N, V), where the row's number in [0, 1) falls among the probabilities: (N,)."""
-    if options.forbidden:
-        log_probs = log_probs.clone()
-        log_probs[:, list(options.forbidden)] = -torch.inf
-    if options.temperature == 0:
-        return log_probs.argmax(-1)
-    ordered, order = (log_probs / options.temperature).sort(-1, descending=True)  # (N, V)
-    if options.top_k is not None:
-        ordered[:, options.top_k :] = -torch.inf
-    probabilities = ordered.softmax(-1)
-    if options.top_p is not None:
-        outside = probabilities.cumsum(-1) - probabilities >= options.top_p  # the token that crosses the bound stays
-        probabilities = probabilities.masked_fill(outside, 0.0)
-    sums = probabilities.cumsum(-1)
-    places = (sums <= uniform.unsqueeze(-1) * sums[:, -1:]).sum(-1)  # (N,)
-    return order.gather(1, places.unsqueeze(1)).squeeze(1)

@@ -48,9 +48,9 @@ class AdaptiveMap(nn.Module):
         self.projections = nn.ParameterList(torch.empty(dim, map_dim) for dim in self.band_dims[1:])
         self.reset_parameters()
 
-    def reset_parameters(self, std: float = 1.0) -> None:
-        """Every band gives vectors of standard deviation ``std``."""
-        self.std = std
+    def reset_parameters(self, std: float | None = None) -> None:
+        """Every band gives vectors of standard deviation ``std``, by default the one that they had before."""
+        self.std = std = self.std if std is None else std
         padding = self.padding_idx
         if padding is not None and self.ranks is not None and not self.ranks.is_meta:
             padding = int(self.ranks[padding])

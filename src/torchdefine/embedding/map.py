@@ -24,7 +24,8 @@ class MapLayer(Protocol):
 
     def __call__(self, ids: Tensor) -> Tensor: ...
 
-    def reset_parameters(self, std: float = 1.0) -> None: ...
+    def reset_parameters(self, std: float | None = None) -> None:
+        """Draw all weights anew, with another standard deviation or the one that they were drawn with before."""
 
     def resize(self, num_embeddings: int) -> None: ...
 
@@ -129,8 +130,8 @@ class StandardMap(nn.Module):
         self.scale, self.std = scale, 1.0
         self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx)
 
-    def reset_parameters(self, std: float = 1.0) -> None:
-        self.std = std
+    def reset_parameters(self, std: float | None = None) -> None:
+        self.std = std = self.std if std is None else std
         fill_table(self.table, std)
 
     def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
@@ -175,8 +176,8 @@ class ProjectiveMap(nn.Module):
         self.projection = nn.Linear(map_dim, output_dim, bias=False)
         self.reset_parameters()
 
-    def reset_parameters(self, std: float = 1.0) -> None:
-        self.std = std
+    def reset_parameters(self, std: float | None = None) -> None:
+        self.std = std = self.std if std is None else std
         fill_table(self.table, std)
         nn.init.normal_(self.projection.weight, std=self.projection_std)
 

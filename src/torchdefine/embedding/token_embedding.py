@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
-from torchdefine.embedding.dense import DenseMLP
+from torchdefine.embedding.dense import DenseMLP, DenseProjection
 from torchdefine.embedding.distinct import FEWEST_IDS, LARGEST_SHARE, distinct_ids
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import cached_embedding, finished_table
@@ -18,6 +19,7 @@ from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
 
 OUR_MAPS = (StandardMap, ProjectiveMap, AdaptiveMap)
+OUR_DENSE_UNITS = (nn.Linear, DenseProjection, DenseMLP)
 
 
 class TokenEmbedding(nn.Module):
@@ -75,8 +77,7 @@ class TokenEmbedding(nn.Module):
         return F.embedding(places, self._computed(types, each_once=True))
 
     def _computed(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        ours = isinstance(self.map, OUR_MAPS)  # of somebody else's map less is known
-        vectors: Tensor = self.map(ids, each_once) if ours else self.map(ids)  # type: ignore[call-arg]  # (…, n)
+        vectors: Tensor = self.map(ids, each_once) if self._has_our_map else self.map(ids)  # type: ignore[call-arg]
         if self.training and self.row_dropout:
             vectors = vectors * self._kept_rows(vectors)[ids].unsqueeze(-1)
         if self.unit is None:
@@ -93,15 +94,22 @@ class TokenEmbedding(nn.Module):
         if ids.numel() < FEWEST_IDS:
             return False
         if self.unit is None:  # several tables are looked up and projected; one is quicker than finding what is equal
-            return isinstance(self.map, AdaptiveMap) and ids.device.type == "cpu"
+            return type(self.map) is AdaptiveMap and ids.device.type == "cpu"
         return self.shares_equal_tokens and (distinct is None or distinct <= LARGEST_SHARE * ids.numel())
 
     @property
     def shares_equal_tokens(self) -> bool:
         """Whether a token's vector depends on nothing else in the batch, so that one computation serves all equals."""
-        if isinstance(self.unit, DefineUnit):
+        if not self._has_our_map:
+            return False
+        if type(self.unit) is DefineUnit:
             return not (self.training and self.unit.options.dropout)
-        return isinstance(self.unit, (nn.Linear, DenseMLP))  # torch 2.6 compiles no unions
+        return type(self.unit) in OUR_DENSE_UNITS
+
+    @property
+    def _has_our_map(self) -> bool:
+        """Somebody else's, one made from ours too, may read places or draw numbers, and takes nothing but ids."""
+        return type(self.map) in OUR_MAPS
 
     @property
     def knows_tokens_only(self) -> bool:
@@ -111,8 +119,7 @@ class TokenEmbedding(nn.Module):
         """
         if type(self).forward is not TokenEmbedding.forward or self._forward_hooks or self._forward_pre_hooks:
             return False
-        ours = isinstance(self.map, OUR_MAPS)
-        return ours and (self.unit is None or self.shares_equal_tokens)
+        return self._has_our_map and (self.unit is None or self.shares_equal_tokens)
 
     def _looked_up(self, ids: Tensor, table: Tensor) -> Tensor:
         """As short as it can be: on a GPU the look-up itself takes less than a few lines of Python."""
@@ -129,11 +136,14 @@ class TokenEmbedding(nn.Module):
         """Take the vectors from a table instead of computing them, until the weights change; None computes them.
 
         That is until ``train()``, ``resize()``, ``reset_parameters()`` or ``load_state_dict()``. The table is a matrix,
-        (V, m), or a module that looks its rows up, as ``nn.Embedding`` does.
+        (V, m), or a module that looks its rows up, as ``nn.Embedding`` does. In training it is refused: nothing would
+        learn through it.
         """
         if finished is not None:
             self._check_shape(finished)
-        self._vector_dtype = next(self.map.parameters()).dtype  # type: ignore[attr-defined]
+            if self.training:
+                raise UserError("The embedding is training, and would learn nothing from a table: call eval() first.")
+        self._vector_dtype = self._dtype_of_map()
         self.finished = finished if isinstance(finished, Tensor) else None
         packed = finished if isinstance(finished, nn.Module) else None
         object.__setattr__(self, "packed", packed)  # past nn.Module: it is no part of the weights
@@ -155,8 +165,13 @@ class TokenEmbedding(nn.Module):
         if self.packed is not None:  # it moves with the weights all the same
             self.packed._apply(fn)
         super()._apply(fn, recurse)
-        self._vector_dtype = next(self.map.parameters()).dtype  # type: ignore[attr-defined]
+        self._vector_dtype = self._dtype_of_map()
         return self
+
+    def _dtype_of_map(self) -> torch.dtype:
+        """Somebody else's map may have nothing that learns, or nothing at all."""
+        weights = itertools.chain(self.map.parameters(), self.map.buffers())  # type: ignore[attr-defined]
+        return next((weight.dtype for weight in weights if weight.is_floating_point()), torch.float32)
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         self.look_up(None)  # a table of the weights that go

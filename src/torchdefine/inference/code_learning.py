@@ -92,12 +92,13 @@ def learn_code_rows(
     CodedRows(1, matrix.shape[1], 1, codebooks, entries)  # refuses what does not fit, before the work
     if not torch.isfinite(matrix).all():
         raise UserError("The table has values that are not finite, so no codes can be learnt: repair the table first.")
-    scale = matrix.float().square().mean().sqrt().clamp(min=1e-12)
-    rows = matrix.float() / scale
+    scale = matrix.float().square().mean().sqrt()
+    rows = matrix.float() / scale.clamp(min=1e-12)
     mass = torch.ones(len(rows), device=rows.device) if weights is None else weights.float() / weights.float().mean()
     refining = learning.steps // 2 if learning.rounds else 0  # its share of the progress
     total = learning.steps + refining
-    learner = CodeLearner(rows.shape[1], codebooks, entries)
+    with torch.random.fork_rng(devices=[]):  # its weights are drawn again, by the seed
+        learner = CodeLearner(rows.shape[1], codebooks, entries)
     _learn(rows, mass, learner, learning, _part_of(progress, 0, learning.steps, total))
     books = (learner.books.detach() * scale).unflatten(0, (1, codebooks, entries))
     coded = CodedRows.of(learner.codes(rows).unsqueeze(1), books)

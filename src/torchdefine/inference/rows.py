@@ -85,14 +85,23 @@ def frozen(values: Tensor) -> nn.Parameter:
 
 
 def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values in the number type that a table holds them in; those too large for it are refused."""
+    """Values in the number type that a table holds them in; those too large or too small for it are refused."""
     stored = values.detach().to(dtype)
+    if dtype == torch.float16 and not stored.is_meta and _magnitude(stored) < _magnitude(values) / 2:
+        raise UserError(
+            f"The table needs numbers as small as {float(values.abs().max()):.1e}, which float16 cannot hold: multiply "
+            "it by a number and divide its vectors again, or store it as float32."
+        )
     if dtype == torch.float16 and not stored.is_meta and not bool(torch.isfinite(stored).all()):
         raise UserError(
             f"The table needs numbers as large as {float(values.abs().max()):.1e}, which float16 cannot hold: divide "
             "it by a number and multiply its vectors again, or store it as float32."
         )
     return stored
+
+
+def _magnitude(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values.detach(), dtype=torch.float64))
 
 
 def float_type(name: str) -> torch.dtype:

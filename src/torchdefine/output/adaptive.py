@@ -91,7 +91,7 @@ class BandedSoftmax(OutputLayer):
         check_ids(ids, self.num_embeddings)
         per_token = reduction == "none"
         if label_smoothing:
-            loss = self._smoothed_losses(rows, ids, counted, label_smoothing)  # (T,)
+            loss = self._smoothed_losses(rows, ids.long(), counted, label_smoothing)  # (T,)
         else:
             loss = self._band_losses(self._shared(rows), ids, counted, hint, per_token)  # (T,) or ()
         if per_token:
@@ -128,7 +128,8 @@ class BandedSoftmax(OutputLayer):
         sizes = torch.stack([(band_of == band).sum() for band in range(len(self.cutoffs) + 1)])
         ends, order = sizes.cumsum(0), torch.argsort(band_of.short(), stable=True)  # a GPU sorts byte by byte
         places, columns = [], []
-        for index, (start, room) in enumerate(zip(self.cutoffs, self._rooms(sizes, hint), strict=True), start=1):
+        rooms = self._rooms(sizes, hint) if len(ranks) else [0] * len(self.cutoffs)
+        for index, (start, room) in enumerate(zip(self.cutoffs, rooms, strict=True), start=1):
             seats = torch.arange(room, device=ranks.device)
             taken = order[(ends[index - 1] + seats).clamp(max=len(ranks) - 1)]  # of which the band's size count
             places.append(taken)
@@ -271,6 +272,11 @@ class AdaptiveSoftmax(BandedSoftmax):
         if self.projection is not None:
             self.projection.reset_parameters()
         nn.init.normal_(self.cluster_weight, std=self.map.std)
+
+    def resize(self, num_embeddings: int) -> None:
+        """Resize tables of its own, the last band of which grows; a tied layer has none, and follows its map."""
+        if self.own_map is not None:
+            self.own_map.resize(num_embeddings)
 
     @property
     def map(self) -> AdaptiveMap:

@@ -17,7 +17,7 @@ from torchdefine.output.linear_cross_entropy import Reduction, fitting_tokens
 class OutputLayer(nn.Module, ABC):
     """Vectors of a context model → loss, log-probabilities and most probable tokens.
 
-    A layer supplies ``num_embeddings``, ``loss`` and ``log_prob``. Calling it gives ``log_prob``.
+    A layer supplies ``num_embeddings``, ``loss``, ``log_prob`` and ``resize``. Calling it gives ``log_prob``.
     """
 
     def __init__(self, hidden_dim: int) -> None:
@@ -50,6 +50,10 @@ class OutputLayer(nn.Module, ABC):
     @abstractmethod
     def log_prob(self, hidden: Tensor) -> Tensor:
         """(…, hidden_dim) → (…, V) log-probabilities in the order of the ids; at least float32."""
+
+    @abstractmethod
+    def resize(self, num_embeddings: int) -> None:
+        """Follow a change of the vocabulary: what is the layer's own grows or shrinks, a tied table does at its map."""
 
     def host_hint(self, targets: np.ndarray, *, ignore_index: int = -100) -> tuple[int, ...] | None:
         """What ``loss`` would like to know of the targets before they go to the device; None if nothing."""

@@ -19,6 +19,7 @@ REDUCTIONS = get_args(Reduction)  # asked once: older compilers cannot look into
 
 LOGITS_AT_ONCE = 2**24  # 64 MiB in float32
 ALIGNED_COLUMNS, ALIGNED_FEATURES = 16, 8  # on a GPU: its products and our kernels are slower with other numbers
+HAS_WIDE_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()  # from torch 2.8 on
 FEWEST_TOKENS_AT_ONCE = 256  # each chunk reads all of the weight and adds to all of its gradient: fewer would not pay
 
 
@@ -275,10 +276,17 @@ def _fill_product(total: Tensor, left: Tensor, right: Tensor, factor: Tensor | N
         total.copy_((product if factor is None else product * factor)[:, : total.shape[1]])
 
 
+def _wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """A product in float32 of float16: sums over many tokens may be larger than float16 can say."""
+    if left.is_cuda and HAS_WIDE_PRODUCTS:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
 def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
     """Add to the products before; the first fills memory that holds nothing yet."""
     if left.dtype != total.dtype:
-        product = left @ right
+        product = _wide_product(left, right) if left.dtype == torch.float16 else left @ right
         total.copy_(product) if first else add_onto(total, product)
     elif first:
         torch.mm(left, right, out=total)

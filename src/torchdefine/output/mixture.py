@@ -45,6 +45,9 @@ class MixtureSoftmax(OutputLayer):
     def num_embeddings(self) -> int:
         return self.component.num_embeddings
 
+    def resize(self, num_embeddings: int) -> None:
+        self.component.resize(num_embeddings)
+
     def loss(
         self,
         hidden: Tensor,
@@ -63,7 +66,7 @@ class MixtureSoftmax(OutputLayer):
         if label_smoothing:
             ids = torch.where(counted, flat_targets, 0)
             check_ids(ids, self.num_embeddings)
-            losses = self._smoothed_losses(rows, latents, ids, label_smoothing)
+            losses = self._smoothed_losses(rows, latents, ids.long(), label_smoothing)
             losses = torch.where(counted, losses, 0.0)
         else:
             losses = self._mixed_losses(rows, latents, flat_targets, ignore_index, hint)  # (T,)

@@ -160,7 +160,7 @@ def load_run(
     """Open a run folder: ``load_run("runs/x").model``; ``checkpoint`` is "best", "last" or "average".
 
     With ``cached`` the finished vectors are looked up that ``Run.cache`` wrote for these weights, with ``compressed``
-    those that ``Run.compress`` packed.
+    those that ``Run.compress`` packed. The process takes numbers below 1e-38 for zero from then on, which is faster.
     """
     if cached and compressed:
         raise UserError("Vectors are looked up in the cache or in the compressed table: choose one of them.")
@@ -182,7 +182,8 @@ def load_run(
         )
     weights = read_checkpoint(file, only="model")
     folder.check_fingerprints(weights.facts, file)
-    model = unloaded_model(recipe, tokenization)
+    with torch.random.fork_rng(devices=[]):  # weights are drawn and thrown away: nobody else's numbers change by that
+        model = unloaded_model(recipe, tokenization)
     load_weights(model, weights, file)
     run = Run(folder, recipe, tokenization, model.to(Processes().device(device)).eval(), file)
     if cached:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchdefine.data import TokenFile, evaluation_streams
 from torchdefine.errors import UserError
@@ -59,7 +59,7 @@ def evaluate(
     note: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Predict every token of ``text`` from those before it, in float32, the state carried from segment to segment.
+    """Predict every token of ``text`` from those before it, in float32, the state carried on between segments.
 
     With ``batch_size`` streams, each but the first starts without the context that came before it; 1 is exact.
     ``predict`` takes the place of the model's own loss, and ``note`` says in the protocol what it does.
@@ -74,8 +74,14 @@ def evaluate(
         unknown_share=header.unknown / len(text),
         protocol=f"{streams} stream{'s' if streams > 1 else ''} from an empty state, "
         f"{getattr(model, 'carried', 'state')} carried over segments of {length} tokens, every token predicted once, "
-        f"float32{note}",
+        f"{arithmetic(model)}{note}",
     )
+
+
+def arithmetic(model: nn.Module) -> str:
+    """What products are computed in; a validation takes over what the training allows."""
+    on_gpu = next(model.parameters()).device.type == "cuda"
+    return "float32, products in TF32" if on_gpu and torch.backends.cuda.matmul.allow_tf32 else "float32"
 
 
 @torch.no_grad()

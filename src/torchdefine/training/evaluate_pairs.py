@@ -10,7 +10,7 @@ from torchdefine.data import BitextBatches, SentencePairs, TokenizerPair
 from torchdefine.files import Progress
 from torchdefine.models import Translator
 from torchdefine.modes import evaluating
-from torchdefine.training.evaluate import Evaluation, perplexity
+from torchdefine.training.evaluate import Evaluation, arithmetic, perplexity
 
 
 @torch.no_grad()
@@ -42,5 +42,5 @@ def evaluate_pairs(
         bits_per_byte=nats / math.log(2) / header.bytes if header.bytes else None,
         unknown_share=header.unknown / header.tokens,
         protocol="every target token predicted once from its source and the true tokens before it, ends of sentences "
-        "included, float32",
+        f"included, {arithmetic(model)}",
     )

@@ -58,6 +58,8 @@ def mean_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, Tensor]:
         if tensor.is_floating_point():
             total = torch.stack([checkpoint.tensors[name].double() for checkpoint in checkpoints]).mean(0)
             mean[name] = total.to(tensor.dtype)
-        else:
+        elif all(torch.equal(tensor, checkpoint.tensors[name]) for checkpoint in checkpoints):
             mean[name] = tensor
+        else:
+            raise UserError(f"The checkpoints differ in {name}, which has no average: they are of different models.")
     return mean

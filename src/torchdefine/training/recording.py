@@ -112,7 +112,8 @@ def _without_garbage_collection() -> Iterator[None]:
 def _end_failed_recording(device: torch.device, pool: tuple[int, int]) -> None:
     """Let memory and random numbers come from where they came before; torch leaves both as if still recording."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    torch._C._cuda_endAllocateToPool(index, pool)
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)  # torch before 2.8 calls it otherwise
+    (end or torch._C._cuda_endAllocateCurrentStreamToPool)(index, pool)  # type: ignore[attr-defined]
     generator = torch.cuda.default_generators[index]
     generator.graphsafe_set_state(generator.clone_state())
 

@@ -72,7 +72,11 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training here; the lock goes with the process, however it ends."""
+        """Keep other processes from training here; the lock goes with the process, however it ends.
+
+        It lies in the cache, so that a place is left untouched that turns out not to be free: processes with another
+        cache do not see it.
+        """
         try:
             import fcntl
         except ImportError:  # no such locks on this system

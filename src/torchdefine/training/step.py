@@ -36,6 +36,7 @@ class TrainingStep:
         self.clip = math.inf if clip is None else clip
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.rows = list(rows)
+        self.module.train()  # in evaluation, a state of another length may be carried
         with self.precision.autocast():  # a memory may be kept in the dtype that products read it in
             self.carried = [self.model.initial_state(size) for size in rows]
         self.summed_loss = torch.zeros((), device=self.device)
@@ -45,7 +46,7 @@ class TrainingStep:
         self.steps_done = torch.zeros((), dtype=torch.long, device=self.device)
         self._weights = [torch.ones((), device=self.device) for _ in rows]
         on_gpu = self.device.type == "cuda"
-        self._recorder = Recorder(self.compute, self.device, self._forget_gradients) if recorded and on_gpu else None
+        self._recorder = Recorder(self.compute, self.device, self._forget_recorded) if recorded and on_gpu else None
 
     def __call__(self, batch: Batch, rate: float) -> None:
         if batch.begins_text:
@@ -83,6 +84,11 @@ class TrainingStep:
         scaler.step(self.optimizer)
         scaler.update()
         self._note(step_loss, norm.detach())
+
+    def _forget_recorded(self) -> None:
+        """Gradients that belong to a graph, and what is left of a recording that failed half-way."""
+        self._forget_gradients()
+        self.precision.forget_unfinished_step()
 
     def _forget_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
