@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from torchdefine import Run, load_run, train
 from torchdefine.cli import main
@@ -162,9 +163,9 @@ def test_training_is_shown_to_whoever_is_there(
     assert "validation perplexity" not in "".join(capsys.readouterr())
 
 
-def test_opening_a_run_changes_nobodys_random_numbers(trained: Run) -> None:
+def test_opening_a_run_changes_nobodys_random_numbers(run: Run) -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    load_run(trained.folder.path)
+    load_run(run.folder.path)
     assert torch.equal(torch.rand(2), expected)
