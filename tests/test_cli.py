@@ -51,7 +51,7 @@ def test_train_eval_generate_compare(torchdefine: Command, recipe_file: Path, fi
     done = torchdefine("train", recipe_file, "--out", out, "--optim.lr", "1e-2", "--train.seed=7", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["overrides"] == {"optim": {"lr": "1e-2"}, "train": {"seed": "7"}}
+    assert result["overrides"] == {"optim": {"lr": 0.01}, "train": {"seed": 7}}  # as they were read
     assert result["settings"]["optim"]["lr"] == 0.01
     assert "validation perplexity" in done.stderr
 
@@ -59,7 +59,11 @@ def test_train_eval_generate_compare(torchdefine: Command, recipe_file: Path, fi
     evaluation = json.loads(done.stdout)
     assert evaluation["perplexity"] == pytest.approx(result["test_perplexity"], rel=1e-6)
     assert "every token predicted once" in evaluation["protocol"]
-    assert "outside the vocabulary" in torchdefine("eval", out, "--split", "valid").stdout
+    evaluated = torchdefine("eval", out, "--split", "valid").stdout
+    assert "outside the vocabulary" in evaluated
+    assert "flatter" not in evaluated
+    (strange := tmp_path / "strange.txt").write_text("w1 of quite another tongue\n" * 20)
+    assert "So many unknown words flatter a model" in torchdefine("eval", out, "--data", strange).stdout
 
     one = torchdefine("generate", out, "--prompt", "w1 w2", "--length", "8", "--seed", "1").stdout
     assert one.startswith("w1 w2 ")
@@ -146,16 +150,27 @@ def test_recipes_lists_a_group(torchdefine: Command) -> None:
     assert "BLEU" not in listing  # nobody has published numbers of these
 
 
-def test_resume_needs_no_recipe(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
+def test_resume_needs_no_recipe(
+    torchdefine: Command, recipe_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     out = tmp_path / "run"
     assert torchdefine("train", recipe_file, "--out", out, "--train.steps", "8").returncode == 0
     (out / "result.json").unlink()
-    done = torchdefine("train", "--out", out, "--resume", "--json")
+    with caplog.at_level("INFO"):
+        done = torchdefine("train", "--out", out, "--resume", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["overrides"] == {"train": {"steps": "8"}}
+    assert "no checkpoint yet" not in caplog.text
+    assert json.loads(done.stdout)["overrides"] == {"train": {"steps": 8}}
     assert_refused(
         torchdefine("train", "--out", out, "--resume", "--optim.lr", "3"), "another optim.lr (0.005, not 3.0)"
     )
+    result = (out / "result.json").read_bytes()
+    (out / "result.json").unlink()
+    shutil.rmtree(out / "last")
+    with caplog.at_level("INFO"):
+        torchdefine("train", "--out", out, "--resume")
+    assert "The run had written no checkpoint yet, so it begins at its first step." in caplog.messages
+    assert json.loads((out / "result.json").read_text())["test_perplexity"] == json.loads(result)["test_perplexity"]
 
 
 def test_a_run_worse_than_counting_words_says_so_last(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:

@@ -196,7 +196,10 @@ def write_failure(path: Path, error: OSError) -> UserError | MachineError:
 
 
 def _disk_full(path: Path) -> MachineError:
-    return MachineError(f"The disk is full, so {path} could not be written: free some space and start again.")
+    return MachineError(
+        f"The disk is full, so {path} could not be written: free some space and start again, a run that has begun by "
+        "resuming it."
+    )
 
 
 def write_text(path: Path, text: str) -> None:

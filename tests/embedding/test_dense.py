@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from torchdefine import AdaptiveMap, DeFINE, StandardMap
 from torchdefine.embedding import DefineUnit, DenseMLP, DenseProjection, UnitOptions, make_plan
+from torchdefine.errors import UserError
 
 UNITS = {
     "projection": lambda: DenseProjection(256, 192),
@@ -44,3 +46,23 @@ def test_an_mlp_is_its_two_layers(equalised: bool) -> None:
     expected = (hidden * torch.special.ndtr(hidden)) @ (outer * mlp.reduce.weight.T)
     torch.testing.assert_close(mlp(x), expected)
     assert list(mlp.state_dict()) == ["expand.weight", "expand.bias", "reduce.weight"]
+
+
+def test_one_projection_is_a_unit_of_depth_one() -> None:
+    with pytest.raises(UserError, match="use depth=1"):
+        DeFINE(50, 24, map_dim=16, unit="projection")
+    unit = DeFINE(50, 24, map_dim=16, depth=1, unit=UnitOptions.of(equalised=True)).unit
+    projection = DenseProjection(16, 24, equalised=True)
+    weight = unit.last.weight.detach().squeeze(0)
+    with torch.no_grad():
+        projection.weight.copy_(weight if weight.shape == (24, 16) else weight.T)
+    x = torch.randn(5, 16)
+    torch.testing.assert_close(unit(x), projection(x))
+
+
+def test_what_is_printed_tells_scales_and_equalised_weights() -> None:
+    assert "equalised" in repr(DenseProjection(4, 4, equalised=True))
+    assert "equalised" not in repr(DenseProjection(4, 4))
+    for scale, shown in ((16.0, True), (1.0, False)):
+        for layer in (StandardMap(9, 4, scale=scale), AdaptiveMap(9, 4, (3,), division=1, scale=scale)):
+            assert ("scale=16" in repr(layer)) is shown

@@ -8,8 +8,8 @@ import pytest
 from torchdefine.data import encode_bitext, encode_corpus, train_bpe
 from torchdefine.data.bitext import BitextRules
 from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.recipe.sections import DataSettings
-from torchdefine.run.describe_data import describe_tokens
+from torchdefine.recipe.sections import DataSettings, EmbeddingSettings, OutputSettings
+from torchdefine.run.describe_data import describe_bands, describe_tokens
 
 
 @pytest.fixture
@@ -92,3 +92,28 @@ def test_an_older_cache_does_not_know_the_words(texts: Path, tmp_path: Path) -> 
     corpus = encode_corpus(texts, tmp_path / "cache")
     assert corpus.different_words is None
     assert describe_tokens(corpus, Recipe())[0] == "The vocabulary has 10 entries."
+
+
+@pytest.mark.parametrize(
+    ("embedding", "output", "said"),
+    [
+        (
+            {"map": "adaptive", "cutoffs": (4, 10, 20)},
+            {"kind": "adaptive"},
+            "Beyond the vocabulary, and so left out of embedding.cutoffs: 10, 20.",
+        ),
+        ({"map": "adaptive", "cutoffs": (4, 9)}, {"kind": "adaptive"}, ""),
+        (
+            {"map": "standard"},
+            {"kind": "adaptive", "cutoffs": (4, 12)},
+            "Beyond the vocabulary, and so left out of output.cutoffs: 12.",
+        ),
+        ({"map": "standard", "cutoffs": (40,)}, {"kind": "full"}, ""),
+    ],
+)
+def test_bands_beyond_the_vocabulary_are_named(
+    texts: Path, embedding: dict[str, Any], output: dict[str, Any], said: str
+) -> None:
+    recipe = Recipe(embedding=EmbeddingSettings(**embedding), output=OutputSettings(**output))
+    found = describe_bands(encode_corpus(texts), recipe)  # of 10 entries
+    assert [sentence.startswith(said) for sentence in found] == ([True] if said else [])

@@ -70,5 +70,6 @@ def _check(model: object) -> None:
         raise UserError("Models of transformers need that package: pip install 'torchdefine[hf]'.") from None
     if not isinstance(model, PreTrainedModel):
         raise UserError(
-            f"A {type(model).__name__} is no model of transformers: use replace_embeddings, which takes any module."
+            f"A {type(model).__name__} is no model of transformers: load one by AutoModel.from_pretrained, say, or use "
+            "replace_embeddings, which takes any module."
         )

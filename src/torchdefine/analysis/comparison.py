@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torchdefine.analysis import seeds
 from torchdefine.analysis.fairness import (
     what_else_differs,
     what_is_missing,
@@ -17,6 +18,7 @@ from torchdefine.analysis.fairness import (
 )
 from torchdefine.analysis.parameters import PARTS
 from torchdefine.analysis.run_summary import RunSummary, summarise
+from torchdefine.analysis.seeds import same_but_for_seed
 from torchdefine.analysis.tables import NOT_FINITE, print_table
 
 PART_COLUMNS = {"define": "unit", "context": "context", "input_output": "tables", "total": "total M"}
@@ -119,7 +121,8 @@ class Comparison:
             }
             for run in self.runs
         ]
-        return {"runs": runs, "warnings": self.warnings}
+        over_seeds = [group.to_dict() for group in same_but_for_seed(self.runs)]
+        return {"runs": runs, "over_seeds": over_seeds, "warnings": self.warnings}
 
 
 def compare_runs(folders: Sequence[str | Path]) -> Comparison:
@@ -129,6 +132,9 @@ def compare_runs(folders: Sequence[str | Path]) -> Comparison:
 
 def print_comparison(comparison: Comparison) -> None:
     print_table(comparison.columns, comparison.rows(), comparison.note)
+    if groups := same_but_for_seed(comparison.runs):
+        print()
+        print_table(seeds.COLUMNS, [group.cells() for group in groups], seeds.NOTE)
     for warning in comparison.warnings:
         print(f"Beware: {warning}")
 

@@ -140,18 +140,19 @@ def _different_settings(runs: Sequence[RunSummary], *, tokens_named: bool) -> li
 
 
 def which_texts_are_short(runs: Sequence[RunSummary]) -> list[str]:
-    """A sentence where pieces of a text are so short that how a model begins may decide its perplexity."""
-    for run in _finished(runs):
-        streams = run.recipe.eval.batch_size
-        for split in ("valid", "test"):
-            tokens = _evaluation(run, split).get("tokens")
+    """A sentence for each text whose pieces are so short that how a model begins may decide its perplexity."""
+    found = []
+    for split in ("valid", "test"):
+        for run in _finished(runs):
+            tokens, streams = _evaluation(run, split).get("tokens"), run.recipe.eval.batch_size
             if run.recipe.task != "translation" and tokens and short_stream_warning(tokens, streams):
-                return [
+                found.append(
                     f"The {split} text is short, {tokens:,} tokens in {min(streams, tokens)} streams that begin "
                     "without context: perplexities are likely too high, and another model may be the best by "
-                    "`torchdefine eval RUN --batch-size 1`."
-                ]
-    return []
+                    f"`torchdefine eval RUN --split {split} --batch-size 1`."
+                )
+                break
+    return found
 
 
 def what_is_missing(runs: Sequence[RunSummary]) -> list[str]:

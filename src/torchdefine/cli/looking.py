@@ -10,7 +10,7 @@ from typing import Any
 from torchdefine.cli.shared import Command, print_json
 from torchdefine.errors import UserError
 
-PICTURES = """  curves      validation perplexity of every run
+PICTURES = """  curves      validation perplexity of every run, and that of training as a thin line
   parameters  who owns the parameters, a stacked bar a run
   maps        correlation maps of the finished vectors: standard, projected, DeFINE
   layers      correlation maps of one run with a DeFINE unit, layer by layer and group by group

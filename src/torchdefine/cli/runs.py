@@ -62,6 +62,7 @@ def add_commands(command: Command) -> None:
 
 def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import load_run
+    from torchdefine.run.describe_data import MANY_UNKNOWN
     from torchdefine.training.evaluate import PUBLIC_STREAMS, short_stream_warning
     from torchdefine.training.progress import work_bar
 
@@ -97,6 +98,8 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     print(f"{options.split} perplexity {evaluation.perplexity:,.4f} ({counting}loss {evaluation.loss:.5f} nats{bits})")
     print(f"{evaluation.tokens:,} tokens, {evaluation.unknown_share:.2%} of them outside the vocabulary")
     print(evaluation.protocol)
+    if evaluation.unknown_share > MANY_UNKNOWN:
+        print("So many unknown words flatter a model: compare its numbers with those of the same vocabulary only.")
     streams = run.recipe.eval.batch_size if options.batch_size is None else options.batch_size
     short = short_stream_warning(evaluation.tokens, streams)
     if short:

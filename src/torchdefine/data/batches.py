@@ -41,7 +41,7 @@ class TokenStreams:
         if length < 1:
             raise UserError(
                 f"The text has {len(tokens)} tokens, too few for a batch of {batch_size}: "
-                "use a smaller batch size or a longer text."
+                "use a smaller batch size (train.batch_size) or a longer text."
             )
         kept = range(batch_size) if rows is None else range(batch_size)[rows]
         if not kept:

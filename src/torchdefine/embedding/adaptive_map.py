@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchdefine.embedding.map import as_ids, check_resize, check_table, resized_table, rows_of
+from torchdefine.embedding.map import as_ids, check_resize, check_table, resized_table, rows_of, shown_scale
 from torchdefine.errors import UserError
 
 
@@ -128,10 +128,11 @@ class AdaptiveMap(nn.Module):
 
     def extra_repr(self) -> str:
         edges = [0, *self.cutoffs, self.num_embeddings]
-        return "\n".join(
+        bands = [
             f"ids {start:,} – {stop - 1:,}: {dim} wide"
             for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
-        )
+        ]
+        return "\n".join([*bands, *filter(None, [shown_scale(self.scale)])])
 
 
 def _some_row(local: Tensor, rows: int, each_once: bool) -> Tensor:

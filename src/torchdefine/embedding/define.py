@@ -30,7 +30,7 @@ class DeFINE(TokenEmbedding):
         embedding_dim: width of the finished vectors, m.
         map_dim: width of the table, n: the only part that grows with the vocabulary.
         expand_dim: widest layer of the unit, k. The unit is as large for every V, so a small V wants a small k.
-        depth: layers of the unit, N, the last of which reduces to ``embedding_dim``.
+        depth: layers of the unit, N, the last of which reduces to ``embedding_dim``; 1 is one projection.
         max_groups: groups of the first layer, g_max; by default what lets the halving end at 1, at most 16.
         padding_idx: a token whose vector is always zero and never learns.
         unit: a variant by name ("define", "hgt", "glt" …) or ``UnitOptions`` with norm, activation, dropout, rules.

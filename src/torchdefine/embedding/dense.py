@@ -23,6 +23,9 @@ class _Linear(nn.Linear):
             return super().forward(x)
         return F.linear(x, self.weight * self.gain, None if self.bias is None else self.bias * self.gain)
 
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (", equalised" if self.gain != 1.0 else "")
+
     def reset_parameters(self, input_second_moment: float = 1.0) -> None:
         """Draw weights that give outputs of unit variance for inputs whose mean square is ``input_second_moment``.
 

@@ -120,6 +120,10 @@ def fill_table(table: nn.Embedding, std: float) -> None:
             table.weight[table.padding_idx].zero_()
 
 
+def shown_scale(scale: float) -> str:
+    return "" if scale == 1.0 else f"scale={scale:g}"
+
+
 class StandardMap(nn.Module):
     """One table of V × n; with ``scale`` its vectors are multiplied on the way out."""
 
@@ -138,6 +142,9 @@ class StandardMap(nn.Module):
         ids = as_ids(ids, self.num_embeddings)
         vectors = rows_of(self.table, ids, each_once)  # (…, n)
         return vectors * self.scale if self.scale != 1.0 else vectors
+
+    def extra_repr(self) -> str:
+        return shown_scale(self.scale)
 
     def resize(self, num_embeddings: int) -> None:
         check_resize(num_embeddings, self.padding_idx)
@@ -185,6 +192,9 @@ class ProjectiveMap(nn.Module):
         ids = as_ids(ids, self.num_embeddings)
         vectors = self.projection(rows_of(self.table, ids, each_once))  # (…, output_dim)
         return vectors * self.scale if self.scale != 1.0 else vectors
+
+    def extra_repr(self) -> str:
+        return shown_scale(self.scale)
 
     def resize(self, num_embeddings: int) -> None:
         check_resize(num_embeddings, self.padding_idx)

@@ -60,6 +60,8 @@ class UnitOptions:
     @classmethod
     def of(cls, variant: str = "define", **changes: Any) -> UnitOptions:
         """A named variant with changes to any option or plan rule: ``of("glt", norm="layer", multiple_of=8)``."""
+        if variant == "projection":
+            raise UserError("One projection is a unit of depth 1: use depth=1, and no variant.")
         if variant not in VARIANTS:
             raise UserError(f"The variant {variant!r} is unknown{did_you_mean(variant, VARIANTS)}")
         settings = {**VARIANTS[variant], **changes}

@@ -34,6 +34,17 @@ def describe_tokens(corpus: Corpus | Bitext, recipe: Recipe) -> list[str]:
     return [entries, f"Of the validation text {share:.1%} is {UNK}{cure}"]
 
 
+def describe_bands(corpus: Corpus | Bitext, recipe: Recipe) -> list[str]:
+    """A sentence on bands that would begin beyond the vocabulary."""
+    section = "embedding" if recipe.embedding.map == "adaptive" else "output"
+    banded = section == "embedding" or recipe.output.kind == "adaptive"
+    if isinstance(corpus, Bitext) or not banded:
+        return []
+    size = len(corpus.tokenization)
+    beyond = [f"{cutoff:,}" for cutoff in getattr(recipe, section).cutoffs if cutoff >= size]
+    return [f"Beyond the vocabulary, and so left out of {section}.cutoffs: {', '.join(beyond)}."] if beyond else []
+
+
 def describe_measuring(corpus: Corpus | Bitext) -> list[str]:
     """A sentence where the run will measure nothing, for who would rather know before than after training."""
     if {"valid", "test"} & corpus.splits.keys():

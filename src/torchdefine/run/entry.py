@@ -17,7 +17,7 @@ from torchdefine.files import Progress
 from torchdefine.models import LanguageModel, Translator
 from torchdefine.recipe import Recipe
 from torchdefine.recipe.effects import settings_without_effect
-from torchdefine.run.describe_data import describe_amount, describe_measuring, describe_tokens
+from torchdefine.run.describe_data import describe_amount, describe_bands, describe_measuring, describe_tokens
 from torchdefine.run.loaded import Run
 from torchdefine.run.starting import Changes, changes_by_section, chosen_folder, wanted_recipe
 from torchdefine.run.tasks import describe, fresh_model, load_tokens, make_trainer, open_data, unloaded_model
@@ -30,7 +30,7 @@ from torchdefine.training.kept_checkpoints import average_checkpoints
 from torchdefine.training.memory import keep_freed_memory
 from torchdefine.training.precision import flush_denormals
 from torchdefine.training.progress import QuietReporter, Reporter, default_reporter, say, watched, work_bar
-from torchdefine.training.result import shortfall
+from torchdefine.training.result import as_read, shortfall
 from torchdefine.training.schedules import unfinished_warmup
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,10 @@ def train(
             _open_folder(folder, recipe, corpus, resume)
             for sentence in _before_training(recipe, changes, corpus, trainer):
                 _tell(sentence, shown)
-            folder.log_start(trainer.position.step, changes, {"parameters": model.parameters_by_part(), **environment})
+            if resume and not trainer.position.step:
+                _tell("The run had written no checkpoint yet, so it begins at its first step.", shown)
+            facts = {"parameters": model.parameters_by_part(), **environment}
+            folder.log_start(trainer.position.step, as_read(changes, recipe), facts)
         processes.wait()
         position = trainer.run()
         processes.wait()
@@ -132,7 +135,8 @@ def _before_training(recipe: Recipe, changes: Changes, corpus: Corpus | Bitext, 
     idle = sorted(given & settings_without_effect(recipe))
     without_effect = f"Without effect beside the recipe's other settings: {', '.join(idle)}." if idle else ""
     warmup = unfinished_warmup(recipe.schedule, trainer.data.total_steps)
-    described = [describe_amount(corpus, trainer.data), *describe_tokens(corpus, recipe), *describe_measuring(corpus)]
+    described = [describe_amount(corpus, trainer.data), *describe_tokens(corpus, recipe)]
+    described += [*describe_bands(corpus, recipe), *describe_measuring(corpus)]
     return [sentence for sentence in (trainer.precision.note, without_effect, *described, warmup) if sentence]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -97,8 +98,8 @@ def total_nats(
 ) -> Tensor:
     """The sum of what ``predict``, or the model itself, says of every segment of a text, in float64."""
     for name, value in (("batch_size", batch_size), ("length", length)):
-        if value < 1:
-            raise UserError(f"The {name} of an evaluation is {value}, but must be at least 1.")
+        if not isinstance(value, Integral) or value < 1:
+            raise UserError(f"The {name} of an evaluation is {value!r}, but must be a whole number of at least 1.")
     device = next(model.parameters()).device
     streams = evaluation_streams(np.asarray(text.tokens), min(batch_size, len(text)), start_token, device)
     with evaluating(model):

@@ -83,13 +83,23 @@ def shortfall(result: Mapping[str, Any]) -> str:
     return ""
 
 
+def as_read(changes: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Changes with the values that the recipe has now: a command line gives nothing but text."""
+    settings = to_plain(recipe)
+    return {
+        section: {name: settings.get(section, {}).get(name, value) for name, value in values.items()}
+        for section, values in changes.items()
+        if values
+    }
+
+
 def describe_training(
     recipe: Recipe, changes: Mapping[str, Any], parameters: dict[str, int], folder: RunFolder, position: Position
 ) -> dict[str, Any]:
     """What every run has, whatever its model: settings, sizes, how long it took, and its curves."""
     return {
         "recipe": recipe.name,
-        "overrides": {section: dict(values) for section, values in changes.items() if values},
+        "overrides": as_read(changes, recipe),
         "settings": to_plain(recipe),
         "seed": recipe.train.seed,
         "parameters": parameters,

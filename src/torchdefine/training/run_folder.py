@@ -164,9 +164,10 @@ class RunFolder:
 
     def check_vocabulary(self, facts: dict[str, Any], path: Path) -> None:
         if facts.get("vocabulary_sha256") != self.fingerprints["vocabulary_sha256"]:
+            theirs, ours = facts.get("vocabulary_size"), self.fingerprints["vocabulary_size"]
+            sizes = "of as many tokens" if theirs == ours else f"of {theirs} tokens, where {ours} were found"
             raise UserError(
-                f"{path} was trained with another vocabulary ({facts.get('vocabulary_size')} tokens) than the one "
-                f"given ({self.fingerprints['vocabulary_size']} tokens): use the run's own text and vocabulary."
+                f"{path} was trained with another vocabulary, {sizes}: use the run's own text and vocabulary."
             )
 
     def write_token_counts(self, counts: Sequence[int]) -> None:

@@ -1,0 +1,57 @@
+"""Means over seeds: which runs belong together, and what is said of them."""
+
+import copy
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from torchdefine import train
+from torchdefine.analysis.comparison import Comparison, compare_runs, print_comparison
+from torchdefine.analysis.run_summary import RunSummary
+from torchdefine.analysis.seeds import same_but_for_seed
+
+
+@pytest.fixture(scope="module")
+def runs(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[RunSummary]:
+    folder = tmp_path_factory.mktemp("seeds")
+    for seed, depth in ((1, 2), (2, 2), (1, 3)):
+        settings = {"seed": seed, "steps": 4}
+        train(recipe_file, out=folder / f"depth-{depth}-seed-{seed}", train=settings, embedding={"depth": depth})
+    return compare_runs(sorted(folder.iterdir())).runs
+
+
+def with_test(run: RunSummary, perplexity: float) -> RunSummary:
+    changed = copy.deepcopy(run)
+    assert changed.result is not None
+    changed.result["test_perplexity"] = perplexity
+    return changed
+
+
+def test_runs_that_differ_in_their_seed_alone_stand_together(
+    runs: list[RunSummary], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two, other = runs
+    one, two = with_test(one, 40.0), with_test(two, 44.0)
+    (group,) = same_but_for_seed([one, two, other])
+    assert group.names == ["depth-2-seed-1", "depth-2-seed-2"]
+    assert group.cells()[-2:] == ["42.00", "4.00"]
+    assert group.to_dict()["test_perplexity"] == {"mean": 42.0, "spread": 4.0}
+    print_comparison(Comparison([one, two, other]))
+    assert "depth-2-seed-1, depth-2-seed-2" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_one_seed_has_no_spread(runs: list[RunSummary], capsys: pytest.CaptureFixture[str]) -> None:
+    one, two, other = runs
+    assert same_but_for_seed([one, other]) == same_but_for_seed([one, one]) == []
+    assert same_but_for_seed([one, dataclasses.replace(two, result=None)]) == []
+    print_comparison(Comparison([one, other]))
+    assert "over seeds" not in capsys.readouterr().out
+
+
+def test_a_seed_without_a_number_leaves_no_mean(runs: list[RunSummary]) -> None:
+    (group,) = same_but_for_seed([runs[0], with_test(runs[1], math.inf)])
+    assert group.cells()[-2:] == ["–", "–"]
+    assert json.loads(json.dumps(group.to_dict()))["test_perplexity"] is None
