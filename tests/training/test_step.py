@@ -69,6 +69,14 @@ def test_random_lengths_are_those_of_the_seed() -> None:
     assert lengths(1) != lengths(2)
 
 
+def test_without_loss_scaling_there_is_nothing_more_to_forget() -> None:
+    step, batch = small_step()
+    step(batch, 0.1)
+    step._forget_recorded()
+    assert all(parameter.grad is None for parameter in step.parameters)
+    step(batch, 0.1)
+
+
 def test_a_step_that_broke_off_does_not_hinder_the_next() -> None:
     precision = Precision("fp32", torch.device("cpu"))
     precision.scaler = torch.amp.GradScaler("cpu")

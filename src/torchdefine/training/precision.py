@@ -40,7 +40,8 @@ class Precision:
 
     def forget_unfinished_step(self) -> None:
         """After a step that broke off, let the next one unscale its gradients: the scaler would call it the second."""
-        self.scaler._per_optimizer_states.clear()
+        if self.scaler.is_enabled():  # else it has no such thing
+            self.scaler._per_optimizer_states.clear()
 
     def scale_collapsed(self) -> bool:
         """Whether loss scaling has run out of room: the gradients overflow however small the scale. Asks the device."""
