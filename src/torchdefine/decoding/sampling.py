@@ -85,13 +85,15 @@ def draw_rows(log_probs: Tensor, options: SamplingOptions, uniform: Tensor) -> T
         log_probs[:, list(options.forbidden)] = -torch.inf
     if options.temperature == 0:
         return log_probs.argmax(-1)
-    ordered, order = (log_probs / options.temperature).sort(-1, descending=True)  # (N, V)
+    scores, order = log_probs / options.temperature, None  # (N, V)
     if options.top_k is not None:
-        ordered[:, options.top_k :] = -torch.inf
-    probabilities = ordered.softmax(-1)
+        scores, order = scores.topk(min(options.top_k, scores.shape[-1]))  # (N, k), best first
+    elif options.top_p is not None:
+        scores, order = scores.sort(-1, descending=True)
+    probabilities = scores.softmax(-1)
     if options.top_p is not None:
         outside = probabilities.cumsum(-1) - probabilities >= options.top_p  # the token that crosses the bound stays
         probabilities = probabilities.masked_fill(outside, 0.0)
     sums = probabilities.cumsum(-1)
     places = (sums <= uniform.unsqueeze(-1) * sums[:, -1:]).sum(-1)  # (N,)
-    return order.gather(1, places.unsqueeze(1)).squeeze(1)
+    return places if order is None else order.gather(1, places.unsqueeze(1)).squeeze(1)
