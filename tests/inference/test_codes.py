@@ -69,7 +69,7 @@ def test_the_entries_solve_the_least_squares_problem() -> None:
 
 def test_refinement_only_lowers_the_error() -> None:
     x = clustered()
-    start = product_quantise_rows(x, 1, 16, stages=4)
+    start = learn_code_rows(x, 4, 16, learning=CodeLearning(steps=50, rounds=0))
     errors = [error(refine_codes(x, start, rounds=rounds), x) for rounds in (1, 3, 10)]
     assert error(start, x) > errors[0] > errors[1] > errors[2]
 

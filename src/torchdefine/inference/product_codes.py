@@ -1,4 +1,4 @@
-"""Product quantisation by k-means: the yardstick of learnt codes, and where residual codes start from."""
+"""Product quantisation by k-means: the yardstick of learnt codes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,21 @@ def product_quantise_rows(
     matrix: Tensor,
     parts: int,
     entries: int = 256,
-    stages: int = 1,
     weights: Tensor | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> CodedRows:
-    """Cut rows into ``parts``, and let k-means find the entries of each; more stages code what is left over.
+    """Cut rows into ``parts``, and let k-means find the entries of each.
 
     ``weights`` say how much each row counts. The result depends on ``seed`` alone.
     """
-    CodedRows(1, matrix.shape[1], parts, stages, entries)  # refuses what does not fit, before the work
+    CodedRows(1, matrix.shape[1], parts, 1, entries)  # refuses what does not fit, before the work
     if len(matrix) < entries:
         raise UserError(f"{len(matrix)} rows are too few for {entries} entries: use fewer entries.")
-    left = matrix.float().unflatten(1, (parts, -1)).transpose(0, 1).contiguous()  # (parts, V, chunk)
+    chunks = matrix.float().unflatten(1, (parts, -1)).transpose(0, 1).contiguous()  # (parts, V, chunk)
     generator = torch.Generator(device=matrix.device).manual_seed(seed)
-    codes, books = [], []
-    for stage in range(stages):
-        report = _shifted(progress, stage, stages)
-        entries_here, code = _k_means(left, entries, weights, generator, report)
-        codes.append(code)
-        books.append(entries_here)
-        left = left - torch.gather(entries_here, 1, code.unsqueeze(-1).expand(-1, -1, left.shape[-1]))
-    return CodedRows.of(torch.stack(codes, -1).transpose(0, 1), torch.stack(books, 1))
+    book, codes = _k_means(chunks, entries, weights, generator, progress)
+    return CodedRows.of(codes.T.unsqueeze(-1), book.unsqueeze(1))
 
 
 def _k_means(
@@ -66,9 +59,3 @@ def _nearest(points: Tensor, centres: Tensor) -> Tensor:
     norms = centres.square().sum(-1).unsqueeze(1)  # (parts, 1, K)
     chunks = points.split(ROWS_AT_ONCE, dim=1)
     return torch.cat([(norms - 2 * chunk @ centres.transpose(1, 2)).argmin(-1) for chunk in chunks], dim=1)
-
-
-def _shifted(progress: Progress | None, stage: int, stages: int) -> Progress | None:
-    if progress is None:
-        return None
-    return lambda done, total: progress(stage * total + done, stages * total)
