@@ -45,14 +45,17 @@ class VocabularyFacts:
 
     size: int
     counts: Sequence[int] | np.ndarray | None = None
-    """One for each id where ids are not in frequency order, so that an adaptive map's bands can go by frequency."""
+    """One for each id where ids are not in frequency order, so that bands can go by frequency."""
+
+    def counts_tensor(self) -> torch.Tensor | None:
+        return None if self.counts is None else torch.as_tensor(self.counts, device="cpu")
 
 
 EmbeddingBuilder = Callable[[EmbeddingSettings, VocabularyFacts], TokenEmbedding]
 ContextBuilder = Callable[[ContextSettings, int, int], Any]
 """Settings, the width that comes in and the width that the output layer would like (0: no wish)."""
-OutputBuilder = Callable[[OutputSettings, int, TokenEmbedding], OutputLayer]
-"""Settings, the context model's width and the embedding to tie to."""
+OutputBuilder = Callable[[OutputSettings, int, TokenEmbedding, VocabularyFacts], OutputLayer]
+"""Settings, the context model's width, the embedding to tie to and its vocabulary."""
 
 _EMBEDDINGS: dict[str, EmbeddingBuilder] = {}
 _CONTEXTS: dict[str, ContextBuilder] = {}
@@ -72,7 +75,7 @@ def register_context(name: str, builder: ContextBuilder) -> None:
 
 
 def register_output(name: str, builder: OutputBuilder) -> None:
-    """Make ``output.kind: name`` build what ``builder(settings, hidden_dim, embedding)`` gives."""
+    """Make ``output.kind: name`` build what ``builder(settings, hidden_dim, embedding, vocabulary)`` gives."""
     _register(_OUTPUTS, name, builder, "output layer")
 
 
@@ -94,7 +97,7 @@ def build_language_model(recipe: Recipe, vocabulary: VocabularyFacts) -> Languag
     embedding = build_embedding(recipe.embedding, vocabulary)
     wished = embedding.map_dim if recipe.output.tied else 0
     context = _find(_CONTEXTS, recipe.context.kind, "context model")(recipe.context, embedding.embedding_dim, wished)
-    output = build_output(recipe.output, context.output_dim, embedding)
+    output = build_output(recipe.output, context.output_dim, embedding, vocabulary)
     options = LossOptions(
         recipe.output.label_smoothing,
         0.0 if isinstance(context, TransformerXL) else recipe.context.output_dropout,  # it has its own, by position
@@ -109,9 +112,11 @@ def build_embedding(settings: EmbeddingSettings, vocabulary: VocabularyFacts) ->
     return _find(_EMBEDDINGS, settings.kind, "embedding")(settings, vocabulary)
 
 
-def build_output(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> OutputLayer:
+def build_output(
+    settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts
+) -> OutputLayer:
     """The output layer that a recipe's section asks for, by its kind; ``embedding`` is what it ties to."""
-    return _find(_OUTPUTS, settings.kind, "output layer")(settings, hidden_dim, embedding)
+    return _find(_OUTPUTS, settings.kind, "output layer")(settings, hidden_dim, embedding, vocabulary)
 
 
 def _build_embedding(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> TokenEmbedding:
@@ -137,7 +142,7 @@ def _build_map(settings: EmbeddingSettings, vocabulary: VocabularyFacts) -> MapL
         _fitting_cutoffs("embedding", settings.cutoffs, vocabulary.size, divisors=(8, 2)),
         settings.division,
         scale=scale,
-        counts=None if vocabulary.counts is None else torch.as_tensor(vocabulary.counts, device="cpu"),
+        counts=vocabulary.counts_tensor(),
     )
 
 
@@ -190,7 +195,9 @@ def _build_transformer_xl(settings: ContextSettings, input_dim: int, wished_outp
     return TransformerXL(input_dim, settings.layers, sizes, reach, evaluation, dropout, settings.pre_norm)
 
 
-def _build_full_softmax(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> FullSoftmax:
+def _build_full_softmax(
+    settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts
+) -> FullSoftmax:
     if not settings.tied:
         return FullSoftmax(hidden_dim, num_embeddings=embedding.num_embeddings, bias=settings.bias)
     if not isinstance(embedding.map, StandardMap | ProjectiveMap):
@@ -198,12 +205,14 @@ def _build_full_softmax(settings: OutputSettings, hidden_dim: int, embedding: To
     return FullSoftmax(hidden_dim, embedding.map, bias=settings.bias)
 
 
-def _build_adaptive_softmax(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> BandedSoftmax:
+def _build_adaptive_softmax(
+    settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts
+) -> BandedSoftmax:
     if settings.tied and isinstance(embedding.map, StandardMap | ProjectiveMap):
         halves = tuple(2**band for band in range(len(settings.cutoffs), 0, -1))  # as many, for tied_projections to fit
         cutoffs = _fitting_cutoffs("output", settings.cutoffs, embedding.num_embeddings, halves)
         tied_projections = settings.tied_projections[: len(cutoffs) + 1]
-        return AdaptiveTableSoftmax(hidden_dim, embedding.map, cutoffs, tied_projections)
+        return AdaptiveTableSoftmax(hidden_dim, embedding.map, cutoffs, tied_projections, vocabulary.counts_tensor())
     if not isinstance(embedding.map, AdaptiveMap):
         raise UserError(
             "An untied adaptive softmax takes its bands from an adaptive map: use embedding.map adaptive, or "
@@ -216,10 +225,12 @@ def _build_adaptive_softmax(settings: OutputSettings, hidden_dim: int, embedding
     return AdaptiveSoftmax(hidden_dim, embedding.map)
 
 
-def _build_mixture(settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding) -> MixtureSoftmax:
+def _build_mixture(
+    settings: OutputSettings, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts
+) -> MixtureSoftmax:
     """Its components are of the kind that the map allows, as wide as the table."""
     build = _build_adaptive_softmax if isinstance(embedding.map, AdaptiveMap) else _build_full_softmax
-    component = build(settings, embedding.map_dim, embedding)
+    component = build(settings, embedding.map_dim, embedding, vocabulary)
     return MixtureSoftmax(hidden_dim, component, settings.components, settings.latent_dropout)
 
 

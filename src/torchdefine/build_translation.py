@@ -55,7 +55,7 @@ def build_translator(recipe: Recipe, source: VocabularyFacts, target: Vocabulary
         settings.scaled,
     )
     transformer = Transformer(shape)
-    output = build_output(recipe.output, shape.width, target_embedding)
+    output = build_output(recipe.output, shape.width, target_embedding, target)
     return Translator(source_embedding, target_embedding, transformer, output, pad_id, recipe.output.label_smoothing)
 
 

@@ -15,6 +15,10 @@ from torchdefine.output import AdaptiveTableSoftmax
 V, WIDTH, HIDDEN, CUTOFFS = 60, 16, 20, (10, 30)
 
 
+COUNTS = torch.randperm(V, generator=torch.Generator().manual_seed(3)) + 1
+BY_FREQUENCY = torch.argsort(COUNTS, descending=True).tolist()
+
+
 def make(kind: str) -> nn.ModuleDict:
     ties = {"none tied": (False,) * 3, "one tied": (False, False, True), "all tied": (True,) * 3}
     if kind in ties:
@@ -24,19 +28,22 @@ def make(kind: str) -> nn.ModuleDict:
     else:
         map_layer = StandardMap(V, WIDTH)
         map_layer.reset_parameters(0.5)
-        layer = AdaptiveTableSoftmax(WIDTH if kind == "standard" else HIDDEN, map_layer, CUTOFFS)
+        counts = COUNTS if kind == "standard, by counts" else None
+        layer = AdaptiveTableSoftmax(HIDDEN if "projected" in kind else WIDTH, map_layer, CUTOFFS, counts=counts)
     with torch.no_grad():
         layer.bias.normal_()
         layer.cluster_bias.normal_()
     return nn.ModuleDict({"map": map_layer, "out": layer}).double()
 
 
-KINDS = ["standard", "standard, projected", "none tied", "one tied", "all tied"]
+KINDS = ["standard", "standard, by counts", "standard, projected", "none tied", "one tied", "all tied"]
 
 
 def naive_log_prob(model: nn.ModuleDict, vector: Tensor, token: int) -> Tensor:
     """log p(token) after one hidden vector: the head, and the band if there is one."""
-    layer, table = model["out"], model["map"].table.weight
+    layer, table, bias = model["out"], model["map"].table.weight, model["out"].bias
+    if layer.ranks is not None:
+        table, bias, token = table[BY_FREQUENCY], bias[BY_FREQUENCY], BY_FREQUENCY.index(token)
 
     def projected(band: int) -> Tensor:
         if layer.hidden_dim == WIDTH:
@@ -45,13 +52,13 @@ def naive_log_prob(model: nn.ModuleDict, vector: Tensor, token: int) -> Tensor:
             return layer.projections[str(band)].weight @ vector
         return vector @ model["map"].projection.weight
 
-    head = [table[t] @ projected(0) + layer.bias[t] for t in range(CUTOFFS[0])]
+    head = [table[t] @ projected(0) + bias[t] for t in range(CUTOFFS[0])]
     head += [w @ projected(0) + b for w, b in zip(layer.cluster_weight, layer.cluster_bias, strict=True)]
     log_head = torch.stack(head).log_softmax(0)
     if token < CUTOFFS[0]:
         return log_head[token]
     band, start, stop = (1, 10, 30) if token < CUTOFFS[1] else (2, 30, V)
-    within = torch.stack([table[t] @ projected(band) + layer.bias[t] for t in range(start, stop)])
+    within = torch.stack([table[t] @ projected(band) + bias[t] for t in range(start, stop)])
     return log_head[CUTOFFS[0] + band - 1] + within.log_softmax(0)[token - start]
 
 
@@ -94,13 +101,15 @@ def test_log_prob_loss_and_predictions_agree(kind: str) -> None:
     smoothed = F.cross_entropy(log_probs, targets, label_smoothing=0.2)
     torch.testing.assert_close(layer.loss(hidden, targets, label_smoothing=0.2), smoothed)
     assert torch.equal(layer.predict(hidden), log_probs.argmax(-1))
-    assert layer.host_hint(np.array([0, 9, 10, 29, 30, 59, -100])) == (2, 2)
+    edges = np.array([0, 9, 10, 29, 30, 59])
+    ids = edges if layer.ranks is None else np.array(BY_FREQUENCY)[edges]
+    assert layer.host_hint(np.append(ids, -100)) == (2, 2)
 
 
 def test_own_parameters_are_what_the_ties_leave() -> None:
     own = {kind: sum(p.numel() for p in make(kind)["out"].parameters()) for kind in KINDS}
     plain = V + len(CUTOFFS) * (WIDTH + 1)
-    assert own["standard"] == own["all tied"] == plain
+    assert own["standard"] == own["standard, by counts"] == own["all tied"] == plain
     assert own["one tied"] == plain + 2 * WIDTH * HIDDEN
     assert own["none tied"] == own["standard, projected"] == plain + 3 * WIDTH * HIDDEN
 
@@ -125,6 +134,31 @@ def test_a_resized_map_wants_a_resized_layer() -> None:
     assert not model["out"].bias[V:].any()
 
 
+def test_ranks_are_saved_and_weights_without_them_have_bands_by_id() -> None:
+    hidden = torch.randn(5, WIDTH, dtype=torch.float64)
+    ranked, unaware = make("standard, by counts"), make("standard, by counts")
+    unaware["out"].frequency_ranks = torch.arange(V)
+    expected = ranked["out"].log_prob(hidden)
+    unaware.load_state_dict(ranked.state_dict())
+    assert torch.equal(unaware["out"].log_prob(hidden), expected)
+
+    by_id = make("standard")
+    ranked.load_state_dict(by_id.state_dict())
+    assert torch.equal(ranked["out"].log_prob(hidden), by_id["out"].log_prob(hidden))
+
+
+def test_a_ranked_layer_grows_at_its_rarest_band_and_does_not_shrink() -> None:
+    model, hidden = make("standard, by counts"), torch.randn(4, WIDTH, dtype=torch.float64)
+    head_before = model["out"].log_prob(hidden)[:, BY_FREQUENCY[: CUTOFFS[0]]]
+    model["map"].resize(V + 5)
+    model["out"].resize(V + 5)
+    after = model["out"].log_prob(hidden)
+    torch.testing.assert_close(after[:, BY_FREQUENCY[: CUTOFFS[0]]], head_before)
+    torch.testing.assert_close(after.exp().sum(-1), torch.ones(4, dtype=torch.float64))
+    with pytest.raises(UserError, match=f"cannot lose rows.*keep at least {V + 5}"):
+        model["out"].resize(V)
+
+
 def test_bad_arguments_are_refused() -> None:
     table, projective = StandardMap(V, WIDTH), ProjectiveMap(V, WIDTH, HIDDEN)
     cases: dict[str, Callable[[], object]] = {
@@ -132,6 +166,7 @@ def test_bad_arguments_are_refused() -> None:
         "cutoff 60 does not fit": lambda: AdaptiveTableSoftmax(WIDTH, table, (10, 60)),
         "2 values for 3 bands": lambda: AdaptiveTableSoftmax(HIDDEN, projective, CUTOFFS, (True, False)),
         "no projection to tie to": lambda: AdaptiveTableSoftmax(WIDTH, table, CUTOFFS, (True, False, False)),
+        "counts has the shape": lambda: AdaptiveTableSoftmax(WIDTH, table, CUTOFFS, counts=[1, 2]),
         "gives 20 values": lambda: AdaptiveTableSoftmax(24, projective, CUTOFFS, (True, False, False)),
     }
     for message, call in cases.items():

@@ -237,7 +237,7 @@ def test_own_parts_are_registered_by_name() -> None:
 
     register_embedding("mine", embedding)
     register_context("mine", lambda settings, input_dim, wished: LSTM(input_dim, wished))
-    register_output("mine", lambda settings, hidden_dim, emb: FullSoftmax(hidden_dim, emb.map))
+    register_output("mine", lambda settings, hidden_dim, emb, vocabulary: FullSoftmax(hidden_dim, emb.map))
     recipe = load_recipe(
         "demo/standard",
         {

@@ -13,6 +13,7 @@ from torchdefine.cli import main
 from torchdefine.data import SubwordTokenizer
 from torchdefine.decoding import SamplingOptions
 from torchdefine.errors import UserError
+from torchdefine.output import AdaptiveTableSoftmax
 from torchdefine.training.progress import watched
 
 
@@ -66,6 +67,28 @@ def test_subwords_are_counted_too(recipe_file: Path, corpus: Path, tmp_path: Pat
     assert run.unigram_perplexity() is None
     train(out=run.folder.path, resume=True)  # going on with such a run makes up for it
     assert run.token_counts() == counts
+
+
+def test_bands_of_subwords_go_by_frequency_in_one_table_too(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
+    from torchdefine.data import train_bpe
+
+    tokenizer = train_bpe([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
+    trained = train(
+        recipe_file,
+        out=tmp_path / "run",
+        data={"tokenizer": str(tokenizer)},
+        embedding={"map": "standard"},
+        output={"kind": "adaptive", "cutoffs": [40, 100]},
+        train={"steps": 5},
+    )
+    counts = torch.tensor(trained.token_counts())
+    layer = trained.model.output
+    assert isinstance(layer, AdaptiveTableSoftmax)
+    assert layer.ranks is not None
+    assert counts[layer.ranks < 40].min() >= counts[layer.ranks >= 40].max()
+    loaded = load_run(trained.folder.path)
+    assert torch.equal(loaded.model.output.ranks, layer.ranks)
+    assert loaded.evaluate("test") == trained.evaluate("test")
 
 
 @pytest.mark.parametrize("heading", ["Data", "Evaluation"])

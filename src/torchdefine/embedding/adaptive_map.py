@@ -40,7 +40,7 @@ class AdaptiveMap(nn.Module):
         self.band_dims = band_dims(map_dim, division, len(self.cutoffs) + 1)
         self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, map_dim
         self.division, self.scale, self.std = division, scale, 1.0
-        self.register_buffer("ranks", _frequency_ranks(num_embeddings, counts, ranks))
+        self.register_buffer("ranks", frequency_ranks(num_embeddings, counts, ranks))
         edges = [0, *self.cutoffs, num_embeddings]
         self.bands = nn.ModuleList(
             nn.Embedding(stop - start, dim) for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
@@ -95,13 +95,7 @@ class AdaptiveMap(nn.Module):
                 f"keep at least {self.cutoffs[-1] + 1}."
             )
         if self.ranks is not None:
-            if num_embeddings < self.num_embeddings:
-                raise UserError(
-                    "A table whose ids are not in frequency order cannot lose rows, since they lie in every band: "
-                    f"keep at least {self.num_embeddings}."
-                )
-            added = torch.arange(self.num_embeddings, num_embeddings, device=self.ranks.device)
-            self.ranks = torch.cat((self.ranks, added))
+            self.ranks = grown_ranks(self.ranks, num_embeddings)
         last, start = self.bands_with_starts()[-1]
         self.bands[-1] = resized_table(last, num_embeddings - start, self.std)
         self.num_embeddings = num_embeddings
@@ -177,8 +171,8 @@ def band_dims(map_dim: int, division: int, bands: int) -> tuple[int, ...]:
     return dims
 
 
-def _frequency_ranks(
-    num_embeddings: int, counts: Sequence[int] | Tensor | None, ranks: Sequence[int] | Tensor | None
+def frequency_ranks(
+    num_embeddings: int, counts: Sequence[int] | Tensor | None, ranks: Sequence[int] | Tensor | None = None
 ) -> Tensor | None:
     """ranks[id]: 0 for the most frequent token. None when the ids are the ranks."""
     if counts is not None and ranks is not None:
@@ -203,3 +197,13 @@ def _frequency_ranks(
     else:
         values = values.clone()  # the caller's may be another map's
     return values.to(torch.empty(0).device)  # of a `with torch.device(…)` too, which torch 2.6 does not tell otherwise
+
+
+def grown_ranks(ranks: Tensor, num_embeddings: int) -> Tensor:
+    """The ranks of a larger vocabulary, whose new tokens are the rarest."""
+    if num_embeddings < len(ranks):
+        raise UserError(
+            "A table whose ids are not in frequency order cannot lose rows, since they lie in every band: "
+            f"keep at least {len(ranks)}."
+        )
+    return torch.cat((ranks, torch.arange(len(ranks), num_embeddings, device=ranks.device)))

@@ -186,9 +186,7 @@ class BandedSoftmax(OutputLayer):
         best = torch.cat([chunk.argmax(-1) for chunk in logits])  # (T,)
         in_tails = (best >= self.cutoffs[0]).nonzero().squeeze(1)
         if self.ranks is not None:
-            ids_by_rank = torch.empty_like(self.ranks)
-            ids_by_rank[self.ranks] = torch.arange(self.num_embeddings, device=best.device)
-            best = ids_by_rank[best]
+            best = ids_by_rank(self.ranks)[best]
         best[in_tails] = super().predict(rows[in_tails])
         return best.reshape(hidden.shape[:-1])
 
@@ -221,6 +219,11 @@ class BandedSoftmax(OutputLayer):
                 f"pass host_hint of the same targets, or None."
             )
         return list(hint)
+
+
+def ids_by_rank(ranks: Tensor) -> Tensor:
+    """The ids in the order of their ranks, (V,)."""
+    return torch.empty_like(ranks).scatter_(0, ranks, torch.arange(len(ranks), device=ranks.device))
 
 
 class AdaptiveSoftmax(BandedSoftmax):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdefine.embedding.adaptive_map import check_cutoffs
+from torchdefine.embedding.adaptive_map import check_cutoffs, frequency_ranks, grown_ranks
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
-from torchdefine.output.adaptive import Band, BandedSoftmax
+from torchdefine.output.adaptive import Band, BandedSoftmax, ids_by_rank
 from torchdefine.output.layer import check_bias, resized_bias
 
 
@@ -20,14 +21,17 @@ class AdaptiveTableSoftmax(BandedSoftmax):
     """Softmax over bands of a standard or projective map's table, with a bias for every token and every band.
 
     Where hidden vectors are not as wide as the table, every band has a projection to it: its own, or the one that a
-    projective map has for the input, transposed. Bands go by id, so ids should be in the order of frequency.
+    projective map has for the input, transposed.
 
     Args:
         hidden_dim: width of the context model's vectors.
         map_layer: the map to tie to; its table is trained, saved, moved and resized where it belongs.
-        cutoffs: the ids that every band but the first starts at.
+        cutoffs: the frequency ranks that every band but the first starts at.
         tied_projections: for every band, whether it takes the map's projection; none does by default.
+        counts: how often each id occurs, where ids are not in the order of frequency (subwords, say).
     """
+
+    frequency_ranks: Tensor | None
 
     def __init__(
         self,
@@ -35,6 +39,7 @@ class AdaptiveTableSoftmax(BandedSoftmax):
         map_layer: StandardMap | ProjectiveMap,
         cutoffs: Sequence[int],
         tied_projections: Sequence[bool] = (),
+        counts: Sequence[int] | Tensor | None = None,
     ) -> None:
         super().__init__(hidden_dim)
         if not isinstance(map_layer, StandardMap | ProjectiveMap):
@@ -44,6 +49,7 @@ class AdaptiveTableSoftmax(BandedSoftmax):
             )
         self._map = (map_layer,)  # in a tuple, so that a tied table is not registered and saved a second time
         self._cutoffs = check_cutoffs(cutoffs, map_layer.num_embeddings)
+        self.register_buffer("frequency_ranks", frequency_ranks(map_layer.num_embeddings, counts))
         self._tied = _check_ties(tied_projections, len(self._cutoffs) + 1, hidden_dim, map_layer)
         self.projections = nn.ModuleDict()
         if hidden_dim != map_layer.map_dim:
@@ -70,9 +76,15 @@ class AdaptiveTableSoftmax(BandedSoftmax):
     def cutoffs(self) -> tuple[int, ...]:
         return self._cutoffs
 
+    @property
+    def ranks(self) -> Tensor | None:
+        return self.frequency_ranks
+
     def resize(self, num_embeddings: int) -> None:
         """Follow a change of the vocabulary at the map: old biases stay, new ones are zero, the last band grows."""
         check_cutoffs(self._cutoffs, num_embeddings)
+        if self.frequency_ranks is not None:
+            self.frequency_ranks = grown_ranks(self.frequency_ranks, num_embeddings)
         self.bias = resized_bias(self.bias, num_embeddings)
 
     def extra_repr(self) -> str:
@@ -90,10 +102,22 @@ class AdaptiveTableSoftmax(BandedSoftmax):
         check_bias(self.bias, self.num_embeddings)
         edges = (0, *self._cutoffs, self.num_embeddings)
         sizes = [stop - start for start, stop in itertools.pairwise(edges)]
-        first, *tables = self._map[0].table.weight.split(sizes)  # (V_i, map_dim) each
-        first_bias, *biases = self.bias.split(sizes)  # (V_i,) each
+        table: Tensor = self._map[0].table.weight
+        bias: Tensor = self.bias
+        if self.frequency_ranks is not None:
+            order = ids_by_rank(self.frequency_ranks)
+            table, bias = table[order], bias[order]
+        first, *tables = table.split(sizes)  # (V_i, map_dim) each
+        first_bias, *biases = bias.split(sizes)  # (V_i,) each
         head = Band(torch.cat((first, self.cluster_weight)), torch.cat((first_bias, self.cluster_bias)))
         return [head, *map(Band, tables, biases)]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Weights that were saved without ranks had bands by id."""
+        if self.frequency_ranks is not None and f"{prefix}frequency_ranks" not in state_dict:
+            by_id = torch.arange(self.num_embeddings, device=self.frequency_ranks.device)
+            state_dict = {**state_dict, f"{prefix}frequency_ranks": by_id}
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def _facing(self, rows: Tensor, band: int) -> Tensor:
         map_layer = self._map[0]
