@@ -41,13 +41,27 @@ def embeddings() -> dict[str, TokenEmbedding]:
     }
 
 
+def counted_calls(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each call is for, from now on; a hook would keep tokens from being shared."""
+    calls: list[int] = []
+    forward = kind.forward
+
+    def counting(module: nn.Module, given: torch.Tensor, *more: object) -> torch.Tensor:
+        calls.append(given.shape[:1].numel() if given.is_floating_point() else given.numel())
+        return forward(module, given, *more)
+
+    monkeypatch.setattr(kind, "forward", counting)
+    return calls
+
+
 @pytest.mark.parametrize("name", embeddings())
 @pytest.mark.parametrize("room", [None, 50])
-def test_vectors_and_gradients_are_those_of_every_token_by_itself(name: str, room: int | None) -> None:
+def test_vectors_and_gradients_are_those_of_every_token_by_itself(
+    name: str, room: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     embedding = embeddings()[name].double()
     ids = torch.randint(50, (4, 40))
-    calls: list[int] = []
-    embedding.unit.register_forward_hook(lambda _module, inputs, _output: calls.append(len(inputs[0])))
+    calls = counted_calls(type(embedding.unit), monkeypatch)
     weights = torch.randn(4, 40, 24, dtype=torch.float64)
     shared = embedding(ids, room)
     shared_gradients = torch.autograd.grad((shared * weights).sum(), list(embedding.parameters()))
@@ -61,12 +75,13 @@ def test_vectors_and_gradients_are_those_of_every_token_by_itself(name: str, roo
 
 @pytest.mark.parametrize("padding", [None, 3])
 @pytest.mark.parametrize("row_dropout", [0.0, 0.5])
-def test_adaptive_bands_without_a_unit_are_looked_up_once_a_type(padding: int | None, row_dropout: float) -> None:
+def test_adaptive_bands_without_a_unit_are_looked_up_once_a_type(
+    padding: int | None, row_dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bands = AdaptiveMap(50, 16, (10, 30), division=2, padding_idx=padding, scale=4.0).double()
     embedding = TokenEmbedding(bands)
     embedding.row_dropout = row_dropout
-    looked_up: list[int] = []
-    bands.register_forward_hook(lambda _module, inputs, _output: looked_up.append(inputs[0].numel()))
+    looked_up = counted_calls(AdaptiveMap, monkeypatch)
     ids = torch.randint(50, (4, 40))
     weights = torch.randn(4, 40, 16, dtype=torch.float64)
     results = []
@@ -98,6 +113,37 @@ def test_what_is_not_alike_for_equal_tokens_is_never_shared() -> None:
     assert not normed.shares_equal_tokens
 
 
+def add_place(_module: nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
+    return output + torch.arange(output.shape[:-1].numel(), dtype=output.dtype).view(*output.shape[:-1], 1)
+
+
+@pytest.mark.parametrize("where", ["map", "map.table", "unit", "unit.expansions.0.linear", "unit.last"])
+def test_a_hook_or_a_layer_of_somebody_elses_sees_every_token(where: str) -> None:
+    ids = torch.zeros(100, dtype=torch.long)
+    hooked = DeFINE(50, 24, map_dim=16, expand_dim=64)
+    assert hooked.shares_equal_tokens
+    hooked.get_submodule(where).register_forward_hook(add_place)
+    assert len(hooked(ids).unique(dim=0)) == 100
+    assert not hooked.knows_tokens_only
+
+    wrapped = DeFINE(50, 24, map_dim=16, expand_dim=64)
+    parent, _, name = where.rpartition(".")
+    setattr(wrapped.get_submodule(parent), name, nn.Sequential(wrapped.get_submodule(where), nn.Dropout(0.5)))
+    if where != "map":  # which would have to be a map again
+        assert len(wrapped(ids).unique(dim=0)) > 90
+
+
+def test_a_forward_of_ones_own_gets_ids_as_they_are() -> None:
+    table = StandardMap(50, 16)
+    embedding = TokenEmbedding(table)
+    model = LanguageModel(embedding, LSTM(16, 16), FullSoftmax(16, table))
+    seen: list[tuple[int, ...]] = []
+    whole = embedding.forward
+    embedding.forward = lambda ids, distinct=None: (seen.append(tuple(ids.shape)), whole(ids, distinct))[1]  # type: ignore[method-assign]
+    model.hidden(torch.randint(50, (3, 7)), model.initial_state(3))
+    assert seen == [(3, 7)]
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_model_knows_before_how_many_there_can_be(adaptive: bool) -> None:
     torch.manual_seed(0)
@@ -111,8 +157,8 @@ def test_a_model_knows_before_how_many_there_can_be(adaptive: bool) -> None:
     text = torch.randint(30, (3, 51))
     ids, targets = text[:, :-1], text[:, 1:]
     hint = model.host_hint(targets.numpy())
-    assert hint is not None
-    assert len(ids.unique()) <= hint[0] <= len(targets.unique()) + 4
+    assert hint.distinct is not None
+    assert len(ids.unique()) <= hint.distinct <= len(targets.unique()) + 4
     state = model.initial_state(3)
     state = [(h.double(), c.double()) for h, c in state]
     hinted, _ = model(ids, targets, state, hint=hint)
@@ -120,7 +166,7 @@ def test_a_model_knows_before_how_many_there_can_be(adaptive: bool) -> None:
     torch.testing.assert_close(hinted.objective, plain.objective, rtol=1e-12, atol=0)
     padded = targets.clone()
     padded[:, -7:] = -100
-    assert model.host_hint(padded.numpy())[0] >= len(ids.unique()) - 7
+    assert model.host_hint(padded.numpy()).distinct >= len(ids.unique()) - 7
 
 
 def test_somebody_elses_map_is_asked_for_ids_and_nothing_else() -> None:

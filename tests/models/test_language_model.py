@@ -8,7 +8,7 @@ from torchdefine import AdaptiveMap, DeFINE, StandardMap, UnitOptions
 from torchdefine.context import LSTM
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
-from torchdefine.models import LanguageModel, LossOptions
+from torchdefine.models import HostHint, LanguageModel, LossOptions
 from torchdefine.ops import locked_dropout
 from torchdefine.output import AdaptiveSoftmax, FullSoftmax
 
@@ -180,9 +180,22 @@ def test_a_hint_leaves_room_for_every_id() -> None:
     """The ids are the targets but for the first of each row and what stands for padding: here none is among them."""
     ids, targets = torch.tensor([[0, 1, 1], [10, 1, 49]]), torch.tensor([[1, 1, 1], [1, -100, -100]])
     hint = adaptive_model().host_hint(targets.numpy())
-    assert hint is not None
-    assert hint[0] >= len(ids.unique())
-    assert dropping_model().train().host_hint(targets.numpy()) is None
+    assert hint.distinct is not None
+    assert hint.distinct >= len(ids.unique())
+    assert dropping_model().train().host_hint(targets.numpy()) == HostHint(None, None)
+
+
+def test_a_hint_holds_in_either_mode() -> None:
+    """With dropout in its unit an embedding shares equal tokens in evaluation only."""
+    table = AdaptiveMap(60, 16, (20, 40), division=2)
+    embedding = DeFINE.over(table, 24, 64, unit=UnitOptions.of(dropout=0.5))
+    model = LanguageModel(embedding, LSTM(24, 16), AdaptiveSoftmax(16, table))
+    tokens = torch.randint(0, 60, (4, 61))
+    ids, targets = tokens[:, :-1], tokens[:, 1:]
+    for asked, used in ((False, True), (True, False)):
+        hint = model.train(asked).host_hint(targets.numpy())
+        losses, _ = model.train(used)(ids, targets, model.initial_state(4), hint=hint)
+        assert losses.objective.isfinite()
 
 
 def test_losses_that_cannot_be_are_refused() -> None:

@@ -15,7 +15,7 @@ from torchdefine.models import LanguageModel, LossOptions
 from torchdefine.output import FullSoftmax
 from torchdefine.recipe import TrainSettings
 from torchdefine.training.batches import Batch, TextBatches
-from torchdefine.training.checkpoint import flat_tensors
+from torchdefine.training.carried_state import flat_tensors
 from torchdefine.training.precision import Precision
 from torchdefine.training.recording import _without_garbage_collection, room_for
 from torchdefine.training.step import StepParts, TrainingStep

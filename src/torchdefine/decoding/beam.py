@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from torchdefine.decoding.sampling import NO_PROBABILITIES
 from torchdefine.errors import MachineError, UserError
+from torchdefine.modes import evaluating
 
 
 class StepModel(Protocol):
@@ -65,7 +67,8 @@ class BeamOptions:
 
     def limit(self, source_length: int) -> int:
         """How many tokens the target of a source may have."""
-        return int(self.max_ratio * source_length) + self.max_extra
+        exactly = Fraction(str(self.max_ratio)) * source_length  # 0.29 · 100 is 29, which floats do not know
+        return int(exactly) + self.max_extra
 
     def score(self, log_prob: float, length: int) -> float:
         return log_prob * ((5 + length) / 6) ** -self.length_penalty  # which no penalty makes overflow
@@ -122,7 +125,13 @@ def beam_search(
     if not sources:
         return []
     options = options or BeamOptions()
-    wanted = options.size if wanted is None else wanted
+    with evaluating(model):
+        return _searched(model, sources, tokens, options, options.size if wanted is None else wanted)
+
+
+def _searched(
+    model: StepModel, sources: Sequence[Sequence[int]], tokens: TargetTokens, options: BeamOptions, wanted: int
+) -> list[list[Hypothesis]]:
     size, device = options.size, device_of(model)
     found: list[list[Hypothesis]] = [[] for _ in sources]
     searches = [_Search(place, options.limit(len(source))) for place, source in enumerate(sources)]

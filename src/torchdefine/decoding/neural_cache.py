@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchdefine.data import IGNORE, TokenFile
 from torchdefine.errors import UserError
-from torchdefine.models import LanguageModel
+from torchdefine.models import HostHint, LanguageModel
 from torchdefine.models.language_model import State
 from torchdefine.training.evaluate import Predict, total_nats
 
@@ -79,10 +79,8 @@ class _CachedPrediction:
         self.keys: Tensor | None = None  # (B, W, d): the last hidden vectors
         self.words: Tensor | None = None  # (B, W): what followed them
 
-    def __call__(
-        self, inputs: Tensor, targets: Tensor, state: State, hint: tuple[int, ...] | None
-    ) -> tuple[Tensor, State]:
-        distinct, bands = self.model.split_hint(hint)
+    def __call__(self, inputs: Tensor, targets: Tensor, state: State, hint: HostHint | None) -> tuple[Tensor, State]:
+        distinct, bands = hint or HostHint()
         hidden, state = self.model.hidden(inputs, state, distinct)  # (B, T, d)
         losses = self.model.output.loss(hidden, targets, reduction="none", hint=bands)  # (B, T)
         keys, words = self._history(hidden, targets)

@@ -50,6 +50,7 @@ def generate(
     generator: torch.Generator | None = None,
 ) -> list[int]:
     """Continue ``prompt``, one id or more, by up to ``length`` tokens; the state is carried, nothing recomputed."""
+    prompt = [int(token) for token in prompt]
     if not prompt:
         raise UserError("The prompt is empty: begin with the end-of-line token, say.")
     if not isinstance(length, Integral) or length < 1:
@@ -57,7 +58,7 @@ def generate(
     options = options or SamplingOptions()
     device = next(model.parameters()).device
     with evaluating(model):
-        ids = torch.tensor([list(prompt)], device=device)  # (1, T)
+        ids = torch.tensor([prompt], device=device)  # (1, T)
         state = model.initial_state(1)
         continuation: list[int] = []
         for _ in range(length):
@@ -81,6 +82,7 @@ def draw_rows(log_probs: Tensor, options: SamplingOptions, uniform: Tensor) -> T
     if bool(log_probs.isnan().any()):
         raise MachineError(NO_PROBABILITIES)
     if options.forbidden:
+        _check_forbidden(options.forbidden, log_probs.shape[-1])
         log_probs = log_probs.clone()
         log_probs[:, list(options.forbidden)] = -torch.inf
     if options.temperature == 0:
@@ -97,3 +99,11 @@ def draw_rows(log_probs: Tensor, options: SamplingOptions, uniform: Tensor) -> T
     sums = probabilities.cumsum(-1)
     places = (sums <= uniform.unsqueeze(-1) * sums[:, -1:]).sum(-1)  # (N,)
     return places if order is None else order.gather(1, places.unsqueeze(1)).squeeze(1)
+
+
+def _check_forbidden(forbidden: Sequence[int], vocabulary: int) -> None:
+    outside = [token for token in forbidden if not 0 <= token < vocabulary]
+    if outside:
+        raise UserError(f"The forbidden token {outside[0]} is outside the vocabulary of {vocabulary}: leave it out.")
+    if len(set(forbidden)) == vocabulary:
+        raise UserError(f"All {vocabulary} tokens are forbidden, so none can be drawn: forbid fewer.")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchdefine.decoding.beam import BeamOptions, Hypothesis, StepModel, TargetTokens, device_of, padded_sources
 from torchdefine.decoding.sampling import SamplingOptions, draw_rows
+from torchdefine.modes import evaluating
 
 
 @torch.no_grad()
@@ -25,6 +26,19 @@ def sample_targets(
     """Draw ``count`` targets for each source; a source's draws depend on its own seed alone. Most probable first."""
     if not sources:
         return []
+    with evaluating(model):
+        return _drawn(model, sources, tokens, options, limits, seeds, count)
+
+
+def _drawn(
+    model: StepModel,
+    sources: Sequence[Sequence[int]],
+    tokens: TargetTokens,
+    options: SamplingOptions,
+    limits: BeamOptions,
+    seeds: Sequence[int],
+    count: int,
+) -> list[list[Hypothesis]]:
     device = device_of(model)
     longest = [limits.limit(len(source)) for source in sources for _ in range(count)]
     rows = len(longest)

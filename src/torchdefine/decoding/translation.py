@@ -14,7 +14,6 @@ from torchdefine.decoding.target_sampling import sample_targets
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.models import Translator
-from torchdefine.modes import evaluating
 
 PLACES_AT_ONCE = 8192
 """Tokens of the sources of a batch, padding included: long ones are searched fewer at a time."""
@@ -89,8 +88,7 @@ def translate_lines(
             on_long_line(LongLine(number, len(ids), len(cut)))
         of_line.append(range(len(pieces), len(pieces) + len(cut)))
         pieces += cut
-    with evaluating(model):
-        found = _translate_pieces(model, tokenization, pieces, options, progress)
+    found = _translate_pieces(model, tokenization, pieces, options, progress)
     return [_joined([found[place] for place in places], tokenization.target, options.n_best) for places in of_line]
 
 

@@ -117,7 +117,8 @@ class DeFINE(TokenEmbedding):
         folder = Path(folder)
         config = read_json(folder / CONFIG_FILE)
         try:
-            embedding = cls.from_config(config)
+            with torch.random.fork_rng(devices=[]):  # the weights drawn here make way for those of the file
+                embedding = cls.from_config(config)
         except (KeyError, TypeError) as error:
             raise UserError(f"{folder / CONFIG_FILE} is damaged ({error}): save the embedding again.") from error
         weights = folder / WEIGHTS_FILE
@@ -148,10 +149,6 @@ def map_from_config(config: dict[str, Any]) -> MapLayer:
     elif kind == "adaptive":
         layer = AdaptiveMap.with_ranks_to_come(settings)
     else:
-        raise _unknown_map(kind)
+        raise UserError(f"The map {kind!r} is unknown: use standard, projective or adaptive.")
     layer.std = std  # of the weights that will be loaded: rows that come later are drawn like them
     return layer
-
-
-def _unknown_map(kind: object) -> UserError:
-    return UserError(f"The map {kind!r} is unknown: use standard, projective or adaptive.")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchdefine.embedding.unit import activation_moments
 
 
-class _Linear(nn.Linear):
+class DenseLinear(nn.Linear):
     """A linear layer that starts at unit variance, and may be equalised as a unit's layers may."""
 
     gain = 1.0
@@ -36,7 +36,7 @@ class _Linear(nn.Linear):
             nn.init.zeros_(self.bias)
 
 
-class DenseProjection(_Linear):
+class DenseProjection(DenseLinear):
     """One matrix without bias: it unties what a model reads from what a tied softmax compares with."""
 
     def __init__(self, input_dim: int, output_dim: int, equalised: bool = False) -> None:
@@ -49,8 +49,8 @@ class DenseMLP(nn.Module):
     def __init__(self, input_dim: int, hidden_dim: int, output_dim: int, equalised: bool = False) -> None:
         super().__init__()
         self.equalised = equalised
-        self.expand = _Linear(input_dim, hidden_dim, bias=True, equalised=equalised)
-        self.reduce = _Linear(hidden_dim, output_dim, bias=False, equalised=equalised)
+        self.expand = DenseLinear(input_dim, hidden_dim, bias=True, equalised=equalised)
+        self.reduce = DenseLinear(hidden_dim, output_dim, bias=False, equalised=equalised)
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def in_evaluation(embedding: nn.Module) -> Iterator[None]:
     """
     unit, device = getattr(embedding, "unit", None), next(embedding.parameters()).device.type
     exactly = nullcontext() if device == "meta" else torch.autocast(device, enabled=False)  # meta knows no autocast
-    with evaluating(embedding, *([unit] if isinstance(unit, nn.Module) else [])), exactly:
+    with evaluating(embedding, unit), exactly:
         yield
 
 

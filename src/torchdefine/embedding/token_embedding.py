@@ -11,15 +11,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
-from torchdefine.embedding.dense import DenseMLP, DenseProjection
+from torchdefine.embedding.dense import DenseLinear, DenseMLP, DenseProjection
 from torchdefine.embedding.distinct import FEWEST_IDS, LARGEST_SHARE, distinct_ids
+from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import cached_embedding, finished_table
-from torchdefine.embedding.unit import DefineUnit
+from torchdefine.embedding.unit import DefineUnit, ExpansionLayer
 from torchdefine.errors import UserError
+from torchdefine.ops import is_plain
 
 OUR_MAPS = (StandardMap, ProjectiveMap, AdaptiveMap)
-OUR_DENSE_UNITS = (nn.Linear, DenseProjection, DenseMLP)
+OUR_UNITS = (DefineUnit, nn.Linear, DenseProjection, DenseMLP)
+OUR_PARTS = {
+    *OUR_MAPS,
+    *OUR_UNITS,
+    *(DenseLinear, ExpansionLayer, GroupLinear),
+    *(nn.Dropout, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.ModuleList, nn.ParameterList),
+}
+"""What maps and units are made of: each treats every token by itself."""
+
+
+def _is_ours(part: Any) -> bool:
+    """Whether nobody has put a layer, a hook or a forward of their own into a map or a unit."""
+    return all(type(module) in OUR_PARTS and is_plain(module, type(module)) for module in part.modules())
 
 
 class TokenEmbedding(nn.Module):
@@ -94,17 +108,16 @@ class TokenEmbedding(nn.Module):
         if ids.numel() < FEWEST_IDS:
             return False
         if self.unit is None:  # several tables are looked up and projected; one is quicker than finding what is equal
-            return type(self.map) is AdaptiveMap and ids.device.type == "cpu"
+            return type(self.map) is AdaptiveMap and ids.device.type == "cpu" and _is_ours(self.map)
         return self.shares_equal_tokens and (distinct is None or distinct <= LARGEST_SHARE * ids.numel())
 
     @property
     def shares_equal_tokens(self) -> bool:
         """Whether a token's vector depends on nothing else in the batch, so that one computation serves all equals."""
-        if not self._has_our_map:
+        unit = self.unit
+        if type(unit) is DefineUnit and self.training and unit.options.dropout:
             return False
-        if type(self.unit) is DefineUnit:
-            return not (self.training and self.unit.options.dropout)
-        return type(self.unit) in OUR_DENSE_UNITS
+        return type(unit) in OUR_UNITS and self._has_our_map and _is_ours(unit) and _is_ours(self.map)
 
     @property
     def _has_our_map(self) -> bool:
@@ -117,9 +130,9 @@ class TokenEmbedding(nn.Module):
 
         Somebody else's code may read places: another forward, a hook, a map of their own.
         """
-        if type(self).forward is not TokenEmbedding.forward or self._forward_hooks or self._forward_pre_hooks:
+        if type(self).forward is not TokenEmbedding.forward or not is_plain(self, type(self)):
             return False
-        return self._has_our_map and (self.unit is None or self.shares_equal_tokens)
+        return self.shares_equal_tokens or (self.unit is None and self._has_our_map and _is_ours(self.map))
 
     def _looked_up(self, ids: Tensor, table: Tensor) -> Tensor:
         """As short as it can be: on a GPU the look-up itself takes less than a few lines of Python."""

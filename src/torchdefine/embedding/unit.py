@@ -120,7 +120,7 @@ class DefineUnit(nn.Module):
 
     def __init__(self, plan: Plan, options: UnitOptions | str = "define") -> None:
         super().__init__()
-        options = UnitOptions.of(options) if isinstance(options, str) else options
+        options = UnitOptions.read(options)
         self.plan, self.options = plan, dataclasses.replace(options, rules=plan.rules)
         *expanding, last = plan.layers
         self.expansions = nn.ModuleList(

@@ -1,6 +1,6 @@
 """Whole models, each forward the path of the data."""
 
-from torchdefine.models.language_model import LanguageModel, Losses, LossOptions
+from torchdefine.models.language_model import HostHint, LanguageModel, Losses, LossOptions
 from torchdefine.models.translator import Translator
 
-__all__ = ["LanguageModel", "LossOptions", "Losses", "Translator"]
+__all__ = ["HostHint", "LanguageModel", "LossOptions", "Losses", "Translator"]

@@ -25,7 +25,8 @@ class ContextModel(Protocol):
     input_dim: int
     output_dim: int
 
-    def initial_state(self, batch_size: int) -> State: ...
+    def initial_state(self, batch_size: int) -> State:
+        """The state at the start of a text; nothing of it is learned."""
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]: ...
 
@@ -56,6 +57,15 @@ class Losses(NamedTuple):
     objective: Tensor
     cross_entropy: Tensor
     """Without penalties; in training it is smoothed where the model smooths labels."""
+
+
+class HostHint(NamedTuple):
+    """What the host knows of a batch, and the device must not be asked for; larger numbers do as well."""
+
+    distinct: int | None = None
+    """How many different ids there can be; None where the embedding has no use for it."""
+    bands: tuple[int, ...] | None = None
+    """What the output layer asked for."""
 
 
 class LanguageModel(nn.Module):
@@ -113,10 +123,10 @@ class LanguageModel(nn.Module):
         targets: Tensor,
         state: State,
         reduction: Reduction = "mean",
-        hint: tuple[int, ...] | None = None,
+        hint: HostHint | None = None,
     ) -> tuple[Losses, State]:
         """The losses in nats of predicting ``targets`` (B, T), each the token after its id, and the state after."""
-        distinct, bands = self.split_hint(hint)
+        distinct, bands = hint or HostHint()
         hidden, state = self.hidden(ids, state, distinct)
         if not self.training:
             loss = self.output.loss(hidden, targets, reduction=reduction, hint=bands)
@@ -142,23 +152,15 @@ class LanguageModel(nn.Module):
         hidden, state = self.hidden(ids, state)
         return self.output.log_prob(hidden), state
 
-    def host_hint(self, targets: np.ndarray) -> tuple[int, ...] | None:
+    def host_hint(self, targets: np.ndarray) -> HostHint:
         """What embedding and output layer want to know of the targets (B, T) before they are on the device.
 
-        First, where the embedding has a use for it, how many different ids there can be: the ids are the targets one
-        position later, but for the first of every row and whatever stands for padding. Then what the output layer asks.
+        The ids are the targets one position later, but for the first of every row and whatever stands for padding.
         """
         bands = self.output.host_hint(targets)
         if not self.embedding.shares_equal_tokens:
-            return bands
-        most = count_distinct(targets, self.embedding.num_embeddings) + targets.shape[0] + 1
-        return (most, *(bands or ()))
-
-    def split_hint(self, hint: tuple[int, ...] | None) -> tuple[int | None, tuple[int, ...] | None]:
-        """A hint in its two parts: what ``hidden`` takes, and what the output layer takes."""
-        if hint is None or not self.embedding.shares_equal_tokens:
-            return None, hint
-        return hint[0], hint[1:] or None
+            return HostHint(None, bands)
+        return HostHint(count_distinct(targets, self.embedding.num_embeddings) + targets.shape[0] + 1, bands)
 
     def embeddings(self) -> dict[str, TokenEmbedding]:
         """The embeddings by the side that they stand on; a language model has one."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchdefine.context.transformer import DecoderState, Transformer
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
-from torchdefine.models.language_model import Losses
+from torchdefine.models.language_model import HostHint, Losses
 from torchdefine.output import OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
 
@@ -71,7 +71,7 @@ class Translator(nn.Module):
         targets: Tensor,
         state: None = None,
         reduction: Reduction = "mean",
-        hint: tuple[int, ...] | None = None,
+        hint: HostHint | None = None,
     ) -> tuple[Losses, None]:
         """The losses in nats of predicting ``targets`` (B, T), each the token after its input; -100 does not count.
 
@@ -79,7 +79,8 @@ class Translator(nn.Module):
         """
         hidden = self.hidden(source, inputs)
         smoothing = self.label_smoothing if self.training else 0.0
-        loss = self.output.loss(hidden, targets, reduction=reduction, label_smoothing=smoothing, hint=hint)
+        bands = (hint or HostHint()).bands
+        loss = self.output.loss(hidden, targets, reduction=reduction, label_smoothing=smoothing, hint=bands)
         return Losses(loss, loss), None
 
     def initial_state(self, batch_size: int) -> None:
@@ -95,9 +96,9 @@ class Translator(nn.Module):
         hidden, state = self.transformer.step(self.target(ids), state)
         return self.output.log_prob(hidden), state
 
-    def host_hint(self, targets: np.ndarray) -> tuple[int, ...] | None:
+    def host_hint(self, targets: np.ndarray) -> HostHint:
         """What the output layer wants to know of the targets before they are on the device, so that it need not ask."""
-        return self.output.host_hint(targets)
+        return HostHint(bands=self.output.host_hint(targets))
 
     def embeddings(self) -> dict[str, TokenEmbedding]:
         """The embeddings by the side that they stand on; one that both share is named once."""

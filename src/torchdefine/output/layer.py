@@ -66,6 +66,7 @@ class OutputLayer(nn.Module, ABC):
         best = [self.log_prob(chunk).argmax(-1) for chunk in self._chunks(rows)]
         return torch.cat(best).reshape(hidden.shape[:-1])
 
+    @torch.no_grad()
     def top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most probable tokens, best first: log-probabilities (…, k) and ids (…, k)."""
         if not 1 <= k <= self.num_embeddings:

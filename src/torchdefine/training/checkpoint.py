@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class Checkpoint:
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    here = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     checksums = {name: _checksum(tensor) for name, tensor in here.items()}
     metadata = {
         "format_version": str(FORMAT_VERSION),
@@ -39,6 +39,17 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
         "checksums": json.dumps(checksums),
     }
     write_safetensors(path, here, metadata)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor in memory of its own, as the file wants it: a model's parts may share parameters under two names."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return found
 
 
 def read_checkpoint(path: Path, *, only: str | None = None) -> Checkpoint:
@@ -72,15 +83,6 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, path: Path) -> None:
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise UserError(f"The weights in {path} do not fit this model: {reason}") from None
-
-
-def flat_tensors(state: Any) -> Iterator[Tensor]:
-    """The tensors of nested lists, tuples and dicts, in order; None holds none."""
-    if isinstance(state, Tensor):
-        yield state
-    elif state is not None:
-        for item in state.values() if isinstance(state, Mapping) else state:
-            yield from flat_tensors(item)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from torchdefine.data import TokenFile, evaluation_streams
 from torchdefine.errors import UserError
-from torchdefine.models import LanguageModel
+from torchdefine.models import HostHint, LanguageModel
 from torchdefine.models.language_model import State
 from torchdefine.modes import evaluating
-from torchdefine.training.recording import Hint, Inputs, Recorder, copy_state
+from torchdefine.training.carried_state import copy_state, own_copy
+from torchdefine.training.recording import Hint, Inputs, Recorder
 
 PUBLIC_STREAMS = 10
 """So many streams, each from an empty memory, in the evaluation of the public Transformer-XL code."""
@@ -45,7 +46,7 @@ class Evaluation:
         return asdict(self)
 
 
-Predict = Callable[[Tensor, Tensor, State, tuple[int, ...] | None], tuple[Tensor, State]]
+Predict = Callable[[Tensor, Tensor, State, HostHint | None], tuple[Tensor, State]]
 """Inputs and targets (B, T), state, hint → nats of all targets together, in any shape, and the state after them."""
 
 
@@ -131,7 +132,7 @@ class _RecordedSum(_Sum):
     """The same for one number a segment, replayed from CUDA graphs: a short segment is over before it is started."""
 
     def __init__(self, predict: Predict, state: State, device: torch.device) -> None:
-        super().__init__(predict, state, device)
+        super().__init__(predict, own_copy(state), device)
         self._recorder = Recorder(self._in_place, device)
 
     def __call__(self, inputs: Tensor, targets: Tensor, hint: Hint) -> None:
@@ -145,7 +146,7 @@ class _RecordedSum(_Sum):
 
 
 def _plain(model: LanguageModel) -> Predict:
-    def predict(inputs: Tensor, targets: Tensor, state: State, hint: tuple[int, ...] | None) -> tuple[Tensor, State]:
+    def predict(inputs: Tensor, targets: Tensor, state: State, hint: HostHint | None) -> tuple[Tensor, State]:
         losses, state = model(inputs, targets, state, reduction="sum", hint=hint)
         return losses.cross_entropy, state
 

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdefine.training.checkpoint import flat_tensors
+from torchdefine.models import HostHint
 
 MOST_GRAPHS = 256  # beyond that many kinds of steps, the rest run kernel by kernel
 
 log = logging.getLogger(__name__)
 
 Inputs = Sequence[tuple[Tensor, ...]]
-Hint = tuple[int, ...] | None
-"""What the host knows of the targets, and the device must not be asked for; larger numbers do as well."""
+Hint = HostHint | None
+"""What a model's ``host_hint`` said of the targets."""
 Compute = Callable[[Inputs, Sequence[Hint]], None]
 """Work on some inputs, each with its hint, whose every result goes into tensors that were there before."""
 
@@ -59,7 +59,7 @@ class Recorder:
             self._run(inputs, hints)
 
     def _run(self, inputs: Inputs, hints: Sequence[Hint]) -> None:
-        roomy = [None if hint is None else tuple(map(room_for, hint)) for hint in hints]
+        roomy = [with_room(hint) for hint in hints]
         kind = (*(tuple(t.shape for t in given) for given in inputs), *roomy)
         if kind not in self._recordings or not self._works:
             if self._works and len(self._recordings) < MOST_GRAPHS:
@@ -118,6 +118,16 @@ def _end_failed_recording(device: torch.device, pool: tuple[int, int]) -> None:
     generator.graphsafe_set_state(generator.clone_state())
 
 
+def with_room(hint: Hint) -> Hint:
+    """A hint with its numbers rounded up."""
+    if hint is None:
+        return None
+    return HostHint(
+        None if hint.distinct is None else room_for(hint.distinct),
+        None if hint.bands is None else tuple(map(room_for, hint.bands)),
+    )
+
+
 def room_for(count: int) -> int:
     """A round number that is at least ``count`` and at most half as much again, so that few kinds of steps differ.
 
@@ -127,9 +137,3 @@ def room_for(count: int) -> int:
         return 16
     grain = 1 << (count.bit_length() - (2 if count <= 1024 else 4))
     return -(-count // grain) * grain
-
-
-def copy_state(held: Any, new: Any) -> None:
-    """Put a state where another one lies, which recorded work reads and writes."""
-    for mine, given in zip(flat_tensors(held), flat_tensors(new), strict=True):
-        mine.copy_(given.detach())

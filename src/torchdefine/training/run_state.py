@@ -11,9 +11,9 @@ from torch import Tensor
 
 from torchdefine.errors import MachineError
 from torchdefine.training.averaging import WeightAverage
+from torchdefine.training.carried_state import flat_tensors
 from torchdefine.training.checkpoint import (
     Checkpoint,
-    flat_tensors,
     load_weights,
     optimizer_tensors,
     read_checkpoint,

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from torchdefine.errors import UserError
 from torchdefine.training.batches import Batch
+from torchdefine.training.carried_state import copy_state, flat_tensors, own_copy
 from torchdefine.training.precision import Precision
-from torchdefine.training.recording import Hint, Recorder, copy_state
+from torchdefine.training.recording import Hint, Recorder
 
 
 class StepParts(NamedTuple):
@@ -38,7 +40,13 @@ class TrainingStep:
         self.rows = list(rows)
         self.module.train()  # in evaluation, a state of another length may be carried
         with self.precision.autocast():  # a memory may be kept in the dtype that products read it in
-            self.carried = [self.model.initial_state(size) for size in rows]
+            initial = [self.model.initial_state(size) for size in rows]
+        if any(tensor.requires_grad for tensor in flat_tensors(initial)):
+            raise UserError(
+                "The context model's initial state wants a gradient, which carried states never bring: let "
+                "initial_state give zeros, and let forward add what is to be learned."
+            )
+        self.carried = [own_copy(state) for state in initial]
         self.summed_loss = torch.zeros((), device=self.device)
         """Of the steps since somebody set it to zero."""
         self.gradient_norm = torch.zeros((), device=self.device)
