@@ -28,6 +28,7 @@ Runs = list[dict[str, Any]]
 def write_evidence_page(folder: Path) -> None:
     """The parts of docs/evidence.md that are measured; ``folder`` has the results of the stages on one text."""
     page = HERE.parent / "docs" / "evidence.md"
+    write_between_marks(page, "answers", claims_table(folder, in_short=True))
     write_between_marks(page, "best", best_rates_table(folder))
     write_between_marks(page, "rates", rates_section(folder))
     for stage in ("decisive", "depth", "ablation-clean", "ablation", "decisive-rate-10"):
@@ -57,27 +58,28 @@ def choices_table(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def claims_table(folder: Path) -> str:
-    """Every claim beside the rows that speak of it."""
+def claims_table(folder: Path, in_short: bool = False) -> str:
+    """Every claim beside the rows that speak of it, or beside those alone that are the answer in short."""
     claims = yaml.safe_load((HERE / "claims.yaml").read_text())
     stages = {pair["stage"] for claim in claims for pair in claim["pairs"]}
     rows = {stage: read_rows(folder / stage) for stage in stages}
     apart = largest_difference_of_seeds({stage: finished_rows(folder / stage) for stage in stages})
-    header = ("the paper's claim", "stage", "row", "against", "valid", "test", "the paper's test", "seen")
+    header = ("claim", "stage", "row", "against", "valid", "test", "the paper's test", "seen")
     lines = ["| " + " | ".join(header) + " |", "|---|---|---|---|---:|---:|---:|---|"]
     untested = []
     for claim in claims:
-        ran = [pair for pair in claim["pairs"] if {pair["row"], pair["against"]} <= rows[pair["stage"]].keys()]
+        pairs = [pair for pair in claim["pairs"] if pair.get("in_short") or not in_short]
+        ran = [pair for pair in pairs if {pair["row"], pair["against"]} <= rows[pair["stage"]].keys()]
         for place, pair in enumerate(ran):
             said = claim["says"] if place == 0 else ""
             cells = pair_cells(pair, rows[pair["stage"]], apart)
             names = (f"`{pair['stage']}`", pair["row"], pair["against"])
             lines.append("| " + " | ".join([said, *names, *cells]) + " |")
-        if missing := len(claim["pairs"]) - len(ran):
-            untested.append(f"- {claim['says'].removesuffix('.')}: {missing} of {len(claim['pairs'])} pairs of rows.")
+        if missing := len(pairs) - len(ran):
+            untested.append(f"- {claim['says'].removesuffix('.')}: {missing} of {len(pairs)} pairs of rows.")
     if untested:
         lines += ["", "What is still to run:", "", *untested]
-    return "\n".join([*lines, "", how_it_is_judged(apart)])
+    return "\n".join(lines if in_short else [*lines, "", how_it_is_judged(apart)])
 
 
 def finished_rows(folder: Path) -> dict[str, Runs]:

@@ -44,7 +44,8 @@ def main() -> None:
         ]
     )
     (HERE / "README.md").write_text(page)
-    write_front_page(json.loads((HERE / "tatoeba" / "laptop.json").read_text()))
+    laptops = (HERE / "tatoeba" / name for name in ("laptop.json", "laptop-define.json"))
+    write_front_page(*(json.loads(path.read_text()) for path in laptops))
     write_translation_page(HERE / "europarl")
     write_evidence_page(stages)
 

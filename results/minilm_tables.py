@@ -16,7 +16,7 @@ HEADER = ("table", "bytes on disk", "M numbers", "cosine", "rank correlation", "
 
 INTRODUCTION = """# Replacing MiniLM's token table
 
-Written by `python results/minilm_tables.py` from the JSON files in this folder; nothing here is typed.
+Written by `python results/minilm_tables.py` from the JSON files in this folder.
 "cosine" is the mean between the sentence vectors of the original model and of the one with the replaced table, "rank
 correlation" is Spearman's between all pairwise similarities of the two; both on sentences that nothing was fitted to or
 chosen by. "table error" is the share of the table's frequency-weighted variance that is lost. A + marks the front on

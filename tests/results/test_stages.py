@@ -584,7 +584,7 @@ def test_every_pair_of_a_claim_is_of_rows_that_a_stage_has() -> None:
         for pair in claim["pairs"]:
             names = {row["name"] for row in run_stage.read_stage(pair["stage"])["rows"]}
             assert {pair["row"], pair["against"]} <= names, claim["says"]
-            assert pair.keys() <= {"stage", "row", "against", "no_worse", "but", "not_judged"}
+            assert pair.keys() <= {"stage", "row", "against", "no_worse", "but", "not_judged", "in_short"}
 
 
 def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
@@ -600,7 +600,7 @@ def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
     keep("decisive", "R3", seed=1, test_perplexity=80.0, valid_perplexity=81.0)
     assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-11.1%", "-8.2%", "no row has two seeds to judge by"]
     assert ("R3", "R2 scaled") not in table_rows(tuned)
-    assert "- Deeper is better, with a table of one width: 3 of 3 pairs of rows." in claims.claims_table(tuned)
+    assert "deeper is better, with a table of one width: 3 of 3 pairs of rows." in claims.claims_table(tuned)
     keep("decisive", "R3", seed=2, test_perplexity=84.0, valid_perplexity=81.0)  # seeds are 5 % apart
     assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-8.9%", "-8.2%", "too near to tell"]
     keep("decisive", "R2 scaled", seed=1, test_perplexity=70.0, valid_perplexity=81.0)
@@ -608,6 +608,10 @@ def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
     keep("decisive", "R2 and a projection", seed=1, test_perplexity=100.0, valid_perplexity=100.0)
     assert table_rows(tuned)["R3", "R2 and a projection"][-1] == "yes"
     assert "5.0%" in claims.claims_table(tuned)
+    in_short = claims.claims_table(tuned, in_short=True)
+    assert "| R3 | R2 scaled | +0.0% | +17.1% | – | no: the opposite |" in in_short
+    assert "| R2 and a projection |" not in in_short
+    assert "- DeFINE is better than an adaptive table: 4 of 6 pairs of rows." in in_short
     assert "- DeFINE is better than an adaptive table: 22 of 25 pairs of rows." in claims.claims_table(tuned)
     keep("decisive", "R2", seed=1, test_perplexity=120.0, valid_perplexity=95.0)
     assert table_rows(tuned)["R3", "R2"][-1] == "yes, but R2 is not scaled"
