@@ -13,9 +13,8 @@ help:  ## this list
 
 setup: $(VENV)/dev  ## the virtual environment with everything a contributor needs
 
-# Threads soon wait asleep: on a machine with other work to do, waiting busily makes steps many times slower.
 demo: $(VENV)/user  ## train five small language models on the shipped text and compare them (a few minutes)
-	GOMP_SPINCOUNT=$${GOMP_SPINCOUNT-1000} $(VENV)/bin/torchdefine demo
+	$(VENV)/bin/torchdefine demo
 
 test: $(VENV)/dev  ## the test suite, without the slow and the GPU part
 	$(VENV)/bin/pytest -n $(WORKERS) -m "not slow"

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -283,6 +284,25 @@ def test_the_command_starts_as_a_module() -> None:
         [sys.executable, "-m", "torchdefine", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"torchdefine {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+)
+def test_idle_threads_of_the_command_soon_sleep_unless_the_user_says_otherwise(
+    given: dict[str, str], found: str
+) -> None:
+    code = """
+import os
+from torchdefine.cli import main
+try:
+    main(["--version"])
+finally:
+    print(os.environ.get("GOMP_SPINCOUNT"))
+"""
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env={**kept, **given}, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"torchdefine {__version__}", found]
 
 
 def test_an_interrupt_while_torch_is_being_imported_is_one_word() -> None:

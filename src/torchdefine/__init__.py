@@ -22,19 +22,26 @@ if TYPE_CHECKING:
         UnitOptions,
         make_plan,
     )
+    from torchdefine.errors import MachineError, UserError
+    from torchdefine.recipe import load_recipe
     from torchdefine.run import Run, load_run, train
+    from torchdefine.training import Diverged
 
 __all__ = [
     "AdaptiveMap",
     "DeFINE",
     "DefineUnit",
+    "Diverged",
     "GroupLinear",
+    "MachineError",
     "PlanRules",
     "ProjectiveMap",
     "ReplacementReport",
     "Run",
     "StandardMap",
     "UnitOptions",
+    "UserError",
+    "load_recipe",
     "load_run",
     "make_plan",
     "register_context",
@@ -48,7 +55,10 @@ __all__ = [
 _ROOMS = {
     "adapt.replace": ("ReplacementReport", "replace_embeddings", "restore"),
     "build": ("register_context", "register_embedding", "register_output"),
+    "errors": ("MachineError", "UserError"),
+    "recipe": ("load_recipe",),
     "run": ("Run", "load_run", "train"),
+    "training": ("Diverged",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -65,7 +75,7 @@ if not TYPE_CHECKING:  # which would take every name for one of ours, misspelt o
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({"__version__", *__all__})
 
 
 register_with_transformers()
