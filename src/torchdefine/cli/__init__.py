@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-
 SPINS = "1000"
 """How often an idle thread of torch's looks for work before it sleeps, a tenth of what is usual."""
 
