@@ -219,19 +219,22 @@ def test_maps_stand_by_kind_and_width_and_are_compared_with_a_standard_table(run
     (summary,) = summarise([runs["standard"]])
 
     def run(name: str, **embedding: Any) -> RunSummary:
-        recipe = dataclasses.replace(summary.recipe, embedding=EmbeddingSettings(**embedding))
+        untied = dataclasses.replace(summary.recipe.output, tied=False)
+        recipe = dataclasses.replace(summary.recipe, embedding=EmbeddingSettings(**embedding), output=untied)
         return dataclasses.replace(summary, name=name, recipe=recipe)
 
     shown = [
         run("projective", map="projective"),
         run("wide", map_dim=64),
         run("narrow", map_dim=16),
+        run("banded", map="adaptive"),
         run("mlp", unit="mlp"),
-        run("define", unit="define"),
+        run("define", map="adaptive", unit="define"),
     ]
     maps = {one.name: CorrelationMap(one.name, torch.eye(3)) for one in shown}
     assert [(kind, [one.name for one in row]) for kind, row in layout_rows(shown, maps)] == [
         ("Standard", ["narrow", "wide"]),
+        ("Adaptive", ["banded"]),
         ("Projected", ["projective", "mlp"]),
         ("DeFINE", ["define"]),
     ]

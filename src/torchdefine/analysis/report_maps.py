@@ -56,13 +56,19 @@ def map_section(runs: list[RunSummary], maps: dict[str, dict[str, CorrelationMap
 
 
 def layout_rows(runs: list[RunSummary], finished: dict[str, CorrelationMap]) -> list[tuple[str, list[CorrelationMap]]]:
-    """The paper's layout: standard tables, then projected ones, then DeFINE, each by the width of its table."""
-    kinds: dict[str, list[RunSummary]] = {"Standard": [], "Projected": [], "DeFINE": []}
+    """The paper's layout: standard tables, then projected ones, then DeFINE, each by the width of its table.
+
+    Adaptive tables without a unit, which the paper does not show, stand behind the standard ones.
+    """
+    kinds: dict[str, list[RunSummary]] = {"Standard": [], "Adaptive": [], "Projected": [], "DeFINE": []}
     for run in runs:
         settings = run.recipe.embedding
-        projected = settings.unit in ("projection", "mlp") or settings.map == "projective"
-        kind = "Projected" if projected else "Standard" if settings.unit == "none" else "DeFINE"
-        kinds[kind].append(run)
+        if settings.unit in ("projection", "mlp") or settings.map == "projective":
+            kinds["Projected"].append(run)
+        elif settings.unit == "none":
+            kinds[settings.map.capitalize()].append(run)
+        else:
+            kinds["DeFINE"].append(run)
     return [
         (kind, [finished[run.name] for run in sorted(members, key=lambda r: r.recipe.embedding.map_dim)])
         for kind, members in kinds.items()
