@@ -1,7 +1,8 @@
 """The attention of `relative_attention` as Triton kernels; see there for what it computes and for the letters.
 
 Scores by distance lie in memory with a row of W columns for each query. Query i finds key j in column T - 1 - i + j, so
-that a tile of queries and keys is read with rows W - 1 apart. Columns from K on are padding: what is ahead has none.
+that a tile of queries and keys is read with rows W - 1 apart. Columns from K on are padding; future positions have no
+column.
 
 Probabilities are powers of two: scores are multiplied by ``scale`` · log₂ e, and ``log_sums`` are logarithms to base 2.
 T' is T with padding.
@@ -13,11 +14,11 @@ import triton
 import triton.language as tl
 
 ROWS = tl.constexpr(64)
-"""Log-sums and the like are padded to so many queries, which blocks of queries must divide."""
+"""Per-query statistics are padded to a multiple of this; query block sizes must divide it."""
 GROUP = tl.constexpr(16)
-"""Columns that are stored together: rows of scores are as a rule a multiple of it long."""
+"""Columns that are stored together; a row of scores is usually a multiple of it long."""
 OUT_OF_SIGHT = tl.constexpr(1 << 30)
-"""A key that no key comes near."""
+"""Larger than any key index, so nothing is visible."""
 
 
 @triton.jit
@@ -29,14 +30,14 @@ def _key_rows(key, stream, streams, queries, remembered, features: tl.constexpr)
     own = (stream * queries - remembered) * (3 * features) + features
     memory = (streams * queries * 3 + stream * remembered * 2) * features
     rows = tl.where(key < remembered, memory + key * (2 * features), own + key * (3 * features))
-    return tl.multiple_of(rows, 8)  # heads are; not every compiler sees it
+    return tl.multiple_of(rows, 8)  # head widths are multiples of 8; not every compiler sees it
 
 
 @triton.jit
 def _sight(query, queries, remembered, first, same_length: tl.constexpr):
-    """The first key that each query sees, and how many more up to its own; nothing is seen from outside the segment.
+    """The first key that each query sees, and how many more it sees; queries past the segment's end see nothing.
 
-    Then ``key - lowest``, taken for an unsigned number, is not above ``more`` where the key is seen: one comparison.
+    A key is seen where ``key - lowest``, read as an unsigned number, is at most ``more``: one comparison.
     """
     lowest = tl.maximum(first, query + 1) if same_length else tl.maximum(first, 0) + tl.zeros_like(query)
     return tl.where(query < queries, lowest, OUT_OF_SIGHT), (remembered + query - lowest).to(tl.uint32)
@@ -76,7 +77,7 @@ def attention_forward(
     lowest, more = _sight(query, queries, remembered, first, same_length)
     begin = tl.maximum(first, start + 1) if same_length else tl.maximum(first, 0)
     end = tl.minimum(remembered + queries, remembered + start + block_queries)
-    most = tl.full((block_queries,), -1e20, tl.float32)  # above what is hidden, so that it counts for nothing
+    most = tl.full((block_queries,), -1e20, tl.float32)  # above hidden scores, so that they get no weight
     total = tl.zeros((block_queries,), tl.float32)
     read = tl.zeros((block_queries, padded), tl.float32)
     for at in range(begin // block_keys * block_keys, end, block_keys):
@@ -117,8 +118,8 @@ def attention_prepare(
 ):
     """The product of each row with its gradient, and zeros where a row of scores has columns without a key.
 
-    Zeros go to whole groups of columns, the same for all rows at once, since stores are wide only then: what is too
-    much has a key, and the gradients of keys come later.
+    Zeros are stored in whole column groups so that stores vectorise. Some of these columns do have a key; their
+    gradients are written afterwards.
     """
     start = tl.program_id(0) * block_queries
     pair = tl.program_id(1)
@@ -164,7 +165,7 @@ def attention_key_gradients(
     block_queries: tl.constexpr,
     block_keys: tl.constexpr,
 ):
-    """The gradients of keys and values, and on the way those of the scores: everything stands with a row for a key."""
+    """The gradients of keys and values, and those of the scores on the way; every tile has one row for each key."""
     features: tl.constexpr = heads * width
     pair = tl.program_id(1)
     stream, head = (pair // heads).to(tl.int64), pair % heads
@@ -226,7 +227,7 @@ def attention_query_gradients(
     block_queries: tl.constexpr,
     block_keys: tl.constexpr,
 ):
-    """The gradients of scores, read by key and by distance, times what the queries were multiplied with."""
+    """The queries' gradients: those of the scores, read by key and by distance, times the keys and the distances."""
     features: tl.constexpr = heads * width
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_queries  # the longest rows first
     pair = tl.program_id(1)

@@ -19,7 +19,7 @@ class Sizes(NamedTuple):
     remembered: int
     heads: int
     width: int
-    """Of a head with its padding, P."""
+    """P, the width of a head with its padding."""
     columns: int
 
     @property
@@ -51,16 +51,16 @@ class Launch(NamedTuple):
 FORWARD = {64: Launch(64, 64, 4, 1), 128: Launch(64, 64, 4, 2)}
 KEY_GRADIENTS = {64: Launch(16, 64, 4, 2), 128: Launch(32, 64, 8, 2)}
 QUERY_GRADIENTS = {64: Launch(64, 64, 4, 3), 128: Launch(64, 64, 4, 2)}
-"""By the power of two that a head fits into; narrower heads take what 64 takes.
+"""By the power of two that a head fits into; narrower heads use the settings of 64.
 
 Those of 64 were tuned on an H200 with 10 heads of 48 features, 150 queries and as many remembered positions; those of
-128 are chosen by reckoning.
+128 were calculated, not tuned.
 """
 PREPARE = {"block_queries": 16, "num_warps": 2}
-"""Few rows, so that little is zeroed that has a key; they divide the queries with padding."""
+"""Small blocks, so few real columns are zeroed needlessly; must divide the padded query count."""
 
 SPARE_ROWS = 192
-"""Of the scores: whole blocks are read, also at the end, though what is too much is never used."""
+"""Spare rows behind the scores: the last block reads past the end, and those values are unused."""
 
 
 def distance_scores(queries: Tensor, distances: Tensor) -> Tensor:
@@ -151,5 +151,5 @@ def _runtime(sizes: Sizes) -> tuple[int, int, int, int]:
 
 
 def _constants(sizes: Sizes) -> dict[str, int]:
-    padded = max(16, triton.next_power_of_2(sizes.width))  # no product of matrices is narrower
+    padded = max(16, triton.next_power_of_2(sizes.width))  # tl.dot takes no fewer than 16
     return {"heads": sizes.heads, "width": sizes.width, "padded": padded}

@@ -1,7 +1,7 @@
 """cuDNN's LSTM with weights that are made anew for every call, such as dropped ones.
 
-torch's own way to it copies such weights twice: autocast casts them into a buffer, and what is not one piece of memory
-is packed into another. Here they are cast and packed in one copy each, and their gradients come back as they are.
+torch copies such weights twice: autocast casts them into a buffer, and weights that are not one piece of memory are
+packed into another. Here they are cast and packed in one copy each, and their gradients come back unpacked.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _options(hidden_dim: int) -> tuple[int, int, int, int, bool, float, bool, bo
 
 
 def _packed(like: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """The weights in one piece of memory, in the dtype of ``like``, and the views that they are in it."""
+    """The weights in one piece of memory, in the dtype of ``like``, and a view of each of them in it."""
     input_dim, hidden_dim = like.shape[-1], weights[1].shape[-1]
     size, _ = _layout(input_dim, hidden_dim, like.dtype, like.device)
     flat = like.new_empty(size)
@@ -96,7 +96,7 @@ def _shapes(input_dim: int, hidden_dim: int) -> list[torch.Size]:
 
 @lru_cache(maxsize=64)
 def _layout(input_dim: int, hidden_dim: int, dtype: torch.dtype, device: torch.device) -> tuple[int, tuple[int, ...]]:
-    """How large cuDNN's piece of memory is, and where in it the weights stand: asked of cuDNN once a shape."""
+    """The size of cuDNN's piece of memory, and where each weight starts in it; cuDNN is asked once for each shape."""
     weights = [torch.empty(shape, dtype=dtype, device=device) for shape in _shapes(input_dim, hidden_dim)]
     flat = torch._cudnn_rnn_flatten_weight(weights, 4, input_dim, LSTM_MODE, hidden_dim, 0, 1, False, False)
     return flat.numel(), tuple(int(weight.storage_offset()) for weight in weights)

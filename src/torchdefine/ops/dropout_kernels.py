@@ -1,4 +1,4 @@
-"""The masks that kernels draw from a seed, wherever they need a part of one; nothing of them is ever stored."""
+"""Masks that kernels draw from a seed, each part where it is needed; no mask is ever stored."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import triton.language as tl
 from torchdefine.ops.dropout_mask import BITS
 
 ROUNDS = tl.constexpr(7)
-"""Of Philox: the fewest that pass every test which its inventors ran on it."""
+"""Philox rounds: the fewest that pass all of its authors' tests."""
 
 
 def dropped_steps(share: float) -> int:
-    """Of all values that a feature's bits can have, how many drop it if ``share`` is kept."""
+    """How many of the values that a feature's bits can take drop it, if ``share`` is kept."""
     return round((1 - share) * 2**BITS)
 
 
 @triton.jit
 def is_kept(seed, row, column, dropped):
-    """(rows,) and (columns,) → whether each feature is kept, the same in every tile that it may be part of.
+    """(rows,) and (columns,) → whether each feature is kept, whichever tile it is part of.
 
-    Eight neighbours in a row share the 128 bits that Philox makes of their place. The compiler sees that they do,
-    and makes them once where one thread has all eight.
+    Eight neighbours in a row share the 128 bits that Philox computes from their place. The compiler sees this, and
+    computes them once where one thread has all eight.
     """
     nothing = (tl.zeros_like(row)[:, None] + tl.zeros_like(column)[None, :]).to(tl.uint32)  # (rows, columns)
     eight = nothing + (column // 8).to(tl.uint32)[None, :]

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 BITS = 16
-"""Random ones that kernels spend on each feature."""
+"""Random bits a kernel draws per feature."""
 
 
 class Kept(NamedTuple):
     by: Tensor | None
     """True for each feature that is kept, (N, d), or for kernels a seed, (1,); None if all are kept."""
     share: float
-    """Of the features, on average: what is kept is divided by it."""
+    """The share of features kept, on average; kept features are divided by it."""
 
 
 def kept_features(like: Tensor, p: float, by_kernels: bool) -> Kept:

@@ -1,4 +1,4 @@
-"""In which dtype operations compute what."""
+"""Which dtype each operation computes in."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 
 def exact_dtype(like: Tensor) -> torch.dtype:
-    """That of sums, statistics, losses and log-probabilities: float32, or float64 for float64."""
+    """The dtype of sums, statistics, losses and log-probabilities: float32, or float64 for float64."""
     return torch.float64 if like.dtype == torch.float64 else torch.float32
 
 
 def product_dtype(like: Tensor) -> torch.dtype:
-    """That of matrix products: autocast's where it is on, or else their own."""
+    """The dtype of matrix products: autocast's where it is on, else that of ``like``."""
     return autocast_dtype(like) or like.dtype
 
 
 def autocast_dtype(like: Tensor) -> torch.dtype | None:
-    """That in which autocast has products computed; None where it is off or leaves them alone, as it does float64."""
+    """The dtype autocast computes products in; None where it is off or does not apply, as for float64."""
     device = like.device.type
     if device == "meta" or like.dtype == torch.float64 or not torch.is_autocast_enabled(device):  # meta has no autocast
         return None

@@ -23,7 +23,7 @@ from torchdefine.ops.dtypes import exact_dtype
 from torchdefine.ops.kernel_gate import kernels_run
 
 ALIGNED = 8
-"""Tensor cores take rows of so many features of two bytes."""
+"""Tensor cores need rows of a multiple of this many two-byte features."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -43,7 +43,7 @@ class StackLayer(NamedTuple):
 
 
 class StackForm(NamedTuple):
-    """What a stack is beside its weights."""
+    """Everything about a stack except its weights."""
 
     seen: int
     """n, or 0 if layers after the first see the previous output alone."""
@@ -70,7 +70,10 @@ class Seam(NamedTuple):
 
     @property
     def hidden_place(self) -> tuple[int, int]:
-        """How many features of the previous output a group has, and where they begin: a whole row without groups."""
+        """How many features of the previous output a group has, and where they begin in it.
+
+        Unless ``mixed``: the size of a group, and where they begin in the whole row.
+        """
         if self.form.mixed:
             return self.width // self.next_groups, self.form.seen // self.next_groups
         return self.next_chunk, self.form.seen
@@ -221,9 +224,9 @@ def backward_seam(
     of_leaving: Tensor,
     grad_x: Tensor,
 ) -> Tensor:
-    """Fill ``of_leaving`` and add to ``grad_x``, or fill it if it is ``fresh``.
+    """Fill ``of_leaving`` and add to ``grad_x``, or fill that too if it is ``fresh``.
 
-    Gives the gradients of what finishes a product, (3, width): its bias, the norm's weight and bias.
+    Returns the gradients of the product's bias and of the norm's weight and bias, (3, width).
     """
     joined = of_entering[:, :, : seam.next_chunk].transpose(0, 1).to(grad_x.dtype)  # (T, g', a')
     if seam.form.mixed:

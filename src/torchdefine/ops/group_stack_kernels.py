@@ -1,6 +1,6 @@
 """The seams of `group_stack` as Triton kernels; see there for what they compute and for the letters.
 
-A program has whole tokens in hand, so that a norm's sums need nobody else. Sizes are arguments rather than constants:
+A program handles whole tokens, so a norm's sums need no other program. Sizes are arguments rather than constants:
 a deep unit has ten seams of different sizes, and few kernels serve them all.
 """
 
@@ -18,11 +18,11 @@ from torchdefine.ops.group_stack import ALIGNED, Finish, Seam, Statistics
 from torchdefine.ops.sum_kernels import sum_rows
 
 TILE = 2048
-"""Numbers that a program of forward has in hand of each tensor."""
+"""Values of each tensor that a forward program handles at once."""
 BACKWARD_TILE = 512
-"""Of backward, whose programs go from tile to tile and wait for each: small ones, so that many wait side by side."""
+"""The same for backward. Programs stall on every tile, so tiles are small and many programs run at once."""
 MULTIPROCESSORS = 132
-"""Of an H200: programs of backward each sum a part of the gradients, so there are as many as run at once."""
+"""Of an H200. Each backward program sums a part of the gradients, so no more are started than run at once."""
 
 
 def forward_seam(
@@ -81,7 +81,7 @@ def backward_seam(
 
 @lru_cache(maxsize=256)
 def _launch(seam: Seam, tile: int, numbers: int) -> dict[str, int]:
-    """A program has ``tile`` numbers in hand, or one token if that is more, and a thread so many of them."""
+    """Each program handles ``tile`` values (at least one token), each thread ``numbers`` of them."""
     columns = triton.next_power_of_2(seam.width)
     tokens = min(max(tile // columns, 1), 16)
     return {
@@ -123,7 +123,7 @@ def _kinds(finish: Finish, seam: Seam) -> dict[str, Any]:
 
 
 def _stand_ins(finish: Finish, instead: Tensor) -> list[Tensor]:
-    """A kernel wants a tensor also for what it will not read."""
+    """A kernel needs a tensor even for arguments that it will not read."""
     return [instead if tensor is None else tensor for tensor in finish]
 
 
@@ -161,9 +161,9 @@ def _slope(x, activation: tl.constexpr):
 
 @triton.jit
 def _next_places(feature, tokens, next_room, share, start, mixed: tl.constexpr):
-    """Where features stand among the inputs of the next product, from the place of a token's row.
+    """Where features stand among the inputs of the next product, relative to a token's row.
 
-    Mixed, ``start`` is where they begin in a group; else in the whole row.
+    If ``mixed``, ``start`` is where they begin in a group; otherwise, where they begin in the whole row.
     """
     if mixed:
         group, within = feature // share, start + feature % share
@@ -174,7 +174,7 @@ def _next_places(feature, tokens, next_room, share, start, mixed: tl.constexpr):
 
 @triton.jit
 def _spare_places(tokens, groups, chunk, room, spare_columns: tl.constexpr):
-    """Where a row of groups is filled up, and whether there is such a place: at most eight of them in a group."""
+    """The places that pad a row of groups, and which of them exist: at most eight in a group."""
     spare = tl.arange(0, spare_columns)
     group, within = spare // 8, chunk + spare % 8
     return group.to(tl.int64) * tokens * room + within, (group < groups) & (within < room)

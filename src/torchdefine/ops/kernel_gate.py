@@ -12,14 +12,17 @@ from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
-OLDEST_CAPABILITY = 8  # bfloat16, and what Triton still compiles for
+OLDEST_CAPABILITY = 8  # has bfloat16, and Triton still compiles for it
 
 _allowed = True
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Within it no kernel of ours runs, in no thread: to compare with torch's own operations, or to find a fault."""
+    """Within it, in every thread, models run torch's own operations: to compare with them, or to find a fault.
+
+    `persistent_lstm`, `relative_attention` and `padded_inward`, called directly, still run as kernels on a GPU.
+    """
     global _allowed
     before, _allowed = _allowed, False
     try:
@@ -29,14 +32,14 @@ def plain_torch() -> Iterator[None]:
 
 
 def kernels_allowed() -> bool:
-    """Whether kernels may run at all. Under torch.compile they may not: it makes its own."""
+    """Whether kernels may run at all. Under torch.compile they may not: it generates its own."""
     return _allowed and not torch.compiler.is_compiling()
 
 
 def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
     """Whether a module does what its kind does and nothing else: no adapter around it, no hook, no other forward.
 
-    Only then may its weights be read past it.
+    Only then may others use its weights without calling it.
     """
     hooked = module is not None and (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
     return type(module) is kind and not hooked
@@ -52,7 +55,7 @@ def kernels_run(like: Tensor) -> bool:
 
 @lru_cache(maxsize=16)
 def gpu_takes_kernels(device: torch.device) -> bool:
-    """Asked once for every device, and answered in the log if it does not; the smallest kernel is a trial."""
+    """Whether a device runs our kernels; tried once with the smallest one, and logged if it fails."""
     facts = torch.cuda.get_device_properties(device)
     if facts.major < OLDEST_CAPABILITY:
         return _does_not(f"{facts.name} is older than compute capability {OLDEST_CAPABILITY}.0")
@@ -64,7 +67,7 @@ def gpu_takes_kernels(device: torch.device) -> bool:
         weight = torch.zeros(4, 1, device=device)
         with torch.cuda.device_of(weight):
             padding_kernels.pad(weight, weight[:1], 8, torch.float16)
-    except Exception as reason:  # no compiler, say: whatever it is, training goes on
+    except Exception as reason:  # no compiler, for example; training goes on in any case
         return _does_not(str(reason))
     return True
 

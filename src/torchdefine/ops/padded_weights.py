@@ -1,7 +1,7 @@
-"""Weights of attention with zeros where its heads are padded: one copy each, the cast to another dtype included.
+"""Attention weights with zeros where its heads are padded, made and cast to another dtype in one copy each.
 
-Weights are padded rather than what they give, which is larger. torch's own pad would fill, copy and cast one after
-the other, and move gradients as often.
+The weights are padded rather than their outputs, which are larger. torch's own pad would fill, copy and cast in
+separate passes, and the gradients would take as many.
 
 Letters: H heads, D features of a head, P with padding, d features of a position.
 """
@@ -101,7 +101,7 @@ def _changes_width(like: Tensor) -> Callable[[Tensor, int, int, torch.dtype], Te
 
 
 def change_width(weight: Tensor, heads: int, width: int, dtype: torch.dtype) -> Tensor:
-    """(d, H · D) → (d, H · P), or back: narrower heads get zeros behind them, wider ones lose what is too much."""
+    """(d, H · D) → (d, H · P), or back: narrower heads get zeros behind them, wider ones are cut."""
     by_head = weight.unflatten(1, (heads, -1))[:, :, :width]
     changed = weight.new_zeros(len(weight), heads, width, dtype=dtype)
     changed[:, :, : by_head.shape[2]] = by_head

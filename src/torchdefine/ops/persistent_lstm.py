@@ -1,12 +1,12 @@
 """An LSTM layer whose recurrence is one kernel: the programs stay on the GPU for all positions and wait for each other.
 
 cuDNN starts kernels for every position unless the width is a multiple of 128 up to 1024, and then waits on latency
-most of the time. Here each program keeps sixteen hidden units for the whole segment; what belongs to all positions at
-once, the products with the inputs and all sums for the weights' gradients, are large matrix products outside.
+most of the time. Here each program keeps sixteen hidden units for the whole segment; the products with the inputs and
+all sums for the weights' gradients cover all positions at once, as large matrix products outside the kernel.
 
 Widths are padded with units that stay zero, so that memory is read in whole lines; a padded unit has zero weights.
 The two loops over positions exist twice: as kernels, and in plain torch (`forward_loop`, `backward_loop`) with the same
-numbers, which is what runs where there are no kernels.
+numbers, which run off the GPU. Where `has_kernel` says no, layers use cuDNN's or torch's LSTM instead.
 
 Shapes: T positions, B rows, H hidden units, P of them with padding, D inputs; gates in the order i, f, g, o.
 """
@@ -28,7 +28,7 @@ UNITS_PER_PROGRAM = 16
 PADDED_TO = 128
 ALIGNED_TO = 8  # inputs too are padded, so that matrix products take their fast kernels
 ROWS_PER_PROGRAM = 128  # at most
-MOST_GATES = 2**31 - 1  # kernels count them by 32 bits
+MOST_GATES = 2**31 - 1  # kernels index them with 32 bits
 
 
 def persistent_lstm(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,13 +43,13 @@ def persistent_lstm(x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor]) 
 
 
 def has_kernel(x: Tensor, hidden_dim: int) -> bool:
-    """Whether a layer of so many units on inputs like (T, B, D) runs as kernels: half precision on a newer GPU."""
+    """Whether a layer of ``hidden_dim`` units runs as kernels on inputs (T, B, D): half precision on a newer GPU."""
     if not kernels_run(x) or x.numel() == 0 or product_dtype(x) not in (torch.float16, torch.bfloat16):
         return False
     width = padded(hidden_dim)
     if x.shape[0] * x.shape[1] * 4 * width > MOST_GATES:
         return False
-    at_once = torch.cuda.get_device_properties(x.device).multi_processor_count  # so many programs for certain
+    at_once = torch.cuda.get_device_properties(x.device).multi_processor_count  # this many programs surely run at once
     return width // UNITS_PER_PROGRAM * row_blocks(x.shape[1]) <= at_once
 
 
@@ -104,7 +104,7 @@ class _PersistentLSTM(torch.autograd.Function):
             grad_inward.reshape(4 * hidden_dim, input_dim),
             grad_recurrent.reshape(4 * hidden_dim, hidden_dim),
             grad_bias,
-            grad_bias.clone(),  # whoever changes one in place means that one
+            grad_bias.clone(),  # separate tensors, so an in-place change affects only one
         )
         return grad_x, None, None, *(g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True))
 
@@ -119,7 +119,7 @@ def _padded_weights(like: Tensor, hidden_dim: int, weights: Sequence[Tensor]) ->
 
 
 def _widened(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:
-    """With zeros behind the last dimension, and behind the one before; the same where there is nothing to add."""
+    """Zeros added behind the last dimension, and behind the one before it; the same tensor if there are none to add."""
     added = (0, columns - tensor.shape[-1], *((0, rows - tensor.shape[-2]) if rows is not None else ()))
     return F.pad(tensor, added) if any(added) else tensor
 

@@ -1,8 +1,8 @@
 """The two loops over positions of `persistent_lstm` as Triton kernels; see there for what they compute.
 
 All programs of a launch run at the same time, one on a multiprocessor. Those with the same rows meet after every
-position: each adds one to that position's counter and waits until the others have done so too. Whoever calls makes sure
-that they all fit.
+position: each adds one to that position's counter and waits until the others have done so too. Callers make sure that
+all programs fit on the GPU at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torchdefine.ops.persistent_lstm import ROWS_PER_PROGRAM, UNITS_PER_PROGRAM, row_blocks
 
 OLDER_COMPILER = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3)
-"""It takes more shared memory for the same work."""
+"""Older compilers need more shared memory for the same work."""
 
 
 def forward_loop(from_inputs: Tensor, recurrent: Tensor, outputs: Tensor, cells: Tensor, gates: Tensor) -> None:
@@ -106,8 +106,8 @@ def _arrive(counter):
 def _wait(counter, programs):
     """Go on when all programs have arrived, and see what they wrote.
 
-    The counter is read, since atomics would hold up those who arrive. Nothing here returns: Triton 3.2 does not take
-    that behind an `if`.
+    Poll with a plain load; atomics would delay arriving programs. No return value: Triton 3.2 rejects one inside an
+    `if`.
     """
     arrived = 0
     while arrived < programs:
@@ -156,14 +156,14 @@ def _lstm_forward(
         cell = f * cell + i * g
         tl.store(outputs + (t + 1) * rows * width + own, o * _tanh(cell), mask=there)
         if t + 1 < length:
-            _arrive(counters + t)  # the rest is nobody else's business
+            _arrive(counters + t)  # no other program reads the rest
         tl.store(cells + (t + 1) * rows * width + own, cell, mask=there)
         kept = gates + t * rows * 4 * width + own_gates
         tl.store(kept, i, mask=there)
         tl.store(kept + width, f, mask=there)
         tl.store(kept + 2 * width, g, mask=there)
         tl.store(kept + 3 * width, o, mask=there)
-        ahead = tl.minimum(t + 1, length - 1)  # what nobody else writes comes while the others are waited for
+        ahead = tl.minimum(t + 1, length - 1)  # prefetch data no other program writes while waiting
         here = from_inputs + ahead * rows * 4 * width + own_gates
         input_i, input_f, input_g, input_o = _load_gates(here, there, width)
         if t + 1 < length:
@@ -241,7 +241,7 @@ def _lstm_backward(
         grad_cell *= f
         if step + 1 < length:
             _arrive(counters + t)
-        ahead = tl.maximum(t - 1, 0)  # what nobody else writes comes while the others are waited for
+        ahead = tl.maximum(t - 1, 0)  # prefetch data no other program writes while waiting
         cell_after = cell
         cell = tl.load(cells + ahead * rows * width + own, mask=there, other=0.0)
         grad = tl.load(incoming + ahead * rows * width + own, mask=there, other=0.0)

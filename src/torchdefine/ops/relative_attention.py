@@ -1,8 +1,7 @@
-"""Attention whose scores know how far away each position is, from what enters a layer to what its heads read.
+"""Attention whose scores depend on how far away each position is, from a layer's inputs to what its heads read.
 
-score(i, j) = (qᵢ · kⱼ + qᵢ · r(i - j)) · scale, with nothing but matrix products of one segment's own positions and of
-the memory before the kernels: those of the segment give queries, keys and values at once, the memory's only keys and
-values, and no gradient flows to it where none is asked for.
+score(i, j) = (qᵢ · kⱼ + qᵢ · r(i - j)) · scale. Two matrix products come before the kernels: one makes the segment's
+queries, keys and values, the other the memory's keys and values. The memory gets a gradient only if it needs one.
 
 The scores by distance are one product of all queries with the vectors of all distances. The kernels read its rows by
 key where they lie, and mask by position. Their gradient comes out in the same layout, ready for the next products.
@@ -27,12 +26,12 @@ WIDEST_HEAD = 128
 
 
 class Scoring(NamedTuple):
-    """What queries may see of the keys up to themselves, and the factor of all scores."""
+    """Which of the keys up to their own queries may see, and the factor of all scores."""
 
     filled: Tensor
     """(1,): how many of the remembered positions were ever written, the last ones."""
     same_length: bool
-    """See M positions, one's own among them, rather than all."""
+    """Whether each query sees M positions, its own among them, rather than all."""
     scale: float
 
 
@@ -51,7 +50,7 @@ def relative_attention(
 
 
 def has_attention_kernel(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Whether heads so wide, padding included, are attended to by kernels: half precision on a newer GPU."""
+    """Whether kernels handle heads of ``width``, padding included: half precision on a newer GPU."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or width > WIDEST_HEAD or width % 8:
         return False
     return kernels_allowed() and gpu_takes_kernels(device)

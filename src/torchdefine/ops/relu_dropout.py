@@ -1,7 +1,7 @@
 """ReLU and dropout as one operation, whose gradient needs nothing but its output.
 
-What is above zero there was above zero before and was kept. The output is stored anyway, for the product that reads it,
-so neither the input nor a mask is.
+Where the output is above zero, the input was above zero and was kept. The output is stored anyway, for the product that
+reads it, so neither the input nor a mask needs to be.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def forward_pass(z: Tensor, bias: Tensor | None, kept: Kept, out: Tensor) -> Non
 
 
 def backward_pass(gradient: Tensor, out: Tensor, share: float, grad_z: Tensor, summed: bool) -> Tensor | None:
-    """Fill ``grad_z`` (N, n); gives its sums over rows (n,) in full precision, if they are wanted."""
+    """Fill ``grad_z`` (N, n), and return its sums over rows (n,) in full precision if ``summed``."""
     through = torch.where(out > 0, gradient.to(exact_dtype(out)) / share, 0.0)
     grad_z.copy_(through)
     return through.sum(0) if summed else None

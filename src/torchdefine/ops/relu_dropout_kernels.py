@@ -13,10 +13,9 @@ from torchdefine.ops.sum_kernels import sum_rows
 
 TILE = {"tile_rows": 32, "tile_columns": 128, "num_warps": 8}
 STRIP = {"strip": 128, "tile_rows": 8, "tile_columns": 128, "stages": 3, "num_warps": 4}
-"""Rows that a program of backward takes, and how many at once, by the columns that it takes.
+"""The rows that a backward program handles, the rows and columns of one tile, and how many tiles are in flight.
 
-Tiles are small, so that all programs of a usual step run at the same time, and two of them are on their way from memory
-while one is worked on.
+Tiles are small, so that all programs of a usual step run at the same time; two are loading while one is worked on.
 """
 
 
@@ -72,7 +71,7 @@ def _relu_forward(
     given = tl.load(z + place, mask=there, other=0.0).to(tl.float32)
     if biased:
         given += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
-    passed = tl.where(given < 0, 0.0, given) * inverse_share  # what is not a number stays so
+    passed = tl.where(given < 0, 0.0, given) * inverse_share  # nan stays nan
     if masked:
         passed = tl.where(is_kept(tl.load(seed), row, column, dropped), passed, 0.0)
     tl.store(out + place, passed.to(out.dtype.element_ty), mask=there)

@@ -38,15 +38,15 @@ def residual_norm(
     pre: bool = False,
     update_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What goes past the next part of a network, in full precision, and what that part reads, in the update's dtype.
+    """Returns the residual stream in full precision and the next sub-layer's input in the update's dtype.
 
-    That is LayerNorm(x + dropout(update + update_bias)) twice, or with ``pre`` the sum and its norm.
+    Both are LayerNorm(x + dropout(update + update_bias)); with ``pre``, they are the sum and its norm.
 
     Args:
         x: (…, d), of any dtype.
         update: (…, d), in the dtype of the products.
         norm: a norm over the last dimension, with weight and bias.
-        update_bias: (d,), that of the product which gave the update: it costs nothing here, nor does its gradient.
+        update_bias: (d,), the bias of the product that made the update; adding it here, and its gradient, is free.
     """
     by_kernels = x.dtype != torch.float64 and kernels_run(x)
     kept = kept_features(update, dropout, by_kernels)
@@ -104,7 +104,7 @@ class _ResidualNorm(torch.autograd.Function):
         _rows(by_kernels)[0](given, weight, bias, eps, statistics, normed, read)
         ctx.save_for_backward(*statistics, weight, kept_by)
         ctx.share, ctx.pre, ctx.has_update_bias = share, pre, update_bias is not None
-        ctx.dtypes, ctx.by_kernels = (x.dtype, update.dtype), by_kernels  # only they can read a seed, only torch a mask
+        ctx.dtypes, ctx.by_kernels = (x.dtype, update.dtype), by_kernels  # kernels read a seed, torch a mask
         ctx.set_materialize_grads(False)
         return (statistics.total if normed is None else normed).view(shape), read.view(shape)
 
@@ -174,7 +174,7 @@ def backward_rows(
     grad_x: Tensor,
     grad_update: Tensor,
 ) -> Tensor:
-    """Fill ``grad_x`` and ``grad_update`` (N, d); gives sums over rows for weight, bias and update, (3, d)."""
+    """Fill ``grad_x`` and ``grad_update`` (N, d); returns sums over rows for weight, bias and update, (3, d)."""
     total, mean, scale = statistics
     to_norm = torch.zeros_like(total)
     for gradient in (incoming.read, None if pre else incoming.past):

@@ -13,14 +13,13 @@ from torchdefine.ops.residual_norm import Given, Incoming, Statistics
 from torchdefine.ops.sum_kernels import sum_rows
 
 TILE = 2048
-"""Numbers that a program of forward has in hand of each tensor."""
+"""Values of each tensor that a forward program handles at once."""
 BACKWARD_TILE = 512
-"""Of backward: four for each thread, so that single and half precision lie in the same threads."""
+"""The same for backward: four for each thread, so that single and half precision lie in the same threads."""
 STAGES = 3
-"""Tiles of backward that are worked on or on their way from memory; one at a time where they are wide, for want of
-shared memory."""
+"""Backward tiles that are worked on or loading; wide ones go one at a time, for lack of shared memory."""
 MOST_PROGRAMS = 792
-"""Of backward, each of which sums its rows' part of the weights' gradients: six on each multiprocessor of an H200."""
+"""Backward programs, each of which sums the weights' gradients over its rows: six per multiprocessor of an H200."""
 
 
 def forward_rows(
@@ -101,7 +100,7 @@ def backward_rows(
 
 
 def _where_it_lies(gradient: Tensor) -> tuple[Tensor, int, int]:
-    """How many rows lie together and how far each such lot is from the next: part of a longer segment is not copied."""
+    """The rows, how many lie together, and the stride between such runs: part of a longer segment is not copied."""
     if gradient.ndim == 3 and gradient.stride(2) == 1 and gradient.stride(1) == gradient.shape[2]:
         return gradient, gradient.shape[1], gradient.stride(0)
     rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
@@ -109,7 +108,7 @@ def _where_it_lies(gradient: Tensor) -> tuple[Tensor, int, int]:
 
 
 def forward_launch(width: int) -> dict[str, int]:
-    """Whole rows in a program, so that a row's sums need nobody else."""
+    """A program handles whole rows, so a row's sums need no other program."""
     tile_columns = triton.next_power_of_2(width)
     tile_rows = max(TILE // tile_columns, 1)
     warps = min(max(tile_rows * tile_columns // 512, 1), 16)

@@ -95,7 +95,7 @@ def _softmax_loss(
             of_all += tl.sum(tl.where(inside, x, 0.0), 0)
         before = largest
         largest = tl.maximum(largest, tl.max(x, 0))
-        base = tl.where(largest == -float("inf"), 0.0, largest)  # as long as every class is forbidden
+        base = tl.where(largest == -float("inf"), 0.0, largest)  # -inf while every class so far is forbidden
         summed = summed * tl.exp(before - base) + tl.sum(tl.exp(x - base), 0)
     normaliser = largest + tl.log(summed)
     loss = normaliser - hit

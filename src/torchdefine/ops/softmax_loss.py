@@ -3,8 +3,8 @@
 The kernel reads a row twice and writes it once, in the dtype of the products; torch, one operation after another, moves
 several times as much. Statistics and losses are float32 in both (float64 for float64): the numbers are the same.
 
-Shapes: t rows, V classes, P ≥ V columns: those behind the classes only fill rows up to a length that matrix products
-like, get no probability and have no gradient.
+Shapes: t rows, V classes, P ≥ V columns. Columns after the classes pad rows to a length that suits matrix products;
+they get no probability and no gradient.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torchdefine.ops.dtypes import exact_dtype
 from torchdefine.ops.kernel_gate import kernels_run
 
 SMALLEST_HIT = 1e-30
-"""Far above where float32 begins to lose digits; what is nan fails the comparison as well."""
+"""Far above where float32 begins to lose digits; nan fails the comparison too."""
 
 
 class Classes(NamedTuple):
-    """What rows of logits are held against."""
+    """The targets of rows of logits, and how they are scored."""
 
     columns: Tensor
     """(t,) of the targets; any class where the row does not count."""
@@ -95,9 +95,10 @@ def _losses(logits: Tensor, probabilities: Tensor, columns: Tensor, classes: Cla
 
 
 def _normalisers(logits: Tensor, probabilities: Tensor, columns: Tensor, targets: Tensor) -> Tensor:
-    """log Σ exp of every row, (t, 1), from one logit and its probability, if that is not too small for a logarithm.
+    """log Σ exp of every row, (t, 1), from one logit and its probability, which must not be too small for a logarithm.
 
-    The target's hardly ever is, and a CPU can look; the largest one never is, but finding it is two passes more.
+    The target's probability hardly ever is, which a CPU can check. The largest never is, but finding it takes two more
+    passes.
     """
     if probabilities.device.type == "cpu" and not torch.compiler.is_compiling():
         hits = probabilities.gather(1, columns)  # (t, 1)
@@ -107,7 +108,7 @@ def _normalisers(logits: Tensor, probabilities: Tensor, columns: Tensor, targets
 
 
 def _logit_gradient(probabilities: Tensor, columns: Tensor, classes: Classes) -> Tensor:
-    """Softmax less the smoothed target, written over the probabilities, which nobody needs again."""
+    """Softmax less the smoothed target, written over the probabilities, which are not needed again."""
     gradient, smoothing = probabilities, classes.label_smoothing
     if smoothing:
         gradient[:, : classes.number] -= smoothing / classes.number

@@ -1,4 +1,4 @@
-"""Sums that gradients are put together from, as Triton kernels: of a few hundred rows, and onto a running total.
+"""Sums that gradients are made of, as Triton kernels: over a few hundred rows, and onto a running total.
 
 Every sum has an order that depends on shapes alone: the same inputs give the same bits.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 MOST_ROWS_AT_ONCE = 1024
 TILE = 8192
-"""Numbers that a program has in hand: enough that most sums take one turn, as they wait for memory and little else."""
+"""Values that a program handles at once: enough that most sums take one turn, since they mostly wait for memory."""
 VALUES_AT_ONCE = 2048
 
 

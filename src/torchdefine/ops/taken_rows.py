@@ -1,4 +1,4 @@
-"""Some rows of a matrix, several times over, beside all of them, with one buffer for what their gradients add up to."""
+"""Several row selections of one matrix whose gradients share a buffer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _TakenRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, of_all: Tensor, *of_taken: Tensor) -> tuple[Tensor | None, ...]:
-        total = of_all.clone()  # it may be somebody else's as well
+        total = of_all.clone()  # others may hold it too
         for taken, part in zip(ctx.saved_tensors, of_taken, strict=True):
             total.index_add_(0, taken, part)
         return (total, *(None for _ in of_taken))
