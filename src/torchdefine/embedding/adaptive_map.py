@@ -66,7 +66,7 @@ class AdaptiveMap(nn.Module):
         return list(zip(cast("Iterable[nn.Embedding]", self.bands), (0, *self.cutoffs), strict=True))
 
     def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        """Static shapes: every band looks every token up, and what belongs to another band is zeroed.
+        """Static shapes: every band looks up every token, and the vectors of other bands' tokens are zeroed.
 
         The narrow bands together cost a third of one n × n product a token, less than sorting tokens into bands,
         which would also make the host wait for the device.
@@ -115,7 +115,7 @@ class AdaptiveMap(nn.Module):
 
     @classmethod
     def with_ranks_to_come(cls, config: dict[str, Any]) -> AdaptiveMap:
-        """Ranks, if there are any, come with the weights: until those are loaded they are the ids."""
+        """Ranks, if there are any, come with the weights; until those are loaded, every rank is its id."""
         settings = dict(config)
         ranked = settings.pop("ranked", False)
         return cls(**settings, ranks=range(settings["num_embeddings"]) if ranked else None)
@@ -130,7 +130,7 @@ class AdaptiveMap(nn.Module):
 
 
 def _some_row(local: Tensor, rows: int, each_once: bool) -> Tensor:
-    """A row for what is outside a band too: a near one, or where a GPU adds gradients up at once, each another."""
+    """Rows of a band, for tokens of other bands too: the nearest, or on a GPU different ones, which add up faster."""
     return local.remainder(rows) if each_once and local.is_cuda else local.clamp(0, rows - 1)
 
 
@@ -195,8 +195,8 @@ def frequency_ranks(
     elif not torch.equal(values.sort().values, torch.arange(num_embeddings, device="cpu")):
         raise UserError(f"ranks must hold each of 0 … {num_embeddings - 1} once: pass counts instead, say.")
     else:
-        values = values.clone()  # the caller's may be another map's
-    return values.to(torch.empty(0).device)  # of a `with torch.device(…)` too, which torch 2.6 does not tell otherwise
+        values = values.clone()  # another map may hold the caller's tensor
+    return values.to(torch.empty(0).device)  # the default device, also of a `with torch.device(…)` in torch 2.6
 
 
 def grown_ranks(ranks: Tensor, num_embeddings: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""DeFINE: Map · Expand · Reduce as one module that stands wherever an ``nn.Embedding`` did."""
+"""DeFINE: Map · Expand · Reduce as one module that can replace an ``nn.Embedding`` anywhere."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class DeFINE(TokenEmbedding):
         num_embeddings: size of the vocabulary, V.
         embedding_dim: width of the finished vectors, m.
         map_dim: width of the table, n: the only part that grows with the vocabulary.
-        expand_dim: widest layer of the unit, k. The unit is as large for every V, so a small V wants a small k.
+        expand_dim: widest layer of the unit, k. The unit does not shrink with V, so use a small k for a small V.
         depth: layers of the unit, N, the last of which reduces to ``embedding_dim``; 1 is one projection.
-        max_groups: groups of the first layer, g_max; by default what lets the halving end at 1, at most 16.
+        max_groups: groups of the first layer, g_max; by default the number that halves down to 1, at most 16.
         padding_idx: a token whose vector is always zero and never learns.
         unit: a variant by name ("define", "hgt", "glt" …) or ``UnitOptions`` with norm, activation, dropout, rules.
 
@@ -64,7 +64,7 @@ class DeFINE(TokenEmbedding):
         max_groups: int | None = None,
         unit: UnitOptions | str = "define",
     ) -> Self:
-        """The unit behind any map layer; its input is as wide as what the map gives."""
+        """The unit behind any map layer; its input is as wide as the map's output."""
         options = UnitOptions.read(unit)
         plan = make_plan(map_layer.output_dim, expand_dim, embedding_dim, depth, max_groups, options.rules)
         embedding = cls.__new__(cls)
@@ -80,7 +80,7 @@ class DeFINE(TokenEmbedding):
         return cast(DefineUnit, self.unit)
 
     def to_config(self) -> dict[str, Any]:
-        """What ``from_config`` needs to build the same module with fresh weights; plain values only."""
+        """The settings ``from_config`` needs to build the same module with fresh weights; plain values only."""
         plan = self.plan
         return {
             "format": FORMAT,
@@ -103,7 +103,7 @@ class DeFINE(TokenEmbedding):
             )
         sizes = {name: config[name] for name in ("embedding_dim", "expand_dim", "depth", "max_groups")}
         embedding = cls.over(map_from_config(config["map"]), **sizes, unit=UnitOptions.of(**config["unit"]))
-        embedding.row_dropout = config.get("row_dropout", 0.0)  # which embeddings of earlier files do not tell
+        embedding.row_dropout = config.get("row_dropout", 0.0)  # earlier files do not have it
         return embedding
 
     def save(self, folder: str | Path) -> None:
@@ -117,7 +117,7 @@ class DeFINE(TokenEmbedding):
         folder = Path(folder)
         config = read_json(folder / CONFIG_FILE)
         try:
-            with torch.random.fork_rng(devices=[]):  # the weights drawn here make way for those of the file
+            with torch.random.fork_rng(devices=[]):  # the file's weights replace those drawn here
                 embedding = cls.from_config(config)
         except (KeyError, TypeError) as error:
             raise UserError(f"{folder / CONFIG_FILE} is damaged ({error}): save the embedding again.") from error
@@ -150,5 +150,5 @@ def map_from_config(config: dict[str, Any]) -> MapLayer:
         layer = AdaptiveMap.with_ranks_to_come(settings)
     else:
         raise UserError(f"The map {kind!r} is unknown: use standard, projective or adaptive.")
-    layer.std = std  # of the weights that will be loaded: rows that come later are drawn like them
+    layer.std = std  # that of the weights to be loaded, so that rows added later are drawn like them
     return layer

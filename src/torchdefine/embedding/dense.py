@@ -37,7 +37,7 @@ class DenseLinear(nn.Linear):
 
 
 class DenseProjection(DenseLinear):
-    """One matrix without bias: it unties what a model reads from what a tied softmax compares with."""
+    """One matrix without bias: a model then reads other vectors than those a tied softmax compares with."""
 
     def __init__(self, input_dim: int, output_dim: int, equalised: bool = False) -> None:
         super().__init__(input_dim, output_dim, bias=False, equalised=equalised)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 FEWEST_IDS = 64
 LARGEST_SHARE = 0.75
-"""Of the ids; with more different ones than that, finding them costs more than it saves."""
+"""If a larger share of the ids is different, finding them costs more than it saves."""
 
 
 def distinct_ids(ids: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
@@ -17,8 +17,8 @@ def distinct_ids(ids: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
 
     Ids are below 2³¹, as any vocabulary is.
 
-    Without ``room`` there are as many as are found, which a GPU would have to wait for. With it shapes are fixed, and
-    what is left of the room repeats id 0; it must not be smaller than the number of different ids.
+    Without ``room`` there are as many as are found, and the host has to wait for a GPU to count them. With it, shapes
+    are fixed and spare places repeat id 0; it must not be smaller than the number of different ids.
     """
     if room is None:
         distinct, places = torch.unique(ids, return_inverse=True)
@@ -31,7 +31,7 @@ def distinct_ids(ids: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
 
 
 def count_distinct(ids: np.ndarray, num_embeddings: int) -> int:
-    """How many different ids there are, on the host, negative ones apart; marking them is faster than sorting."""
+    """How many different non-negative ids there are, on the host; marking them is faster than sorting."""
     seen = np.zeros(num_embeddings, dtype=bool)
     seen[ids[ids >= 0]] = True
     return int(np.count_nonzero(seen))

@@ -16,7 +16,7 @@ class GroupLinear(nn.Module):
     outputs are dealt out afterwards so that every following group receives a share of every group here.
 
     An ``equalised`` layer keeps weights of unit variance and multiplies them by 1 / sqrt(fan-in) when it uses them. It
-    starts as the same function, but an optimiser, whose steps know nothing of the fan-in, moves it far less.
+    starts as the same function, but an optimiser, whose steps do not depend on the fan-in, moves it far less.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class GroupLinear(nn.Module):
             nn.init.zeros_(self.bias)
 
     def used_weight(self) -> Tensor:
-        """What the input is multiplied with: (g, in/g, out/g)."""
+        """The weight that the input is multiplied by: (g, in/g, out/g)."""
         return self.weight if self.gain == 1.0 else self.weight * self.gain
 
     def used_bias(self) -> Tensor | None:

@@ -33,7 +33,7 @@ class MapLayer(Protocol):
 
 
 def as_ids(ids: Tensor, num_embeddings: int) -> Tensor:
-    """Ids of any whole-number type as torch looks them up, checked."""
+    """Ids of any whole-number type, checked, in a type that torch can look up."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"Ids are a tensor of whole numbers, not {type(ids).__name__}: use torch.tensor(…).")
     ids = widened_ids(ids)
@@ -42,7 +42,7 @@ def as_ids(ids: Tensor, num_embeddings: int) -> Tensor:
 
 
 def widened_ids(ids: Tensor) -> Tensor:
-    """Ids of a small whole-number type as int64: they would be taken for masks, and -100 for one of them."""
+    """Ids of a small whole-number type as int64: torch would take them for masks, and -100 for one of them."""
     if ids.is_floating_point() or ids.is_complex() or ids.dtype in (torch.bool, torch.int32, torch.int64):
         return ids
     return ids.long()
@@ -87,7 +87,7 @@ def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
     """
     if each_once and ids.is_cuda and is_plain(table, nn.Embedding):
         return table.weight.index_select(0, ids.reshape(-1)).view(*ids.shape, table.embedding_dim)
-    rows: Tensor = table(ids.int() if ids.is_cuda else ids)  # backward sorts them, byte by byte
+    rows: Tensor = table(ids.int() if ids.is_cuda else ids)  # backward sorts them, byte by byte: fewer bytes
     return rows
 
 

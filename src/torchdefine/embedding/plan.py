@@ -146,7 +146,7 @@ def _groups(scheme: GroupScheme, depth: int, max_groups: int) -> list[int]:
         return [max_groups] * depth
     if scheme == "halving":
         return [max(max_groups >> level, 1) for level in range(depth)]
-    powers = max_groups.bit_length()  # 1, 2, 4 … max_groups: so many steps before the cycle starts again
+    powers = max_groups.bit_length()  # how many steps 1, 2, 4 … max_groups are, before the cycle starts again
     return [2 ** (step % powers) for step in range(depth)][::-1]
 
 
@@ -240,5 +240,6 @@ def _require_multiple(name: str, value: int, groups: int, where: str) -> None:
         lower, upper = value // groups * groups, (value // groups + 1) * groups
         options = f"{lower} or {upper}" if lower else f"{upper}"
         raise UserError(
-            f"{name} {value} is not divisible by the {groups} groups of {where}: use {options}, or fewer max_groups."
+            f"{name} {value} is not divisible by the {groups} groups of {where}: use {options}, or a smaller "
+            "max_groups."
         )

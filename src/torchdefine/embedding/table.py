@@ -47,12 +47,12 @@ def finished_table(
 
 @contextmanager
 def in_evaluation(embedding: nn.Module) -> Iterator[None]:
-    """Have an embedding evaluate for a while, in its own precision even within autocast.
+    """Put an embedding into evaluation mode for a while, in its own precision even within autocast.
 
-    A unit that it borrows, and that is no part of it, does so too.
+    This includes a unit that it borrows from another embedding.
     """
     unit, device = getattr(embedding, "unit", None), next(embedding.parameters()).device.type
-    exactly = nullcontext() if device == "meta" else torch.autocast(device, enabled=False)  # meta knows no autocast
+    exactly = nullcontext() if device == "meta" else torch.autocast(device, enabled=False)  # meta has no autocast
     with evaluating(embedding, unit), exactly:
         yield
 

@@ -28,11 +28,11 @@ OUR_PARTS = {
     *(DenseLinear, ExpansionLayer, GroupLinear),
     *(nn.Dropout, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.ModuleList, nn.ParameterList),
 }
-"""What maps and units are made of: each treats every token by itself."""
+"""The modules that maps and units are made of: each handles every token independently."""
 
 
 def _is_ours(part: Any) -> bool:
-    """Whether nobody has put a layer, a hook or a forward of their own into a map or a unit."""
+    """Whether a map or a unit is free of foreign layers, hooks and forwards."""
     return all(type(module) in OUR_PARTS and is_plain(module, type(module)) for module in part.modules())
 
 
@@ -58,7 +58,7 @@ class TokenEmbedding(nn.Module):
     def beside(cls, map_layer: MapLayer, partner: TokenEmbedding) -> TokenEmbedding:
         """An embedding with its own map and the unit of ``partner``, which alone trains, saves and moves that unit."""
         embedding = TokenEmbedding(map_layer, None, partner.embedding_dim)
-        object.__setattr__(embedding, "unit", partner.unit)  # past nn.Module, which would register it a second time
+        object.__setattr__(embedding, "unit", partner.unit)  # around nn.Module, which would register it a second time
         return embedding
 
     @property
@@ -76,8 +76,8 @@ class TokenEmbedding(nn.Module):
     def forward(self, ids: Tensor, distinct: int | None = None) -> Tensor:
         """(…) whole numbers → (…, embedding_dim).
 
-        ``distinct`` is a number that the count of different ids does not exceed; with it a GPU computes each of them
-        once. A CPU finds them by itself.
+        ``distinct`` is an upper bound on the number of different ids; with it a GPU computes each of them once. A CPU
+        finds them by itself.
         """
         if (table := self.finished) is not None:
             return self._looked_up(ids, table)
@@ -102,18 +102,18 @@ class TokenEmbedding(nn.Module):
         return finished
 
     def _worth_sharing(self, ids: Tensor, distinct: int | None) -> bool:
-        """Whether equal tokens may be computed once, and there is something to gain and nobody to wait."""
+        """Whether equal tokens may be computed once, with some gain and without waiting for the device."""
         if distinct is None and (ids.device.type != "cpu" or torch.compiler.is_compiling()):
             return False
         if ids.numel() < FEWEST_IDS:
             return False
-        if self.unit is None:  # several tables are looked up and projected; one is quicker than finding what is equal
+        if self.unit is None:  # only several projected tables cost more than finding equal tokens
             return type(self.map) is AdaptiveMap and ids.device.type == "cpu" and _is_ours(self.map)
         return self.shares_equal_tokens and (distinct is None or distinct <= LARGEST_SHARE * ids.numel())
 
     @property
     def shares_equal_tokens(self) -> bool:
-        """Whether a token's vector depends on nothing else in the batch, so that one computation serves all equals."""
+        """Whether a token's vector depends on nothing else in the batch, so that equal tokens can share it."""
         unit = self.unit
         if type(unit) is DefineUnit and self.training and unit.options.dropout:
             return False
@@ -121,21 +121,21 @@ class TokenEmbedding(nn.Module):
 
     @property
     def _has_our_map(self) -> bool:
-        """Somebody else's, one made from ours too, may read places or draw numbers, and takes nothing but ids."""
+        """Other maps, subclasses of ours too, may depend on positions or random draws, and take only ids."""
         return type(self.map) in OUR_MAPS
 
     @property
     def knows_tokens_only(self) -> bool:
-        """Whether the order of the ids cannot matter: what is drawn at random, if anything, is so for a whole type.
+        """Whether the order of the ids cannot matter: random draws, if any, are one per token type.
 
-        Somebody else's code may read places: another forward, a hook, a map of their own.
+        Foreign code may depend on positions: another forward, a hook, another map.
         """
         if type(self).forward is not TokenEmbedding.forward or not is_plain(self, type(self)):
             return False
         return self.shares_equal_tokens or (self.unit is None and self._has_our_map and _is_ours(self.map))
 
     def _looked_up(self, ids: Tensor, table: Tensor) -> Tensor:
-        """As short as it can be: on a GPU the look-up itself takes less than a few lines of Python."""
+        """As short as possible: on a GPU the look-up itself takes less time than a few lines of Python."""
         if type(ids) is not Tensor or not ids.is_cuda or ids.dtype is not torch.int64:
             ids = as_ids(ids, self.num_embeddings)
         vectors = F.embedding(ids, table)
@@ -159,7 +159,7 @@ class TokenEmbedding(nn.Module):
         self._vector_dtype = self._dtype_of_map()
         self.finished = finished if isinstance(finished, Tensor) else None
         packed = finished if isinstance(finished, nn.Module) else None
-        object.__setattr__(self, "packed", packed)  # past nn.Module: it is no part of the weights
+        object.__setattr__(self, "packed", packed)  # around nn.Module: it is not part of the weights
 
     def _check_shape(self, table: Tensor | nn.Module) -> None:
         rows, width = table.shape if isinstance(table, Tensor) else (table.num_embeddings, table.embedding_dim)
@@ -175,19 +175,19 @@ class TokenEmbedding(nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
-        if self.packed is not None:  # it moves with the weights all the same
+        if self.packed is not None:  # it moves with the weights nevertheless
             self.packed._apply(fn)
         super()._apply(fn, recurse)
         self._vector_dtype = self._dtype_of_map()
         return self
 
     def _dtype_of_map(self) -> torch.dtype:
-        """Somebody else's map may have nothing that learns, or nothing at all."""
+        """The dtype of the map's first floating-point weight; float32 for a foreign map without any."""
         weights = itertools.chain(self.map.parameters(), self.map.buffers())  # type: ignore[attr-defined]
         return next((weight.dtype for weight in weights if weight.is_floating_point()), torch.float32)
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
-        self.look_up(None)  # a table of the weights that go
+        self.look_up(None)  # the table belongs to the old weights
         super()._load_from_state_dict(*arguments, **options)
 
     def extra_repr(self) -> str:

@@ -34,7 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class UnitOptions:
-    """What a unit is made of beside its sizes. ``UnitOptions.of("hgt", norm="layer")`` starts from a variant."""
+    """All settings of a unit except its sizes. ``UnitOptions.of("hgt", norm="layer")`` starts from a variant."""
 
     rules: PlanRules = field(default_factory=PlanRules)
     shuffle: bool = False
@@ -105,7 +105,7 @@ class ExpansionLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear(x)
         if isinstance(self.norm, nn.GroupNorm):
-            y = self.norm(y.reshape(-1, y.shape[-1])).reshape(y.shape)  # its own idea of dimensions is (T, features)
+            y = self.norm(y.reshape(-1, y.shape[-1])).reshape(y.shape)  # GroupNorm takes (T, features)
         elif self.norm is not None:
             y = self.norm(y)
         y = ACTIVATIONS[self.activation](y)
@@ -163,7 +163,7 @@ class DefineUnit(nn.Module):
 
     @torch.no_grad()
     def rescale_input(self, factor: float) -> None:
-        """Multiply all weights that see the unit's input: it then gives for x what it gave for ``factor`` · x."""
+        """Multiply all weights that see the unit's input, so that x gives what ``factor`` · x gave before."""
         for index, layer in enumerate([*self.expansions, self.last]):
             linear: GroupLinear = layer.linear if isinstance(layer, ExpansionLayer) else layer
             x = linear.weight.new_full((self.plan.map_dim,), factor)
@@ -223,7 +223,7 @@ class DefineUnit(nn.Module):
         )
 
     def _layers_are_plain(self) -> bool:
-        """Whether nobody has put something of their own in, on or around a layer."""
+        """Whether all layers are ours, without hooks or wrappers."""
         layers: list[Any] = list(self.expansions)
         return is_plain(self.last, GroupLinear) and all(
             is_plain(layer, ExpansionLayer)
