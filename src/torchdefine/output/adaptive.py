@@ -1,4 +1,4 @@
-"""Adaptive softmax: frequent tokens and one column for each rarer band first, then only the band that is asked for."""
+"""Adaptive softmax: frequent tokens and one column for each rarer band first, then only the band that is needed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from torchdefine.output.linear_cross_entropy import (
     mean_over,
 )
 
-NOT_COUNTED = -100  # among the columns of the head, whatever id the caller ignores
+NOT_COUNTED = -100  # the ignored column of every band, whichever id the caller ignores
 
 
 class Band(NamedTuple):
-    """The rows that hidden vectors are compared with, and what is added."""
+    """The rows that hidden vectors are compared with, and their biases."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -38,8 +38,8 @@ class BandedSoftmax(OutputLayer):
     """Softmax over bands of tokens, the most frequent first.
 
     The head holds the tokens of band 0 and, behind them, one column for each further band (``cluster_weight``).
-    log p(token of band i) = log p(column i in the head) + log p(token within the band). A layer says what its bands
-    are by ``cutoffs``, ``ranks``, ``_bands`` and ``_facing``.
+    log p(token of band i) = log p(column i in the head) + log p(token within the band). A layer defines its bands
+    by ``cutoffs``, ``ranks``, ``_bands`` and ``_facing``.
     """
 
     def __init__(self, hidden_dim: int) -> None:
@@ -58,14 +58,14 @@ class BandedSoftmax(OutputLayer):
 
     @abstractmethod
     def _bands(self) -> list[Band]:
-        """Rows and biases of the bands, (V_i, n_i) and (V_i,); the head comes first, with the columns of bands last."""
+        """Rows and biases of the bands, (V_i, n_i) and (V_i,). The head comes first; its last rows stand for bands."""
 
     @abstractmethod
     def _facing(self, rows: Tensor, band: int) -> Tensor:
-        """Vectors as ``_shared`` gave them, as the rows of a band are compared with them: (T, …) → (T, n_i)."""
+        """Vectors from ``_shared``, brought to the width of a band's rows: (T, …) → (T, n_i)."""
 
     def _shared(self, rows: Tensor) -> Tensor:
-        """What happens to hidden vectors before any band sees them."""
+        """Hidden vectors as all bands see them."""
         return rows
 
     def loss(
@@ -80,7 +80,7 @@ class BandedSoftmax(OutputLayer):
     ) -> Tensor:
         """As for every output layer. Without ``hint`` the host waits for the device once.
 
-        Label smoothing is exact and therefore dear: it needs every band for every token.
+        Label smoothing is exact and therefore expensive: it needs every band for every token.
         """
         check_loss_options(reduction, label_smoothing)
         if reduction != "none":
@@ -131,7 +131,7 @@ class BandedSoftmax(OutputLayer):
         rooms = self._rooms(sizes, hint) if len(ranks) else [0] * len(self.cutoffs)
         for index, (start, room) in enumerate(zip(self.cutoffs, rooms, strict=True), start=1):
             seats = torch.arange(room, device=ranks.device)
-            taken = order[(ends[index - 1] + seats).clamp(max=len(ranks) - 1)]  # of which the band's size count
+            taken = order[(ends[index - 1] + seats).clamp(max=len(ranks) - 1)]  # the first sizes[index] count
             places.append(taken)
             columns.append(torch.where(seats < sizes[index], ranks[taken] - start, NOT_COUNTED))
         return places, columns
@@ -178,7 +178,7 @@ class BandedSoftmax(OutputLayer):
     def predict(self, hidden: Tensor) -> Tensor:
         """The most probable ids, (…). Tails are computed only where one of their columns wins the head.
 
-        Where a frequent token wins, no rarer one can be more probable, since none is more so than its whole band.
+        Where a frequent token wins, no rarer one can be more probable: its whole band is less probable.
         """
         rows = self._rows(hidden)
         head = self._bands()[0]
@@ -191,7 +191,7 @@ class BandedSoftmax(OutputLayer):
         return best.reshape(hidden.shape[:-1])
 
     def host_hint(self, targets: np.ndarray, *, ignore_index: int = -100) -> tuple[int, ...]:
-        """How many targets lie in each band but the first. Larger numbers do as well: they are room, not counts."""
+        """How many targets lie in each band but the first. Larger numbers work as well: they are room, not counts."""
         ids = targets[targets != ignore_index].astype(np.int64)
         check_ids(torch.from_numpy(ids), self.num_embeddings)
         ranks = self._host_ranks()
@@ -209,7 +209,7 @@ class BandedSoftmax(OutputLayer):
         return kept[2]
 
     def _rooms(self, sizes: Tensor, hint: Sequence[int] | None) -> list[int]:
-        """For how many tokens each tail is computed: shapes that depend on nothing but the hint."""
+        """How many tokens each tail is computed for; with a hint, shapes depend on nothing else."""
         if hint is None:
             return sizes[1:].tolist()
         on_host = sizes.device.type == "cpu"
@@ -229,12 +229,12 @@ def ids_by_rank(ranks: Tensor) -> Tensor:
 class AdaptiveSoftmax(BandedSoftmax):
     """Softmax over the bands of an adaptive map, whose tables and projections it shares with the input.
 
-    Only ``cluster_weight`` is the layer's own, and a bias-free ``projection`` that comes first where hidden vectors are
-    not as wide as the map. ``AdaptiveSoftmax.untied`` makes a layer with tables of its own.
+    The layer's own are only ``cluster_weight`` and, where hidden vectors are not as wide as the map, a bias-free
+    ``projection`` that comes first. ``AdaptiveSoftmax.untied`` makes a layer with tables of its own.
 
     Args:
         hidden_dim: width of the context model's vectors.
-        map_layer: the adaptive map to tie to; it is trained, saved, moved and resized where it belongs.
+        map_layer: the adaptive map to tie to; its owner trains, saves, moves and resizes it.
     """
 
     def __init__(self, hidden_dim: int, map_layer: AdaptiveMap) -> None:
@@ -269,7 +269,7 @@ class AdaptiveSoftmax(BandedSoftmax):
         return layer
 
     def reset_parameters(self) -> None:
-        """Draw what is this layer's own; the columns of the bands start like the rows they stand beside."""
+        """Draw the layer's own weights; the columns of the bands start like the rows they stand beside."""
         if self.own_map is not None:
             self.own_map.reset_parameters(std=self.hidden_dim**-0.5)
         if self.projection is not None:
@@ -277,7 +277,7 @@ class AdaptiveSoftmax(BandedSoftmax):
         nn.init.normal_(self.cluster_weight, std=self.map.std)
 
     def resize(self, num_embeddings: int) -> None:
-        """Resize tables of its own, the last band of which grows; a tied layer has none, and follows its map."""
+        """Resize the layer's own tables, in the last band; a tied layer has none and follows its map."""
         if self.own_map is not None:
             self.own_map.resize(num_embeddings)
 

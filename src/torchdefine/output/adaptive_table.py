@@ -25,7 +25,7 @@ class AdaptiveTableSoftmax(BandedSoftmax):
 
     Args:
         hidden_dim: width of the context model's vectors.
-        map_layer: the map to tie to; its table is trained, saved, moved and resized where it belongs.
+        map_layer: the map to tie to; its owner trains, saves, moves and resizes the table.
         cutoffs: the frequency ranks that every band but the first starts at.
         tied_projections: for every band, whether it takes the map's projection; none does by default.
         counts: how often each id occurs, where ids are not in the order of frequency (subwords, say).
@@ -61,7 +61,7 @@ class AdaptiveTableSoftmax(BandedSoftmax):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw what is this layer's own as the map draws what it has alike."""
+        """Draw the layer's own weights like the map's weights of the same kind; biases start at zero."""
         for parameter in self.projections.parameters():
             nn.init.normal_(parameter, std=self._projection_std)
         nn.init.normal_(self.cluster_weight, std=self._map[0].std)
@@ -98,7 +98,7 @@ class AdaptiveTableSoftmax(BandedSoftmax):
         return map_layer.projection_std if isinstance(map_layer, ProjectiveMap) else self.hidden_dim**-0.5
 
     def _bands(self) -> list[Band]:
-        """One split of the table, not a slice for each band: the gradients are then put together in one go."""
+        """One split of the table, not a slice for each band, so that the gradients are joined in one go."""
         check_bias(self.bias, self.num_embeddings)
         edges = (0, *self._cutoffs, self.num_embeddings)
         sizes = [stop - start for start, stop in itertools.pairwise(edges)]

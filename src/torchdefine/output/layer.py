@@ -53,10 +53,10 @@ class OutputLayer(nn.Module, ABC):
 
     @abstractmethod
     def resize(self, num_embeddings: int) -> None:
-        """Follow a change of the vocabulary: what is the layer's own grows or shrinks, a tied table does at its map."""
+        """Follow a change of the vocabulary: the layer's own weights are resized; a tied table is left to its map."""
 
     def host_hint(self, targets: np.ndarray, *, ignore_index: int = -100) -> tuple[int, ...] | None:
-        """What ``loss`` would like to know of the targets before they go to the device; None if nothing."""
+        """What ``loss`` needs to know about the targets before they go to the device; None if nothing."""
         return None
 
     @torch.no_grad()
@@ -98,11 +98,11 @@ class OutputLayer(nn.Module, ABC):
         return rows, widened_ids(targets.reshape(-1))
 
     def _as_they_lie(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors that lie position by position, as those of an LSTM do, are taken so, and their targets with them.
+        """Vectors and their targets in memory order, which is position by position for those of an LSTM.
 
-        It spares a copy, and a sum does not mind the order.
+        It saves a copy, and a sum does not depend on the order.
         """
-        fits = targets.shape == hidden.shape[:-1]  # else it will be refused, in the caller's own shapes
+        fits = targets.shape == hidden.shape[:-1]  # else they are refused later, in the caller's own shapes
         if fits and hidden.ndim == 3 and not hidden.is_contiguous() and hidden.transpose(0, 1).is_contiguous():
             return hidden.transpose(0, 1), targets.transpose(0, 1)
         return hidden, targets
@@ -113,7 +113,7 @@ class OutputLayer(nn.Module, ABC):
 
 
 def hidden_projection(hidden_dim: int, map_dim: int) -> nn.Linear | None:
-    """What brings hidden vectors to the width of the table they are compared with, if that differs."""
+    """The projection of hidden vectors to the width of the table they are compared with, if that differs."""
     return None if hidden_dim == map_dim else nn.Linear(hidden_dim, map_dim, bias=False)
 
 

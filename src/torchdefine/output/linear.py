@@ -18,8 +18,8 @@ from torchdefine.output.linear_cross_entropy import Reduction, linear_cross_entr
 class FullSoftmax(OutputLayer):
     """Logits are the products of the hidden vector with every row of a table.
 
-    Tied, the table is that of ``map_layer``, whatever stands behind it in the embedding; it is trained, saved, moved
-    and resized there. A bias-free ``projection`` comes first where hidden vectors are not as wide as the table.
+    Tied, the table is that of ``map_layer``, whatever unit follows it in the embedding, which trains, saves, moves and
+    resizes it. A bias-free ``projection`` comes first where hidden vectors are not as wide as the table.
     Untied, ``FullSoftmax(hidden_dim, num_embeddings=V)`` has a table of V × hidden_dim of its own.
 
     Args:
@@ -49,7 +49,7 @@ class FullSoftmax(OutputLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw what is this layer's own; a tied table is the map's to draw."""
+        """Draw the layer's own weights; a tied table is drawn by its map."""
         if self.own_map is not None:
             self.own_map.reset_parameters(std=self.hidden_dim**-0.5)
         if self.projection is not None:

@@ -15,7 +15,7 @@ from torchdefine.ops import autocast_dtype, exact_dtype
 from torchdefine.ops.softmax_loss import Classes, add_column_sums, add_onto, softmax_loss
 
 Reduction = Literal["mean", "sum", "none"]
-REDUCTIONS = get_args(Reduction)  # asked once: older compilers cannot look into types
+REDUCTIONS = get_args(Reduction)  # computed here: older versions of torch.compile cannot trace get_args
 
 LOGITS_AT_ONCE = 2**24  # 64 MiB in float32
 ALIGNED_COLUMNS, ALIGNED_FEATURES = 16, 8  # on a GPU: its products and our kernels are slower with other numbers
@@ -65,7 +65,7 @@ def linear_cross_entropy(
 
 
 def mean_over(total: Tensor, counted: Tensor) -> Tensor:
-    """The mean loss of the counted tokens; nan with zero gradients if there are none, as torch has it."""
+    """The mean loss of the counted tokens; nan with zero gradients if there are none, as in torch."""
     count = counted.sum()
     return torch.where(count > 0, total / count.clamp(min=1), math.nan)
 
@@ -109,9 +109,9 @@ def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
 
 
 class _Task(NamedTuple):
-    """What a pass over the tokens needs beside the three inputs that may want a gradient."""
+    """What a pass over the tokens needs beside the three inputs that may need a gradient."""
 
-    columns: Tensor  # (T,) of the targets; any where the token is not counted
+    columns: Tensor  # (T,) of the targets; any column where the token is not counted
     counted: Tensor  # (T,)
     label_smoothing: float
     tokens_at_once: int
@@ -154,7 +154,7 @@ class _TotalLoss(torch.autograd.Function):
 
 
 def _refuse_second_derivatives() -> None:
-    """once_differentiable would let a gradient penalty pass in silence, since the first gradient comes ready made."""
+    """once_differentiable would not notice a gradient penalty, since the first gradient is computed in advance."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError(
             "linear_cross_entropy has no second derivatives: leave create_graph out, or use F.cross_entropy."
@@ -162,7 +162,7 @@ def _refuse_second_derivatives() -> None:
 
 
 class _TokenLosses(torch.autograd.Function):
-    """The loss of every token; each may meet its own gradient, so the pass is made again in backward."""
+    """The loss of every token; each may get a different gradient, so backward makes the pass again."""
 
     @staticmethod
     def forward(
@@ -222,7 +222,7 @@ def _through_chunks(
             weights = torch.where(held_against.counted, incoming[chunk], 0)  # (t,)
             if grad_bias is not None:
                 add_column_sums(grad_bias, gradient, weights)
-            factor = _factor(weights)  # put where it meets the features, not the columns
+            factor = _factor(weights)  # multiplied into (t, f) tensors, not into (t, P)
             gradient = gradient.to(task.product_dtype)  # (t, P), still without incoming
             if grad_hidden is not None:
                 _fill_product(grad_hidden[chunk], gradient, matrix, factor)
@@ -239,7 +239,7 @@ def _through_chunks(
 
 
 def _aligned_shape(weight: Tensor) -> tuple[int, int]:
-    """The shape to which a weight is filled up, so that a GPU multiplies it fast. A CPU does not mind any."""
+    """The shape to which a weight is filled up, so that a GPU multiplies it fast. A CPU needs no filling."""
     classes, width = weight.shape
     return aligned_shape(classes, width) if weight.is_cuda else (classes, width)
 
@@ -249,7 +249,7 @@ def aligned_shape(classes: int, width: int) -> tuple[int, int]:
 
 
 def _filled_up(values: Tensor, rows: int | None, features: int, dtype: torch.dtype) -> Tensor:
-    """Converted, with zeros behind, in one go; what is right already is not copied."""
+    """Values converted and filled up with zeros in one go; not copied if dtype and shape are right already."""
     rows = values.shape[0] if rows is None else rows
     if values.shape == (rows, features):
         return values.to(dtype)
@@ -261,14 +261,14 @@ def _filled_up(values: Tensor, rows: int | None, features: int, dtype: torch.dty
 
 
 def _factor(weights: Tensor) -> Tensor | None:
-    """Weights of rows as something to multiply with, (t, 1); None where a CPU sees that all are one."""
+    """Weights of rows as a factor, (t, 1); None where a CPU sees that all are one."""
     if weights.device.type == "cpu" and not torch.compiler.is_compiling() and bool((weights == 1).all()):
         return None
     return weights.unsqueeze(1)
 
 
 def _fill_product(total: Tensor, left: Tensor, right: Tensor, factor: Tensor | None) -> None:
-    """Put the rows of a product, each times its factor, where they belong; columns beyond are left out."""
+    """Fill ``total`` with the rows of a product, each times its factor; extra columns are left out."""
     if factor is None and total.dtype == left.dtype and total.shape[1] == right.shape[1]:
         torch.mm(left, right, out=total)
     else:
@@ -277,7 +277,7 @@ def _fill_product(total: Tensor, left: Tensor, right: Tensor, factor: Tensor | N
 
 
 def _wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """A product in float32 of float16: sums over many tokens may be larger than float16 can say."""
+    """A float32 product of float16 matrices: sums over many tokens may be too large for float16."""
     if left.is_cuda and HAS_WIDE_PRODUCTS:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()

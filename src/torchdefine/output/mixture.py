@@ -21,7 +21,7 @@ class MixtureSoftmax(OutputLayer):
     """log Σ_k π_k p_k(token): K vectors tanh(W_k h) go through one ``component`` layer, and a softmax of h weighs them.
 
     A single softmax has log-probabilities of a rank no higher than its width; a mixture has not. The component may be
-    any other output layer, tied or not, full or adaptive; it is computed K times, and so it costs.
+    any other output layer, tied or not, full or adaptive; it is computed K times, at K times the cost.
 
     Args:
         hidden_dim: width of the context model's vectors.
@@ -58,7 +58,7 @@ class MixtureSoftmax(OutputLayer):
         label_smoothing: float = 0.0,
         hint: Sequence[int] | None = None,
     ) -> Tensor:
-        """As for every output layer; label smoothing needs all probabilities of all tokens and is dear."""
+        """As for every output layer; label smoothing needs all probabilities of all tokens and is expensive."""
         check_loss_options(reduction, label_smoothing)
         rows, flat_targets = self._rows_and_targets(hidden, targets)
         counted = flat_targets != ignore_index
@@ -77,7 +77,7 @@ class MixtureSoftmax(OutputLayer):
     def _mixed_losses(
         self, rows: Tensor, latents: Tensor, targets: Tensor, ignore_index: int, hint: Sequence[int] | None
     ) -> Tensor:
-        """Only the targets' probabilities are mixed, so the components never have all of theirs at once."""
+        """Only the targets' probabilities are mixed, so no component holds all of its probabilities at once."""
         everyones = targets.unsqueeze(1).expand(-1, self.components)  # (T, K)
         losses = self.component.loss(
             latents, everyones, ignore_index=ignore_index, reduction="none", hint=self._for_components(hint)
@@ -126,7 +126,7 @@ class MixtureSoftmax(OutputLayer):
         return self.component.host_hint(targets, ignore_index=ignore_index)
 
     def _for_components(self, hint: Sequence[int] | None) -> tuple[int, ...] | None:
-        """Every target is asked for once a component."""
+        """Every target counts once for each component."""
         return None if hint is None else tuple(count * self.components for count in hint)
 
     def extra_repr(self) -> str:
