@@ -27,7 +27,7 @@ class LSTMDropout:
     recurrent: float = 0.0
     """Of the weights from one position's hidden state to the next, in every layer; also one mask a segment."""
     state: float = 0.0
-    """Of whole rows: so many begin a segment with an empty state, as a text does. What stays is not scaled."""
+    """Share of streams whose state is reset at the start of a segment; the rest is not rescaled."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -40,7 +40,7 @@ class LSTMLayer(nn.LSTM):
 
     The mask is drawn in the forward pass and the weights themselves stay whole, so there is nothing to restore in
     evaluation or in a checkpoint. In half precision on a GPU the recurrence is a kernel of our own where one fits;
-    otherwise cuDNN's, which gets dropped weights in the one piece that it wants, cast on the way.
+    otherwise cuDNN's, with dropped weights cast and packed into the one piece of memory that it needs.
     """
 
     def __init__(self, input_dim: int, output_dim: int, recurrent_dropout: float = 0.0) -> None:
@@ -72,7 +72,7 @@ class LSTM(nn.Module):
     """
 
     reads_by_position = True
-    """All rows of the first position, then those of the second: vectors that lie so in memory are not copied."""
+    """Vectors that lie in memory position by position, all rows of the first one first, are not copied."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class LSTM(nn.Module):
 
     def forward(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         """The outputs, and the state after the last position, cut off from the graph."""
-        hidden = x.transpose(0, 1)  # (T, B, input_dim): what cuDNN wants
+        hidden = x.transpose(0, 1)  # (T, B, input_dim), the layout of cuDNN
         hidden = self._drop(hidden, self.dropout.input)
         if self.training and self.dropout.state:
             state = self._begin_some_anew(state)
@@ -114,7 +114,7 @@ class LSTM(nn.Module):
         return hidden.transpose(0, 1), after  # (B, T, output_dim)
 
     def _begin_some_anew(self, state: LSTMState) -> LSTMState:
-        """A model that only ever carried its state on may lose its way from an empty one, where evaluation begins."""
+        """A model trained only on carried states may do badly from an empty one, where evaluation begins."""
         first = state[0][0]
         begins = torch.rand(first.shape[1], 1, device=first.device) < self.dropout.state  # (B, 1)
         return [(h.masked_fill(begins, 0), c.masked_fill(begins, 0)) for h, c in state]

@@ -1,16 +1,15 @@
-"""Attention over the positions up to one's own, with scores that know how far away each of them is.
+"""Attention over the positions up to one's own, with scores that depend on how far away each of them is.
 
 score(i, j) = (qᵢ + u) · kⱼ + (qᵢ + v) · r(i - j), both parts over √head_dim: u asks what a position holds, v how far
 back it lies. The second part is one matrix product with the vectors of all distances. Its result has a row for each
 query and a column for each distance; read with rows one shorter than they are, it has a column for each key.
 
-Our own kernels read it like that where it lies (`torchdefine.ops.relative_attention`). They want one kind of query:
-q + u everywhere, and the rest, (v - u) · r(i - j), is a feature of the distances that is multiplied by 1.
+Our own kernels read it in place like that (`torchdefine.ops.relative_attention`). They take one kind of query, q + u;
+the rest, (v - u) · r(i - j), is a feature of the distances that is multiplied by 1.
 
-Elsewhere it is copied once, to where its rows begin at addresses that kernels like, and becomes the additive bias of
-torch's fused attention. No mask is added to it, which would copy it again: heads are padded to a width that kernels
-like anyway, and the first spare feature is 1 in every query and ``BLOCKED`` in the keys and distances that nobody may
-see.
+Elsewhere it is copied once, to rows at aligned addresses, and becomes the additive bias of torch's fused attention. A
+mask is not added to it, which would copy it again: heads are padded to an aligned width anyway, and the first spare
+feature is 1 in every query and ``BLOCKED`` in the keys and distances that no query may see.
 
 Letters: B streams, T queries, M remembered positions, K = M + T keys, H heads, P padded head width, W distances.
 """
@@ -28,12 +27,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchdefine.ops import Scoring, is_plain, padded_inward, padded_outward, relative_attention
 
 BLOCKED = -3e4
-"""A score from which no probability is left in any precision; float16 still holds it."""
+"""A score so low that its probability is zero in any precision; float16 can still hold it."""
 ALIGNMENT = 16
 """Rows whose length is a multiple of this are read fast, and fused attention takes a bias of such rows as it is."""
 HEAD_MULTIPLE = 8
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Those that give a gradient for the bias."""
+"""The backends that give a gradient for the bias."""
 
 
 class ScoreLayout(NamedTuple):
@@ -87,7 +86,7 @@ class Surroundings(NamedTuple):
     distance_vectors: Tensor
     """(W, d): one for each column of the layout."""
     blocked_distances: Tensor
-    """(W, 1, P): zero but for the spare feature of what lies ahead or out of reach."""
+    """(W, 1, P): zero but for the spare feature of distances that lie ahead or out of reach."""
     blocked_keys: Tensor
     """(K, 1, P): zero but for the spare feature of memory that nothing was written to yet."""
     content_bias: Tensor
@@ -120,7 +119,7 @@ class RelativeAttention(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its layers are their weights alone: no adapter around one, no hook on it."""
+        """Whether its layers are plain: no adapter around one, no hook on it."""
         return is_plain(self.inward, nn.Linear) and is_plain(self.outward, nn.Linear)
 
     def forward(self, own: Tensor, remembered: Tensor, around: Surroundings | KernelSurroundings) -> Tensor:
@@ -179,7 +178,7 @@ class RelativeAttention(nn.Module):
         return F.pad(x.unflatten(-1, (-1, self.head_dim)), (0, spare_features(self.head_dim)))
 
     def _padded_weights(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Weights are padded rather than what they give, which is larger."""
+        """Weights are padded rather than their outputs, which are larger."""
         weight = self.inward.weight.to(dtype).unflatten(0, (4 * self.heads, self.head_dim))
         padded = F.pad(weight, (0, 0, 0, spare_features(self.head_dim)))  # (4 · H, P, d)
         return tuple(part.flatten(0, 1) for part in padded.split((self.heads, 2 * self.heads, self.heads)))
@@ -190,7 +189,7 @@ class RelativeAttention(nn.Module):
 
 
 def distance_scores(queries: Tensor, distances: Tensor, layout: ScoreLayout) -> Tensor:
-    """The part of the scores that knows only how far: (B, T, H, P) and (W, H, P) → (B, H, T, K)."""
+    """The part of the scores that depends on distance: (B, T, H, P) and (W, H, P) → (B, H, T, K)."""
     by_head = queries.permute(2, 0, 1, 3)  # (H, B, T, P)
     scores = by_head.flatten(1, 2) @ distances.permute(1, 2, 0)  # (H, B · T, W)
     by_key: Tensor = _ByKey.apply(scores.unflatten(1, by_head.shape[1:3]), layout)  # (B, H, T, K)
@@ -208,13 +207,13 @@ def with_one(bias: Tensor) -> Tensor:
 
 
 def blocking(out_of_bounds: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
-    """What to add to the heads of those that nobody may see: (K,) → (K, 1, P)."""
+    """What to add to the heads of keys or distances that no query may see: (K,) → (K, 1, P)."""
     blocked = torch.where(out_of_bounds, BLOCKED, 0.0).to(dtype)
     return F.pad(blocked[:, None, None], (head_dim, spare_features(head_dim) - 1))
 
 
 def distances_behind(keys: int, device: torch.device) -> Tensor:
-    """From K - 1 down to 0, and on to a width that kernels like, (W,)."""
+    """From K - 1 down to 0, and on to an aligned width, (W,)."""
     return torch.arange(keys - 1, keys - 1 - _round_up(keys, ALIGNMENT), -1, device=device)
 
 

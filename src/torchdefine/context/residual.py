@@ -1,4 +1,4 @@
-"""What stands between the products of a Transformer: residual sums, norms, dropout, ReLU and biases.
+"""The operations between the products of a Transformer: residual sums, norms, dropout, ReLU and biases.
 
 On a GPU in half precision all of it runs as a few kernels, elsewhere in plain torch.
 """
@@ -17,7 +17,7 @@ class Stream(NamedTuple):
     """Vectors between two parts of a network, (…, d) each."""
 
     past: Tensor
-    """What goes past the next part, in full precision."""
+    """The residual stream, which bypasses the next part, in full precision."""
     read: Tensor
     """What that part reads: the same, or its norm, maybe in the dtype of the products already."""
 
@@ -28,7 +28,7 @@ class Update(NamedTuple):
     values: Tensor
     """(…, d)"""
     bias: Tensor | None = None
-    """Still to be added to the values, (d,): whoever adds them to the stream does it on the way."""
+    """(d,), not yet added to the values; it is added together with them to the stream."""
 
     def whole(self) -> Tensor:
         return self.values if self.bias is None else self.values + self.bias
@@ -49,7 +49,7 @@ def expanded(x: Tensor, linear: nn.Linear, dropout: float, weight: Tensor | None
 
 
 def add_and_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float) -> Stream:
-    """The norm of the sum, which goes on both ways."""
+    """The norm of the sum, for both fields of the stream."""
     if has_fused_kernels(past) and is_plain(norm, nn.LayerNorm):
         return Stream(*residual_norm(past, update.values, norm, dropout, update_bias=update.bias))
     normed = norm(past + F.dropout(update.whole(), dropout))
@@ -57,7 +57,7 @@ def add_and_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: floa
 
 
 def add_then_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float) -> Stream:
-    """The sum, which goes past the next part, and its norm, which goes into it."""
+    """The sum, which bypasses the next part, and its norm, which that part reads."""
     if has_fused_kernels(past) and is_plain(norm, nn.LayerNorm):
         return Stream(*residual_norm(past, update.values, norm, dropout, pre=True, update_bias=update.bias))
     total = past + F.dropout(update.whole(), dropout)

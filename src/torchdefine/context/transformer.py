@@ -59,7 +59,7 @@ class DecoderState:
     memory: list[tuple[Tensor, Tensor]]
     """Keys and values of the source in every layer, each (B, h, S, d): once for all hypotheses."""
     visible: Tensor
-    """Which places of the source are no padding, (B, 1, 1, S)."""
+    """Which places of the source are not padding, (B, 1, 1, S)."""
     length: int = 0
 
     def select(self, rows: Tensor, sources: Tensor | None = None) -> DecoderState:
@@ -109,7 +109,7 @@ class Transformer(nn.Module):
         return DecoderState([(nothing, nothing) for _ in self.decoder], remembered, visible[:, None, None, :])
 
     def step(self, y: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """One more vector of every target, (N, width) → (N, width), and the state that knows it."""
+        """One more vector of every target, (N, width) → (N, width), and the state that includes it."""
         layers = list(self._decoder_layers())
         stream = layers[0].attend.enter(self._placed(y.unsqueeze(1), state.length))  # (N, 1, width)
         own = []
@@ -130,7 +130,7 @@ class Transformer(nn.Module):
             yield layer
 
     def _placed(self, x: Tensor, start: int = 0) -> Tensor:
-        """Vectors, scaled where that is wished, with their positions added."""
+        """Vectors, scaled if ``shape.scaled``, with their positions added."""
         if autocast_dtype(x) is not None:  # a unit gives half precision, too little for sums over all layers
             x = x.float()
         scale = math.sqrt(self.shape.width) if self.shape.scaled else 1.0
@@ -139,7 +139,7 @@ class Transformer(nn.Module):
 
 
 def sinusoids(start: int, length: int, width: int, like: Tensor) -> Tensor:
-    """Sines and cosines of the positions from ``start`` on, (length, width), where and as precise as ``like``."""
+    """Sines and cosines of the positions from ``start`` on, (length, width), with device and dtype of ``like``."""
     exact = exact_dtype(like)
     positions = torch.arange(start, start + length, device=like.device, dtype=exact)
     rates = torch.exp(torch.arange(0, width, 2, device=like.device, dtype=exact) * (-math.log(10_000.0) / width))
@@ -157,7 +157,7 @@ class EncoderLayer(nn.Module):
         self.attend, self.feed = Residual(shape), Residual(shape)
 
     def forward(self, x: Stream, mask: Tensor, following: nn.Module) -> Stream:
-        """``following`` is the norm that stands before what comes next, where norms come first."""
+        """``following`` is the next layer's first norm, or the stack's last one; used if norms come first."""
         x = self.attend.after(x, self.within(x.read, mask=mask)[0], self.feed.norm)
         return self.feed.after(x, self.feed_forward(x.read), following)
 
@@ -180,9 +180,9 @@ class DecoderLayer(nn.Module):
         following: nn.Module,
         past: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Stream, tuple[Tensor, Tensor]]:
-        """A whole target without ``past``, or one place after it; gives the keys and values so far, too.
+        """A whole target without ``past``, or one place after it; also returns the keys and values so far.
 
-        ``following`` is the norm that stands before what comes next, where norms come first.
+        ``following`` is the next layer's first norm, or the stack's last one; used if norms come first.
         """
         attended, present = self.within(y.read, causal=past is None, past=past)
         y = self.attend.after(y, attended, self.look.norm)
@@ -191,7 +191,7 @@ class DecoderLayer(nn.Module):
 
 
 class Residual(nn.Module):
-    """What stands around a sub-layer: its norm, before or after, dropout, and the way past it."""
+    """What surrounds a sub-layer: its norm, before or after, dropout, and the residual connection."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()

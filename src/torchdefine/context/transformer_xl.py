@@ -37,7 +37,7 @@ from torchdefine.ops import (
 INIT_STD = 0.02
 
 TransformerXLState = tuple[list[Tensor], Tensor]
-"""What entered each layer at the last M positions, (B, M, d) a layer, and how many of them were written, (1,)."""
+"""The inputs of each layer at the last M positions, (B, M, d) each, and how many of them were written, (1,)."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Reach:
     same_length: bool = False
     """Let every position see exactly M positions, itself among them; else the later ones of a segment see more."""
     clamp: int | None = None
-    """Take larger distances for this one."""
+    """Treat larger distances as this one."""
 
     def __post_init__(self) -> None:
         if self.memory < 1:
@@ -60,7 +60,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """What a layer is made of beside the width of the vectors that pass through it."""
+    """The sizes of a layer except the width of the vectors that pass through it."""
 
     heads: int
     head_dim: int
@@ -78,9 +78,9 @@ class TransformerDropout:
     """Shares of features zeroed in training."""
 
     input: float = 0.0
-    """Of the vectors that come in, and of those of the distances."""
+    """Of the input vectors, and of the distances' vectors."""
     hidden: float = 0.0
-    """Of what attention adds, inside the feed-forward part, and of what that adds."""
+    """Of attention's output, inside the feed-forward part, and of that part's output."""
     output: float = 0.0
     attention: float = 0.0
     """Of the attention weights themselves."""
@@ -128,7 +128,7 @@ class TransformerXL(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As the public Transformer-XL code starts: everything normal and small, norms around 1."""
+        """As in the public Transformer-XL code: everything normal and small, norms around 1."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias") and parameter.ndim == 1:
                 parameter.zero_()
@@ -141,7 +141,7 @@ class TransformerXL(nn.Module):
 
     @property
     def carried(self) -> str:
-        """What goes from one segment to the next in evaluation, for the protocol of a number."""
+        """What evaluation carries from one segment to the next, as stated in its protocol."""
         reach = self.evaluation
         notes = ["same length"] if reach.same_length else []
         notes += [f"distances clamped at {reach.clamp}"] if reach.clamp is not None else []
@@ -149,7 +149,7 @@ class TransformerXL(nn.Module):
 
     @contextmanager
     def remembering(self, memory: int | None = None, clamp: int | None = None) -> Iterator[None]:
-        """Look back as far as given in evaluation, for a while; None leaves a setting as it is."""
+        """Change for a while how far evaluation looks back; None leaves a setting as it is."""
         before = self.evaluation
         self.evaluation = Reach(
             before.memory if memory is None else memory, before.same_length, before.clamp if clamp is None else clamp
@@ -160,7 +160,7 @@ class TransformerXL(nn.Module):
             self.evaluation = before
 
     def initial_state(self, batch_size: int) -> TransformerXLState:
-        """Empty memories; under autocast in its dtype, since products alone read them and would round them to it."""
+        """Empty memories; under autocast in its dtype, since only products read them and would round them anyway."""
         shape = (batch_size, self.current_reach.memory, self.input_dim)
         dtype = self.content_bias.dtype if self.pre_norm else product_dtype(self.content_bias)
         memories = [self.content_bias.new_zeros(shape, dtype=dtype) for _ in self.layers]
@@ -180,7 +180,7 @@ class TransformerXL(nn.Module):
         return F.dropout(stream.past, self.dropout.output, self.training), (after, now_filled)
 
     def _dense_weights(self, x: Tensor) -> list[DenseWeights | None]:
-        """Of every layer, in the dtype of the products: autocast would convert them one by one."""
+        """Every layer's weights in the dtype of the products; autocast would convert them one by one."""
         linears: list[Any] = [linear for layer in self.layers for linear in (layer.expand, layer.reduce)]
         plain = all(is_plain(linear, nn.Linear) for linear in linears)
         if not has_fused_kernels(x) or self.layers_are_compiled or not plain:
@@ -189,17 +189,17 @@ class TransformerXL(nn.Module):
         return [DenseWeights(*pair) for pair in zip(halves[::2], halves[1::2], strict=True)]
 
     def compile_layers(self) -> None:
-        """Let torch.compile have the layers: one at a time, so that all of them share what is compiled once."""
+        """Compile the layers one at a time, so that all of them share what is compiled once."""
         self.layers_are_compiled = True
         for layer in self.layers:
             layer.compile()
 
     def surroundings(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings | KernelSurroundings:
-        """What every layer must know of a segment (B, T, d) behind a memory of which so much is filled."""
+        """What every layer must know of a segment (B, T, d) after a memory with ``filled`` positions written."""
         head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
         drops_shares = self.training and self.dropout.attention > 0
         plain = all(getattr(layer.attention, "is_plain", False) for layer in self.layers)
-        if drops_shares or self.layers_are_compiled or not plain:  # none is our kernels' business
+        if drops_shares or self.layers_are_compiled or not plain:  # our kernels handle none of these
             return self._for_fused_attention(x, memory, filled)
         if has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim)):
             return self._for_our_kernels(x, memory, filled)
@@ -239,7 +239,7 @@ class TransformerXL(nn.Module):
 
 
 class DenseWeights(NamedTuple):
-    """Of the two dense layers of a layer, for the products of this segment."""
+    """The weights of a layer's two dense layers, for the products of this segment."""
 
     expand: Tensor
     reduce: Tensor
@@ -269,7 +269,7 @@ class TransformerXLLayer(nn.Module):
         around: Surroundings | KernelSurroundings,
         weights: DenseWeights | None = None,
     ) -> Stream:
-        """``weights`` are those of the dense layers where somebody has converted them for all layers at once."""
+        """``weights`` are those of the dense layers, if they were converted for all layers at once."""
         if self.pre_norm:
             norm = self.attention_norm
             update = Update(self.attention(norm(x.read), norm(memory.to(x.read.dtype)), around))
