@@ -22,7 +22,7 @@ class TokenStreams:
 
     A row's first input is the token before its first target; for row 0 it is ``start_token``, normally ``<eos>``.
     ``rows`` keeps only some of the B rows, for one of several processes (see ``shard``). With ``pad`` no token is
-    left over: L is rounded up, and what the last rows lack is padding (see ``evaluation_streams``).
+    left over: L is rounded up, and the last rows are padded (see ``evaluation_streams``).
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TokenStreams:
         return inputs, targets
 
     def host_targets(self, start: int, length: int) -> np.ndarray:
-        """The targets of the same segment as the host has them, for questions that must not wait for the device."""
+        """The targets of the same segment on the host, for callers that must not wait for the device."""
         return self._host[:, start + 1 : min(start + length, self.length) + 1]
 
 
@@ -93,7 +93,7 @@ def shard(batch_size: int, rank: int, world_size: int) -> slice:
 
 
 def _lay_out(tokens: np.ndarray, length: int, start_token: int, rows: range) -> np.ndarray:
-    """Rows of one input and ``length`` targets; what lies beyond the last token is ``IGNORE``."""
+    """Rows of one input and ``length`` targets; places beyond the last token are ``IGNORE``."""
     held = np.full((len(rows), length + 1), IGNORE, dtype=np.int32)  # half the memory of int64, and ids fit
     for row, index in zip(held, rows, strict=True):
         start = index * length

@@ -34,17 +34,17 @@ from torchdefine.spelling import option
 MANIFEST_FILE = "bitext.json"
 VERSION = 1
 RATIO_SLACK = 5
-"""Short sentences may differ in length by so many tokens whatever their ratio."""
+"""Sentences may differ in length by this many tokens, whatever their ratio."""
 _SEARCHED_AT_ONCE = 16 << 20
 
 
 @dataclass(frozen=True)
 class BitextRules:
-    """How a bitext is read and what of its training pairs is kept."""
+    """How a bitext is read and which of its training pairs are kept."""
 
     source: str = "en"
     target: str = "de"
-    """The languages, as the file names end."""
+    """The languages, as in the endings of the file names."""
     vocabulary_size: int = 8000
     """Of the BPE, or of each of the two."""
     joint: bool = True
@@ -52,7 +52,7 @@ class BitextRules:
     max_length: int = 100
     """Tokens of a side of a training pair, at most."""
     max_ratio: float = 3.0
-    """Tokens of the longer side for each of the shorter, at most, with ``RATIO_SLACK`` more allowed."""
+    """At most this many tokens on the longer side for each on the shorter, plus ``RATIO_SLACK``."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ def encode_bitext(
 ) -> Bitext:
     """Encode the texts of a folder, or open them from the cache where that has been done before.
 
-    The tokenizers are learned from the training text unless given; with given ones it need not be there, and of one
-    ``split`` alone the others are not read.
+    The tokenizers are learned from the training text unless given; with given ones there need be no training text, and
+    with one ``split`` the others are not read.
     """
     if tokenization is None:
         check_bpe_size(rules.vocabulary_size)
@@ -198,7 +198,7 @@ def _learn_tokenizers(files: PairedFiles, rules: BitextRules, meter: Meter) -> T
 def _write_split(
     folder: Path, split: str, files: PairedFiles, pair: TokenizerPair, rules: BitextRules, meter: Meter
 ) -> int:
-    """Encode the pairs of a split that are kept; gives how many are not."""
+    """Encode the pairs of a split that are kept; returns how many are left out."""
     left_out = 0
     with (
         token_file_writer(folder / f"{split}.source.tokens", pair.source, files.name) as source,

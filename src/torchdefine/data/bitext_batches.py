@@ -1,6 +1,6 @@
 """Batches of sentence pairs by tokens: which pairs make up a batch depends on the seed and its number alone.
 
-Pairs are put into buckets by their longer side. A batch of a bucket has as many pairs as fit into the wished number of
+Pairs are put into buckets by their longer side. A batch of a bucket has as many pairs as fit into the given number of
 tokens, so the number of batches in a pass never changes, and any batch of any pass can be made by itself.
 """
 
@@ -18,7 +18,7 @@ from torchdefine.data.tokenizer_pair import TokenizerPair
 from torchdefine.errors import UserError
 
 BUCKET_GROWTH = 1.12
-"""Each bucket's longest sentence over that of the one before: more of them pad less, but mix less."""
+"""Ratio of each bucket's longest sentence to the previous one's; a smaller ratio pads less, but mixes less."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class BitextBatches:
         random = None if self._seed is None else np.random.default_rng([self._seed, epoch])
         batches: list[np.ndarray] = []
         for members, capacity in zip(self._members, self._capacities, strict=True):
-            key = self._lengths[0][members].astype(np.float64)  # beside sources of about its length, a pair pads less
+            key = self._lengths[0][members].astype(np.float64)  # beside sources of similar length, a pair pads less
             if random is not None:
                 key += random.uniform(0, 3, len(members))
             ordered = members[np.argsort(key, kind="stable")]
@@ -105,7 +105,7 @@ class BitextBatches:
         source = self._rows(0, indices, lengths[0], self._source.pad_id)  # (B, S)
         targets = self._rows(1, indices, lengths[1], IGNORE)  # (B, T)
         inputs = np.concatenate((np.full((len(indices), 1), self._target.bos_id), targets[:, :-1]), axis=1)
-        # Neither what follows <eos> nor <eos> itself is ever the place of a counted target, so any id will do there.
+        # No target is counted at or after <eos> of the inputs, so any id will do there.
         inputs = np.where(inputs == IGNORE, self._target.pad_id, inputs)
         return PairBatch(
             self._moved(source),

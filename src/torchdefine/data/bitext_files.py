@@ -70,7 +70,7 @@ def find_bitext(path: str | Path, source: str, target: str, *, require_train: bo
 
 
 def _kind(path: Path) -> str:
-    """The language or ``tsv``: the last part of the name, what it is packed with left aside."""
+    """The language or ``tsv``: the last part of the name, without the ending of a packed file."""
     suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in _PACKED]
     return suffixes[-1][1:].lower() if suffixes else ""
 

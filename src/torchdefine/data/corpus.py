@@ -9,8 +9,8 @@ of change) and of the settings:
     train.tokens  valid.tokens  test.tokens       the splits (see ``token_file``)
 
 Every file appears whole or not at all, and equal inputs give equal files, so processes that encode the same
-corpus at the same time do no harm to each other. Such a folder holds all that training needs: a caller may have it
-made elsewhere than in the cache, take it to another machine and name it there in the place of the text.
+corpus at the same time do not harm each other. Such a folder holds all that training needs: a caller may have it made
+outside the cache, take it to another machine and name it there in place of the text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class WordRule:
-    """Which words of a training text its vocabulary has: the most frequent ones, by how often they must occur."""
+    """Which words of a training text enter its vocabulary: how often they must occur, and how many there may be."""
 
     min_count: int = 1
     max_size: int | None = None
@@ -58,7 +58,7 @@ class Corpus:
     different_words: int | None = None
     """Of the training text, <unk> and <eos> aside; None where the vocabulary was not made of them."""
     word_rule: WordRule | None = None
-    """None where the vocabulary was not made of the training text, or nobody noted how."""
+    """None where the vocabulary was not made of the training text, or the rule was not recorded."""
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
@@ -107,11 +107,11 @@ def encode_corpus(
     """Encode the texts of a folder, or open them from the cache where that has been done before.
 
     The vocabulary is made of the words of the training text, unless ``tokenizer`` names a tokenizer file or
-    ``vocabulary`` is one that exists already; with the latter the folder need not have a training text, and of one
-    ``split`` alone the others are not read. A file in place of a folder is that split.
+    ``vocabulary`` is one that exists already; with the latter the folder need not have a training text, and with one
+    ``split`` the others are not read. A file in place of a folder is that split.
 
-    With ``out`` the files go into that new folder, which may be taken elsewhere: as a ``source`` it is opened, after
-    a look at whether it was encoded as the caller wants it.
+    With ``out`` the files go into that new folder, which may be taken elsewhere. Given as ``source``, such a folder is
+    opened after a check that it was encoded as the caller wants it.
     """
     _check_choice(min_count, max_size, tokenizer, vocabulary)
     if split is not None and vocabulary is None:
@@ -154,7 +154,7 @@ def is_encoded(folder: Path) -> bool:
 
 
 def _encoded_elsewhere(folder: Path, rule: WordRule, chosen: Tokenization | None, split: str | None) -> Corpus:
-    """A corpus that somebody encoded before, if that is what is wanted."""
+    """A corpus that was encoded before, if it fits what is asked for."""
     corpus = Corpus.open(folder)
     if chosen is not None and chosen.sha256 != corpus.tokenization.sha256:
         raise UserError(

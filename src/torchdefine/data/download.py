@@ -31,7 +31,7 @@ _BY_HAND = f"try again later, or fetch it by hand, put its text files into a fol
 
 @dataclass(frozen=True)
 class Download:
-    """A fetched file; ``verified`` is false where its right hash was not known, and ``sha256`` worth showing."""
+    """A fetched file; ``verified`` is false where its right hash was not known, so ``sha256`` should be shown."""
 
     path: Path
     sha256: str
@@ -42,7 +42,7 @@ def download(url: str, target: Path, sha256: str | None = None, progress: Progre
     """Fetch ``url`` into the file ``target``; what an earlier attempt left in ``target``.part is continued.
 
     Without a known ``sha256`` the hash of the first download is kept in ``target``.sha256, and later downloads
-    must have the same. A wrong hash and a network that stays away are MachineErrors.
+    must have the same. A wrong hash and a network that cannot be reached are MachineErrors.
     """
     part = target.with_name(f"{target.name}.part")
     _fetch_with_retries(url, part, progress)
@@ -65,7 +65,7 @@ def download(url: str, target: Path, sha256: str | None = None, progress: Progre
 
 @contextmanager
 def one_at_a_time(target: Path) -> Iterator[None]:
-    """Wait for other processes that fetch ``target``; a lock goes with its process, however that ends."""
+    """Wait for other processes that fetch ``target``; a lock ends with its process, however that ends."""
     try:
         import fcntl
     except ImportError:  # no such locks on this system

@@ -133,7 +133,7 @@ def _fetched(corpus: DownloadableCorpus, downloads: Path, progress: Progress | N
         return folder
     archive = downloads / corpus.url.rpartition("/")[2]
     with one_at_a_time(archive):
-        if not all(text.is_file() for text in members.values()):  # another process may have had the same wish
+        if not all(text.is_file() for text in members.values()):  # another process may have fetched it
             _fetch(corpus, archive, members, progress)
     return folder
 
@@ -146,7 +146,7 @@ def _fetch(corpus: DownloadableCorpus, archive: Path, members: Mapping[str, Path
     try:
         extract(archive, members)
     except MachineError:
-        hash_record(archive).unlink(missing_ok=True)  # or every later download would have to be as damaged
+        hash_record(archive).unlink(missing_ok=True)  # else every later download would need the damaged file's hash
         raise
     finally:
-        archive.unlink()  # unpacked it is of no more use, and a damaged one must not stay
+        archive.unlink()  # it is not needed once unpacked, and a damaged one must not stay

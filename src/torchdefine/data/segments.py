@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-HALF_SHARE = 0.05  # of the segments aim at half the length
+HALF_SHARE = 0.05  # the share of segments that aim at half the length
 SPREAD = 5.0
 SHORTEST = 5
 
@@ -29,9 +29,9 @@ class Segment(NamedTuple):
 class SegmentPlan:
     """Cuts rows of ``row_length`` tokens into segments; any step can be asked for, in any order.
 
-    Segments have ``length`` tokens, the last one of an epoch fewer. With a ``seed`` the lengths are random and other
-    ones in every epoch, so that the cuts fall elsewhere each time (Merity et al., 2018): normal around ``length``, or
-    for one in twenty around half of it.
+    Segments have ``length`` tokens, the last one of an epoch fewer. With a ``seed`` the lengths are random and
+    different in every epoch, so that the cuts fall elsewhere each time (Merity et al., 2018): normal around ``length``,
+    or for one in twenty around half of it.
     """
 
     def __init__(self, row_length: int, length: int, seed: int | None = None) -> None:
@@ -46,15 +46,15 @@ class SegmentPlan:
         return Segment(int(cuts[index]), int(cuts[index + 1] - cuts[index]))
 
     def steps_in(self, epochs: float) -> int:
-        """How many steps so many epochs take, a started one counted up to the next whole step."""
-        exact = Fraction(str(epochs))  # as it is written: 0.1 of 70 steps are 7, and not a little more
+        """How many steps that many epochs take, rounded up to a whole step."""
+        exact = Fraction(str(epochs))  # as it is written: 0.1 of 70 steps is 7, not slightly more
         whole = int(exact)
         self._extend(whole + 1)
         of_next = self._ends[whole + 1] - self._ends[whole]
         return self._ends[whole] + math.ceil((exact - whole) * of_next)
 
     def epoch_after(self, steps: int) -> float:
-        """How many epochs so many steps are."""
+        """How many epochs that many steps are."""
         epoch = self._epoch_of(steps)
         return epoch + (steps - self._ends[epoch]) / (self._ends[epoch + 1] - self._ends[epoch])
 

@@ -1,6 +1,6 @@
 """Text files, plain or packed (.gz, .xz, .zst), as blocks of lines in bounded memory; which file is which split.
 
-Lines end at ``\\n`` only. What is not readable text is refused in one sentence that says where the trouble is.
+Lines end at ``\\n`` only. A file that is not readable text is refused in one sentence that says where the problem is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONGEST_LINE_BYTES = 128 << 20
 """A line is held in memory as a whole; this bounds it, and still admits corpora of one long line (text8)."""
 
 SPLITS = ("train", "valid", "test")
-"""What a corpus is divided into, as far as it has them."""
+"""The parts of a corpus; it need not have all of them."""
 
 FOLDER_LAYOUT = (
     "a corpus is a folder with a training file such as train.txt and, if there are any, valid.txt and "
@@ -51,7 +51,7 @@ class TextBlock:
 
 
 def read_text(path: Path, *, may_be_empty: bool = False) -> Iterator[TextBlock]:
-    """Stream the lines of a UTF-8 file; a binary, damaged or cut-off one is a UserError, and mostly an empty one."""
+    """Stream the lines of a UTF-8 file; a binary, damaged, cut-off or, by default, empty one is a UserError."""
     if may_be_empty and path.is_file() and not path.stat().st_size:
         return
     position = lines_before = bytes_before = 0

@@ -35,7 +35,7 @@ VERSION = 1
 FEWEST_TOKENS = 2
 
 _PREFIX = struct.Struct("<8sII")
-_DATA_OFFSET = 1024  # of the files we write; room for any header, as it is filled in after the data
+_DATA_OFFSET = 1024  # in files we write; room for any header, which is filled in after the data
 _ALIGNMENT = 64
 _DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _READ_AT_ONCE = 16 << 20  # tokens
@@ -49,7 +49,7 @@ class TokenHeader:
     tokens: int
     lines: int
     bytes: int
-    """The text's size in UTF-8, newlines included: what bits per byte are counted by."""
+    """The text's size in UTF-8, newlines included, for bits per byte."""
     unknown: int
     """How many of the tokens are ``<unk>``."""
     vocabulary_sha256: str

@@ -1,4 +1,4 @@
-"""What words and subwords have in common: all that the rest of the library knows of text ↔ ids."""
+"""What words and subwords have in common: all that the rest of the library uses of text ↔ ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchdefine.errors import UserError
 
 
 class Tokenization(Protocol):
-    """Text ↔ ids. A ``Vocabulary`` and a ``SubwordTokenizer`` are ones."""
+    """Text ↔ ids: a ``Vocabulary`` or a ``SubwordTokenizer``."""
 
     @property
     def kind(self) -> Literal["words", "subwords"]: ...

@@ -47,7 +47,7 @@ class SubwordTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer: Tokenizer = tokenizer
-        # The fingerprint is of this text, not of what the package would write now: its versions differ.
+        # The fingerprint is of this text, not of what the package would write now, which depends on its version.
         self._json = json_text
         vocabulary = tokenizer.get_vocab()
         self._size = max(vocabulary.values()) + 1  # ids may have gaps
@@ -69,7 +69,7 @@ class SubwordTokenizer:
         return hashlib.sha256(self._json.encode()).hexdigest()
 
     def id(self, token: str) -> int:
-        """The id of a subword, which is that of ``<unk>`` for a piece of text that is none."""
+        """The id of a subword; that of ``<unk>`` for any other piece of text."""
         index = self._tokenizer.token_to_id(token)
         return self.unk_id if index is None else index
 
@@ -106,7 +106,7 @@ class SubwordTokenizer:
         return "\n".join(self._tokenizer.decode(line, skip_special_tokens=False) for line in lines)
 
     def encode_sentences(self, sentences: Sequence[str]) -> list[list[int]]:
-        """The ids of each sentence by itself, without ``<eos>``; what looks like a special token in it is only text."""
+        """The ids of each sentence by itself, without ``<eos>``; text that looks like a special token stays text."""
         specials = {self.pad_id, self.bos_id, self.eos_id}
         self._tokenizer.encode_special_tokens = True
         try:
@@ -119,7 +119,7 @@ class SubwordTokenizer:
             ]
         finally:
             self._tokenizer.encode_special_tokens = False
-        return [  # a tokenizer that others made may still have them among its words
+        return [  # a foreign tokenizer may still have them among its words
             ids if specials.isdisjoint(ids) else [self.unk_id if i in specials else i for i in ids] for ids in encoded
         ]
 
@@ -146,7 +146,7 @@ class SubwordTokenizer:
             raise UserError(f"There is no tokenizer file {path}: check its name.") from error
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"The tokenizer file {path} cannot be read ({error}).") from error
-        _tokenizers()  # its absence is another failure than a damaged file
+        _tokenizers()  # fails here if the package is missing, which is not a damaged file
         try:
             return cls(json_text)
         except Exception as error:  # the package raises nothing more precise

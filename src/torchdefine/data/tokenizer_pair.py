@@ -26,7 +26,7 @@ class TokenizerPair:
         return self.source is self.target
 
     def __len__(self) -> int:
-        """How many target ids there are: what the model predicts among."""
+        """How many target ids there are, among which the model predicts."""
         return len(self.target)
 
     @property

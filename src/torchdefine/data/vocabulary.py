@@ -50,7 +50,7 @@ class Vocabulary:
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], min_count: int = 1, max_size: int | None = None) -> Vocabulary:
-        """Keep words seen ``min_count`` times, at most ``max_size`` tokens in all; ``<unk>`` inherits the rest."""
+        """Keep words seen ``min_count`` times, at most ``max_size`` tokens in all; ``<unk>`` gets the other counts."""
         if min_count < 1:
             raise UserError(f"min_count is {min_count}, but must be at least 1: use 1 to keep every word.")
         if max_size is not None and max_size < 3:
@@ -79,7 +79,7 @@ class Vocabulary:
         return hashlib.sha256("\n".join(self.tokens).encode()).hexdigest()
 
     def id(self, token: str) -> int:
-        """The id of a word, which is that of ``<unk>`` for a word outside the vocabulary."""
+        """The id of a word; that of ``<unk>`` for a word outside the vocabulary."""
         return self._ids.get(token, self.unk_id)
 
     def token(self, index: int) -> str:
