@@ -1,4 +1,4 @@
-"""From a model and a text to a trained model: the loop and what it stands on."""
+"""From a model and a text to a trained model: the loop and what it is built on."""
 
 from torchdefine.training.evaluate import Evaluation, evaluate, unigram_perplexity
 from torchdefine.training.loop import Diverged, Interrupted, Trainer

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 def stalled(earlier: Sequence[float], latest: float, patience: int) -> bool:
     """Whether the latest validation loss is worse than the best of all earlier ones but the last ``patience``.
 
-    This is the trigger of non-monotonic ASGD as its authors run it; their paper writes it otherwise.
+    This is the trigger of non-monotonic ASGD in its authors' code; their paper defines it differently.
     """
     return len(earlier) > patience and latest > min(earlier[:-patience] if patience else earlier)
 
@@ -36,13 +36,13 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the parameters of one more step in."""
+        """Add the parameters of one more step."""
         self.steps += 1
         torch._foreach_lerp_(self.means, [p.detach() for p in self.parameters], 1 / self.steps)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model with the averaged weights in it, if there are any, for as long as this lasts."""
+        """Put the averaged weights, if there are any, into the model within this context."""
         if not self.running:
             yield
             return
@@ -64,7 +64,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Take up an average that ``tensors`` gave; none if there are none."""
+        """Continue an average from what ``tensors()`` returned, if there was one."""
         if tensors:
             self.start()
             for name, mean in zip(self.names, self.means, strict=True):

@@ -1,4 +1,4 @@
-"""What the loop asks of its data, and language-model text in that form."""
+"""What the loop expects of its data, and language-model text in that form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchdefine.recipe import TrainSettings
 
 @dataclass(frozen=True)
 class Part:
-    """What one forward and backward pass takes; a step adds up the gradients of its parts."""
+    """The data of one forward and backward pass; a step adds up the gradients of its parts."""
 
     inputs: tuple[Tensor, ...]
     """The first arguments of the model's forward; the carried state and the hint follow."""
@@ -30,7 +30,7 @@ class Batch:
 
     parts: list[Part]
     tokens: int
-    """Predicted by this process."""
+    """How many tokens this process predicts."""
     rate: float = 1.0
     """Multiplies the learning rate."""
     begins_text: bool = False
@@ -40,20 +40,20 @@ class Batch:
 
 
 class TrainingData(Protocol):
-    """Batches by step, always the same for the same step, so that a run can go on where it was broken off."""
+    """Batches by step, always the same for the same step, so that an interrupted run can go on."""
 
     total_steps: int
     rows_per_part: int
     """How many rows of carried state each part has."""
     steps_per_epoch: float
-    """What a schedule by epochs counts in."""
+    """How many steps one epoch of a schedule is."""
 
     def batch(self, step: int) -> Batch:
         """The data of step ``step``, counted from 0."""
         ...
 
     def epoch_after(self, steps: int) -> float:
-        """How many passes over the data so many steps are; a whole number exactly at the end of a pass."""
+        """How many passes over the data that many steps are; a whole number exactly at the end of a pass."""
         ...
 
 

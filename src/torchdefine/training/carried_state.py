@@ -18,9 +18,9 @@ def flat_tensors(state: Any) -> Iterator[Tensor]:
 
 
 def own_copy(state: Any) -> Any:
-    """The same state in memory of its own, every tensor apart, for ``copy_state`` to write into.
+    """A copy of a state, every tensor in its own memory, for ``copy_state`` to write into.
 
-    A model may give one tensor twice, or a part of a buffer that it keeps.
+    A model may return one tensor twice, or a part of a buffer that it keeps.
     """
     if isinstance(state, Tensor):
         return state.detach().clone()
@@ -35,9 +35,9 @@ def own_copy(state: Any) -> Any:
 
 
 def copy_state(held: Any, new: Any) -> None:
-    """Put a state where another one lies, which recorded work reads and writes.
+    """Write a state over another one, whose memory recorded work reads and writes.
 
-    The new one may consist of tensors of the old one, at other places: these are read before anything is written.
+    The new one may contain tensors of the old one at other places: these are copied before anything is written.
     """
     places = list(flat_tensors(held))
     memory = {place.untyped_storage().data_ptr() for place in places}

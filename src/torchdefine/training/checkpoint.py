@@ -42,7 +42,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor in memory of its own, as the file wants it: a model's parts may share parameters under two names."""
+    """Each tensor in its own memory, as the file needs it: parts of a model may share parameters under two names."""
     seen: set[int] = set()
     found = {}
     for name, tensor in tensors.items():

@@ -28,7 +28,7 @@ class Processes:
         return self.rank == 0
 
     def device(self, wish: str | None) -> torch.device:
-        """This process's device: what is wished for, or a GPU if there is one."""
+        """This process's device: the requested one, or a GPU if there is one."""
         if wish not in (None, "cpu", "cuda"):
             raise UserError(f"The device {wish!r} is unknown: use cpu or cuda.")
         if wish == "cuda" and not torch.cuda.is_available():
@@ -64,7 +64,7 @@ class Processes:
         return bool(value.item() > 0)
 
     def of_first(self, value: float, device: torch.device) -> float:
-        """The first process's number, for what all must decide alike: theirs may differ in the last bit."""
+        """The first process's number, for decisions that all must make alike: others may differ in the last bit."""
         if self.count == 1:
             return value
         told = torch.tensor([value], device=device, dtype=torch.float64)
@@ -78,7 +78,7 @@ class Processes:
 
 @contextmanager
 def joined_processes(device: str | None = None) -> Iterator[Processes]:
-    """Join the processes that torchrun started, if it did, to train on a wished device; leave them at the end."""
+    """Join the processes that torchrun started, if it did, to train on ``device``; leave them at the end."""
     started_by_torchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
     count = int(os.environ["WORLD_SIZE"]) if started_by_torchrun else 1
     if count == 1:

@@ -21,7 +21,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 def _commit() -> str | None:
     """The commit of the checkout this package runs from, marked where files were changed; None for an installed one.
 
-    TORCHDEFINE_COMMIT overrides it, for a copy of a checkout that left its history behind.
+    TORCHDEFINE_COMMIT overrides it, for a copy of a checkout without its history.
     """
     if told := os.environ.get("TORCHDEFINE_COMMIT"):
         return told

@@ -21,12 +21,12 @@ from torchdefine.training.carried_state import copy_state, own_copy
 from torchdefine.training.recording import Hint, Inputs, Recorder
 
 PUBLIC_STREAMS = 10
-"""So many streams, each from an empty memory, in the evaluation of the public Transformer-XL code."""
+"""The number of streams, each from an empty memory, in the evaluation of the public Transformer-XL code."""
 FEWEST_RECORDED = 20
-"""Segments; for fewer a recording is not worth its while."""
+"""Segments; a recording does not pay for fewer."""
 
 SHORT_STREAM = 200
-"""Tokens; in shorter streams the words without context weigh so much that the perplexity is clearly too high."""
+"""Tokens; in shorter streams the words without context count so much that the perplexity is clearly too high."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def evaluate(
 
 
 def arithmetic(model: nn.Module) -> str:
-    """What products are computed in; a validation takes over what the training allows."""
+    """The arithmetic of products; a validation uses what the training allows."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     return "float32, products in TF32" if on_gpu and torch.backends.cuda.matmul.allow_tf32 else "float32"
 
@@ -97,7 +97,7 @@ def total_nats(
     length: int = 140,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """The sum of what ``predict``, or the model itself, says of every segment of a text, in float64."""
+    """The sum of what ``predict``, or the model itself, returns for every segment of a text, in float64."""
     for name, value in (("batch_size", batch_size), ("length", length)):
         if not isinstance(value, Integral) or value < 1:
             raise UserError(f"The {name} of an evaluation is {value!r}, but must be a whole number of at least 1.")
@@ -117,7 +117,7 @@ def total_nats(
 
 
 class _Sum:
-    """What segments cost, one after another, each from the state that the one before left."""
+    """Sums the nats of segments, each starting from the state after the one before."""
 
     def __init__(self, predict: Predict, state: State, device: torch.device) -> None:
         self.predict, self.state = predict, state
@@ -129,7 +129,7 @@ class _Sum:
 
 
 class _RecordedSum(_Sum):
-    """The same for one number a segment, replayed from CUDA graphs: a short segment is over before it is started."""
+    """The same for one number a segment, replayed from CUDA graphs: launching a short segment takes longer than it."""
 
     def __init__(self, predict: Predict, state: State, device: torch.device) -> None:
         super().__init__(predict, own_copy(state), device)
@@ -154,7 +154,7 @@ def _plain(model: LanguageModel) -> Predict:
 
 
 def short_stream_warning(tokens: int, streams: int) -> str:
-    """A sentence about a text that is too short for so many streams; empty for others."""
+    """A sentence about a text that is too short for that many streams; empty for others."""
     if streams == 1 or tokens >= SHORT_STREAM * streams:
         return ""
     return (
@@ -168,7 +168,7 @@ def perplexity(loss: float) -> float:
 
 
 def unigram_perplexity(counts: Sequence[int] | np.ndarray, tokens: np.ndarray) -> float:
-    """What a model that knows only how often each word occurs in training gets: the bar every model must clear."""
+    """The perplexity of a model that knows only word frequencies in training: the bar every model must clear."""
     frequency = np.asarray(counts, dtype=np.float64)
     if len(tokens) == 0:
         raise UserError("The text is empty, so it has no perplexity.")

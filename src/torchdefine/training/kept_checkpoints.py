@@ -30,7 +30,7 @@ def kept_checkpoints(folder: RunFolder) -> list[tuple[int, Path]]:
 
 
 def average_checkpoints(folder: RunFolder, last: int | None = None) -> list[int]:
-    """Write the mean of the ``last`` kept checkpoints, all by default, as the run's average; gives their steps."""
+    """Write the mean of the ``last`` kept checkpoints, all by default, as the run's average; returns their steps."""
     kept = kept_checkpoints(folder)
     if len(kept) < 2:
         raise UserError(
@@ -49,7 +49,7 @@ def average_checkpoints(folder: RunFolder, last: int | None = None) -> list[int]
 
 
 def mean_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, Tensor]:
-    """The mean of every weight, added up in float64; what is not a weight, such as ranks, must be the same in all."""
+    """The mean of every weight, added up in float64; other tensors, such as ranks, must be the same in all."""
     first = checkpoints[0].tensors
     if any(checkpoint.tensors.keys() != first.keys() for checkpoint in checkpoints):
         raise UserError("The checkpoints are of different models, so they have no average.")

@@ -24,7 +24,7 @@ from torchdefine.training.step import StepParts, TrainingStep
 from torchdefine.training.stopping import stop_requests
 
 CURE = "in a new run, try a smaller optim.lr, a schedule.warmup or a smaller optim.clip"
-"""What helps a run whose numbers grow beyond all bounds."""
+"""Advice for a run that diverges."""
 
 
 class Interrupted(MachineError):
@@ -32,11 +32,11 @@ class Interrupted(MachineError):
 
 
 class Diverged(MachineError):
-    """The loss, its gradient or the loss scale is no number any more: this run is lost, the next of a sweep is not."""
+    """The loss or its gradient is not finite, or the loss scale collapsed: the run is lost, a sweep may go on."""
 
 
 class Validation(Protocol):
-    """What the loop wants to know of an evaluation."""
+    """What the loop needs of an evaluation."""
 
     @property
     def loss(self) -> float: ...
@@ -93,7 +93,7 @@ class Trainer:
         return self.state.position
 
     def resume(self) -> None:
-        """Take up the run where its last checkpoint left it, or at its beginning if it has written none."""
+        """Continue the run from its last checkpoint, or from its beginning if it has written none."""
         self.state.restore()
 
     def run(self) -> Position:
@@ -161,7 +161,7 @@ class Trainer:
             "epoch": round(self.data.epoch_after(self.position.step), 4),
             "tokens": self.position.tokens,
             "loss": loss,
-            # A smoothed loss gives no perplexity, and the plain one would have to be computed beside it.
+            # A smoothed loss gives no perplexity, and the plain loss would have to be computed as well.
             **({"label_smoothing": self.label_smoothing} if self.label_smoothing else {"perplexity": perplexity(loss)}),
             "lr": self._rate,
             "gradient_norm": float(self.step.gradient_norm),
@@ -197,7 +197,7 @@ class Trainer:
                 self.state.write_best()
             else:
                 self._judge(self.validate())
-        self._clock = time.monotonic()  # validation is no training time
+        self._clock = time.monotonic()  # validation is not training time
 
     def _judge(self, evaluation: Validation) -> None:
         position, averaged = self.position, self.average.running
@@ -261,7 +261,7 @@ class Trainer:
 
 
 def _steps_between_validations(recipe: Recipe, data: TrainingData) -> int:
-    """As the recipe says, 0 for once an epoch; where the steps end before an epoch does, there are five."""
+    """As the recipe says, 0 for once an epoch; if training ends within the first epoch, enough for five validations."""
     ends_before = recipe.train.steps is not None and data.total_steps < data.steps_per_epoch
     if recipe.train.eval_every or not ends_before or recipe.trains_by_validations():
         return recipe.train.eval_every

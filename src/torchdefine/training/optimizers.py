@@ -13,9 +13,9 @@ from torchdefine.recipe import OptimSettings
 def make_optimizer(
     parameters: Iterable[nn.Parameter], settings: OptimSettings, device: torch.device
 ) -> torch.optim.Optimizer:
-    """The fused kind: one pass over memory on a CPU; on a GPU one launch, and no question back to the host.
+    """A fused optimiser: one pass over memory on a CPU; on a GPU one launch, without a host synchronisation.
 
-    There the rate is a tensor too, so that a step recorded as a CUDA graph takes the present one.
+    On a GPU the rate is a tensor too, so that a step recorded as a CUDA graph uses the current one.
     """
     on_gpu = device.type == "cuda"
     rate = torch.tensor(settings.lr, device=device) if on_gpu else settings.lr

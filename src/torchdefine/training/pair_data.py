@@ -1,4 +1,4 @@
-"""Pairs of sentences in the form that the loop asks for."""
+"""Pairs of sentences in the form that the loop expects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PairData:
         own = range(self.processes.rank * self.parts, (self.processes.rank + 1) * self.parts)
         taken = [self.batches.batch(first + index) for index in own]
         return Batch(
-            # Gradients are averaged over the processes, so a part's share is of the mean process's tokens.
+            # Gradients are averaged over the processes, so a part is weighed against the mean tokens of a process.
             [
                 Part((b.source, b.inputs, b.targets), b.host_targets, b.tokens * self.processes.count / sum(tokens))
                 for b in taken
@@ -39,7 +39,7 @@ class PairData:
         )
 
     def epoch_after(self, steps: int) -> float:
-        """Passes over the pairs; a whole number after each step in which one ended, also where it ended midway."""
+        """Passes over the pairs; a whole number after each step in which a pass ended, even midway."""
         taken, per_epoch = steps * self.batches_per_step, self.batches.per_epoch
         ended, rest = divmod(taken, per_epoch)
         return float(ended) if ended and rest < self.batches_per_step else taken / per_epoch

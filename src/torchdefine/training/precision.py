@@ -1,4 +1,4 @@
-"""In which arithmetic a step runs."""
+"""The arithmetic that a step runs in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SCALE_TOO_SMALL = 2.0**-12
 
 
 def flush_denormals() -> None:
-    """Let a CPU take numbers below 1e-38 for zero: probabilities that small made trained models six times slower.
+    """Let a CPU treat numbers below 1e-38 as zero: probabilities that small made trained models six times slower.
 
     Threads inherit it when they start, so this is called before any work.
     """
@@ -39,8 +39,8 @@ class Precision:
         return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None)
 
     def forget_unfinished_step(self) -> None:
-        """After a step that broke off, let the next one unscale its gradients: the scaler would call it the second."""
-        if self.scaler.is_enabled():  # else it has no such thing
+        """Let the step after an aborted one unscale its gradients, which the scaler would refuse as a second time."""
+        if self.scaler.is_enabled():  # else it has no such states
             self.scaler._per_optimizer_states.clear()
 
     def scale_collapsed(self) -> bool:

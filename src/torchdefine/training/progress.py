@@ -12,11 +12,11 @@ from typing import Any, Protocol, TextIO
 from torchdefine.errors import UserError
 
 SECONDS_BETWEEN_LINES = 15.0
-"""About long work, where nobody sees a bar."""
+"""Between lines about long work, where no bar is shown."""
 
 
 class Reporter(Protocol):
-    """Whoever shows a run to a person."""
+    """Shows a run to a person."""
 
     def started(self, done_steps: int, total_steps: int) -> None: ...
 
@@ -73,7 +73,7 @@ class LineReporter:
     def finished(self) -> None: ...
 
     def _say(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # a reader who has gone away must not end a run
+        with suppress(OSError, ValueError):  # a closed pipe must not end a run
             print(line, file=self.stream, flush=True)
 
 
@@ -105,7 +105,7 @@ class BarReporter:
 
 
 class TensorBoardReporter:
-    """Passes everything on to another reporter, and writes TensorBoard scalars beside it."""
+    """Passes everything on to another reporter and also writes TensorBoard scalars."""
 
     def __init__(self, inner: Reporter, folder: str) -> None:
         try:
@@ -138,7 +138,7 @@ def default_reporter() -> BarReporter | LineReporter:
 
 
 def watched() -> bool:
-    """Whether somebody may be looking on: at a terminal, or in a notebook."""
+    """Whether somebody may be watching: at a terminal, or in a notebook."""
     return _on_terminal() or _in_notebook()
 
 
@@ -157,17 +157,17 @@ def _on_terminal() -> bool:
 
 
 def _in_notebook() -> bool:
-    ipython = sys.modules.get("IPython")  # whoever runs one has imported it
+    ipython = sys.modules.get("IPython")  # a notebook has imported it
     return ipython is not None and ipython.get_ipython() is not None
 
 
 def loss_name(record: dict[str, Any]) -> str:
-    """What the loss of a log line is."""
+    """What to call the loss of a log line."""
     return "smoothed loss" if "label_smoothing" in record else "loss"
 
 
 def shown_perplexity(perplexity: float, digits: int = 2) -> str:
-    """With commas as long as somebody can read it."""
+    """With commas while it is short enough to read, else in scientific notation."""
     return f"{perplexity:,.{digits}f}" if perplexity < 1e7 else f"{perplexity:.1e}"
 
 
@@ -191,9 +191,9 @@ def _now_and_then(what: str) -> Callable[[int, int], None]:
 
 @contextmanager
 def work_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for any long work that reports (done, total); elsewhere than on a terminal, now and then a line.
+    """A bar for any long work that reports (done, total); off a terminal, a line now and then.
 
-    It shows itself when the first report comes.
+    It appears with the first report.
     """
     if not _on_terminal():
         yield _now_and_then(what)

@@ -1,8 +1,8 @@
 """Work that comes to a GPU again and again, recorded as CUDA graphs.
 
 A step of a language model is some hundred small kernels, and starting them takes longer than running them. So each kind
-of step, with the same shapes, is recorded when it comes a second time and replayed from then on: a single start, the
-same kernels, the same numbers, the same random ones too.
+of step, with the same shapes, is recorded when it comes a second time and replayed from then on: a single launch, the
+same kernels, the same numbers, the random ones included.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 Inputs = Sequence[tuple[Tensor, ...]]
 Hint = HostHint | None
-"""What a model's ``host_hint`` said of the targets."""
+"""What a model's ``host_hint`` returned for the targets."""
 Compute = Callable[[Inputs, Sequence[Hint]], None]
-"""Work on some inputs, each with its hint, whose every result goes into tensors that were there before."""
+"""Work on some inputs, each with its hint; all results go into tensors that existed before."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class _Recording:
 
 
 class Recorder:
-    """Runs a kind of work once as it is, so that everything is warm, and as a graph from the second time on.
+    """Runs a kind of work once directly, so that everything is warm, and as a graph from the second time on.
 
-    ``afterwards`` is called when something was recorded: what was allocated on the way belongs to the graph.
+    ``afterwards`` is called when something was recorded: memory allocated meanwhile belongs to the graph.
     """
 
     def __init__(self, compute: Compute, device: torch.device, afterwards: Callable[[], None] | None = None) -> None:
@@ -99,7 +99,7 @@ class Recorder:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Nothing may be freed on the device in a recording, and the graphs of an earlier run die when Python collects."""
+    """Nothing may be freed on the device during a recording, but garbage collection frees an earlier run's graphs."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -110,9 +110,9 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def _end_failed_recording(device: torch.device, pool: tuple[int, int]) -> None:
-    """Let memory and random numbers come from where they came before; torch leaves both as if still recording."""
+    """Restore the sources of memory and random numbers, which torch leaves as if still recording."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    end = getattr(torch._C, "_cuda_endAllocateToPool", None)  # torch before 2.8 calls it otherwise
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)  # torch before 2.8 has another name for it
     (end or torch._C._cuda_endAllocateCurrentStreamToPool)(index, pool)  # type: ignore[attr-defined]
     generator = torch.cuda.default_generators[index]
     generator.graphsafe_set_state(generator.clone_state())
@@ -131,7 +131,7 @@ def with_room(hint: Hint) -> Hint:
 def room_for(count: int) -> int:
     """A round number that is at least ``count`` and at most half as much again, so that few kinds of steps differ.
 
-    Large counts vary less from step to step, and what is too much costs more: an eighth as much again, at most.
+    Large counts vary less from step to step, and their spare room costs more: it is an eighth as much again, at most.
     """
     if count <= 16:
         return 16

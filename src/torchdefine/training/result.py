@@ -1,4 +1,4 @@
-"""What a finished run has to show, with everything that a reader needs to trust it."""
+"""The result of a finished run, with everything that a reader needs to trust it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def describe_result(
     folder: RunFolder,
     position: Position,
 ) -> dict[str, Any]:
-    """What a finished run has to show, from the weights that were best on the validation text."""
+    """The result of a finished run, from the weights that were best on the validation text."""
     evaluations = _evaluations(recipe, model, corpus, recipe.eval.batch_size)
     public = _evaluations(recipe, model, corpus, PUBLIC_STREAMS) if recipe.eval.public else {}
     counts = corpus.splits["train"].counts(len(corpus.tokenization))
@@ -84,7 +84,7 @@ def shortfall(result: Mapping[str, Any]) -> str:
 
 
 def as_read(changes: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Changes with the values that the recipe has now: a command line gives nothing but text."""
+    """Changes with their values as the recipe has read them: a command line gives only text."""
     settings = to_plain(recipe)
     return {
         section: {name: settings.get(section, {}).get(name, value) for name, value in values.items()}

@@ -22,7 +22,7 @@ TOKEN_COUNTS_VERSION = 1
 
 
 TRAINED_BY = {"train": "training", "valid": "validation"}
-"""The texts that decide what training does; earlier checkpoints know the first only."""
+"""The texts that decide what training does; earlier checkpoints record only the first."""
 
 
 class Fingerprinted(Protocol):
@@ -50,7 +50,7 @@ class RunFolder:
         self.kept = self.path / "kept"
         """Checkpoints of the last validations, for ``average``, where the recipe asks for them."""
         self.token_counts = self.path / "token_counts.json"
-        """How often each subword stands in the training text; words have that in their vocabulary."""
+        """How often each subword occurs in the training text; a vocabulary of words holds its counts itself."""
         self.fingerprints: dict[str, Any] = {}
         """Hashes that every checkpoint carries, so that it is never used with another vocabulary or text."""
 
@@ -72,9 +72,9 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training here; the lock goes with the process, however it ends.
+        """Keep other processes from training here; the lock ends with the process, however it ends.
 
-        It lies in the cache, so that a place is left untouched that turns out not to be free: processes with another
+        It lies in the cache, so that a folder that turns out not to be free is left untouched; processes with another
         cache do not see it.
         """
         try:
@@ -117,7 +117,7 @@ class RunFolder:
         return load_recipe(str(self.config))
 
     def bring_up_to_date(self, recipe: Recipe, tokenization: Fingerprinted) -> None:
-        """Before a run goes on: where its text and tokenizer lie now, and its vocabulary, whose file may be damaged."""
+        """Before a run goes on, record where its text and tokenizer lie now, and rewrite its vocabulary."""
         tokenization.save(self.path)
         own = self.recipe()
         data = replace(own.data, corpus=recipe.data.corpus, tokenizer=recipe.data.tokenizer)
@@ -125,7 +125,7 @@ class RunFolder:
             write_text(self.config, replace(own, data=data).to_yaml())
 
     def _refuse_recipe(self) -> None:
-        """A recipe is easily named where a run is meant that was trained by it."""
+        """A recipe is easily named in place of a run trained by it."""
         path = self.path
         if path.name == RUN_SETTINGS_FILE and path.is_file():
             raise UserError(f"{path} is the recipe of a run: name the run's folder, {path.parent}.")
@@ -144,7 +144,7 @@ class RunFolder:
         return f"name a run that lies in it, such as {shown}."
 
     def fingerprint(self, tokenization: Fingerprinted, tokens_sha256: Mapping[str, str] | None = None) -> None:
-        """Say what vocabulary, and in training what texts by split, go with this run."""
+        """Set the vocabulary, and in training the texts by split, that belong to this run."""
         self.fingerprints = {"vocabulary_sha256": tokenization.sha256, "vocabulary_size": len(tokenization)}
         texts = tokens_sha256 or {}
         self.fingerprints |= {f"{split}_tokens_sha256": texts[split] for split in TRAINED_BY if split in texts}
@@ -198,7 +198,7 @@ class RunFolder:
         return list(counts)
 
     def log_start(self, step: int, changes: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Note that training begins or goes on at a step, and with what changes to the recipe."""
+        """Log that training begins or goes on at a step, and with which changes to the recipe."""
         self.log("start", {"step": step, "overrides": changes, **facts})
 
     def changes(self) -> dict[str, dict[str, Any]]:
@@ -253,7 +253,7 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def _restored(value: Any) -> Any:
-    """What was read with infinite losses and perplexities, which are null in the file; older files say Infinity."""
+    """The values read, with null losses and perplexities as infinite ones; older files say Infinity."""
     if isinstance(value, list):
         return [_restored(item) for item in value]
     if not isinstance(value, dict):
@@ -262,5 +262,5 @@ def _restored(value: Any) -> Any:
 
 
 def _is_measure(name: str) -> bool:
-    """Whether a value of this name is a number wherever it stands, so that null says that it was not finite."""
+    """Whether a value of this name is always a number, so that null means that it was not finite."""
     return name in ("loss", "perplexity") or name.endswith("_perplexity")

@@ -1,4 +1,4 @@
-"""All that a run is at one of its steps: what checkpoints keep, and what a resumed run takes up."""
+"""The whole state of a run at one of its steps, which checkpoints keep and a resumed run restores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Position:
     plateau_drops: int = 0
     stale_validations: int = 0
     validation_losses: list[float] = field(default_factory=list)
-    """All of them, as long as one may still decide that the run has stalled."""
+    """All of them, or those since a stall started averaging; they decide whether the run has stalled."""
     averaged_steps: int = 0
     finished: bool = False
     """Whether the run has ended before its last step."""
@@ -58,7 +58,7 @@ class RunState:
     step: TrainingStep
     position: Position = field(default_factory=Position)
     unlogged_steps: int = 0
-    """How many steps the sum of losses is of."""
+    """How many steps the sum of losses covers."""
 
     def write_best(self) -> None:
         if self.processes.is_first:
@@ -66,7 +66,7 @@ class RunState:
             write_checkpoint(self.folder.best, self._weights(), facts)
 
     def write_last(self) -> None:
-        """Everything that training goes on from. All processes call it, and the first one writes."""
+        """Write everything that training needs to go on. All processes call it, and the first one writes."""
         tensors = self._weights()
         optimizer, plain = optimizer_tensors(self.optimizer)
         tensors.update({f"optimizer.{name}": tensor for name, tensor in optimizer.items()})
@@ -86,7 +86,7 @@ class RunState:
             write_checkpoint(self.folder.last, tensors, facts)
 
     def restore(self) -> None:
-        """Become what the last checkpoint says; the beginning, if none has been written."""
+        """Restore the last checkpoint; if none has been written, stay at the beginning."""
         path = self.folder.last
         if not path.exists():
             if self.processes.is_first:

@@ -1,4 +1,4 @@
-"""Learning rates as a function of the step: nothing here remembers anything."""
+"""Learning rates as a function of the step, without state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchdefine.recipe import ScheduleSettings
 class Schedule:
     """The rate of every step, as a share of the recipe's learning rate.
 
-    ``drop_unit`` is how many steps the numbers in ``settings.drops`` count in: those of an epoch, or 1.
+    ``drop_unit`` is how many steps one unit in ``settings.drops`` is: those of an epoch, or 1.
     """
 
     settings: ScheduleSettings
@@ -39,7 +39,7 @@ class Schedule:
 
 
 def unfinished_warmup(settings: ScheduleSettings, total_steps: int) -> str:
-    """A sentence on a training that ends before its rate has risen to the full; empty for all others."""
+    """A sentence on a training that ends before its warm-up does; empty for all others."""
     if settings.warmup <= total_steps:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""One training step: forward, backward, clip and optimiser, without a question to the device."""
+"""One training step: forward, backward, clip and optimiser, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TrainingStep:
         self.clip = math.inf if clip is None else clip
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.rows = list(rows)
-        self.module.train()  # in evaluation, a state of another length may be carried
+        self.module.train()  # the carried state may have another length in evaluation
         with self.precision.autocast():  # a memory may be kept in the dtype that products read it in
             initial = [self.model.initial_state(size) for size in rows]
         if any(tensor.requires_grad for tensor in flat_tensors(initial)):
@@ -48,7 +48,7 @@ class TrainingStep:
             )
         self.carried = [own_copy(state) for state in initial]
         self.summed_loss = torch.zeros((), device=self.device)
-        """Of the steps since somebody set it to zero."""
+        """The sum over the steps since it was last set to zero."""
         self.gradient_norm = torch.zeros((), device=self.device)
         self.first_bad_step = torch.full((), -1, dtype=torch.long, device=self.device)
         self.steps_done = torch.zeros((), dtype=torch.long, device=self.device)
@@ -77,7 +77,7 @@ class TrainingStep:
             copy_state(state, self.model.initial_state(size))
 
     def compute(self, inputs: Sequence[tuple[Tensor, ...]], hints: Sequence[Hint]) -> None:
-        """All of the step that runs on the device; every result goes into tensors that were there before."""
+        """All of the step that runs on the device; every result goes into tensors that existed before."""
         self._forget_gradients()
         scaler = self.precision.scaler
         step_loss = torch.zeros_like(self.summed_loss)
@@ -94,7 +94,7 @@ class TrainingStep:
         self._note(step_loss, norm.detach())
 
     def _forget_recorded(self) -> None:
-        """Gradients that belong to a graph, and what is left of a recording that failed half-way."""
+        """Forget gradients that belong to a graph, and the rest of a recording that failed half-way."""
         self._forget_gradients()
         self.precision.forget_unfinished_step()
 
@@ -102,7 +102,7 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _note(self, step_loss: Tensor, norm: Tensor) -> None:
-        """Remember, without asking, what the loss was and whether anything is not finite."""
+        """Record, without waiting for the device, the loss and whether anything is not finite."""
         self.steps_done += 1
         fine = step_loss.isfinite()
         if not self.precision.scaler.is_enabled():  # loss scaling meets infinite gradients by design, and skips them
