@@ -175,3 +175,8 @@ def test_published_adaptive_size() -> None:
         layer = AdaptiveMap(267_735, 256, (20_000, 40_000, 200_000))
     cluster_weights = 3 * 256
     assert sum(p.numel() for p in layer.parameters()) + cluster_weights == 9_253_212
+
+
+def test_an_adaptive_map_shows_its_bands_by_id_or_by_rank():
+    assert "ids 10 – 29: 4 wide" in repr(AdaptiveMap(50, 16, (10, 30)))
+    assert "ranks 10 – 29: 4 wide" in repr(AdaptiveMap(50, 16, (10, 30), counts=range(50)))

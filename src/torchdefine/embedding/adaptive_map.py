@@ -122,8 +122,9 @@ class AdaptiveMap(nn.Module):
 
     def extra_repr(self) -> str:
         edges = [0, *self.cutoffs, self.num_embeddings]
+        called = "ids" if self.ranks is None else "ranks"
         bands = [
-            f"ids {start:,} – {stop - 1:,}: {dim} wide"
+            f"{called} {start:,} – {stop - 1:,}: {dim} wide"
             for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
         ]
         return "\n".join([*bands, *filter(None, [shown_scale(self.scale)])])
