@@ -1,4 +1,4 @@
-"""What trained models are asked for: continuations, translations, and probabilities that look back at the text."""
+"""What trained models produce: continuations, translations, and probabilities that look back at the text."""
 
 from torchdefine.decoding.beam import BeamOptions, Hypothesis, TargetTokens, beam_search
 from torchdefine.decoding.bleu import TranslationScores, require_sacrebleu, score_translations

@@ -17,9 +17,9 @@ from torchdefine.modes import evaluating
 
 
 class StepModel(Protocol):
-    """A model that reads sources once and then says of every target which token may come next.
+    """A model that reads sources once and then gives the next token's log-probabilities for every target.
 
-    A beam takes some rows of its state, and maybe of its sources, by ``state.select(rows, sources)``.
+    A beam keeps some rows of its state, and maybe of its sources, by ``state.select(rows, sources)``.
     """
 
     def start(self, source: Tensor, hypotheses: int = 1) -> Any: ...
@@ -29,7 +29,7 @@ class StepModel(Protocol):
 
 @dataclass(frozen=True)
 class TargetTokens:
-    """The ids that a search must know."""
+    """The ids that a search needs."""
 
     bos: int
     eos: int
@@ -67,11 +67,11 @@ class BeamOptions:
 
     def limit(self, source_length: int) -> int:
         """How many tokens the target of a source may have."""
-        exactly = Fraction(str(self.max_ratio)) * source_length  # 0.29 · 100 is 29, which floats do not know
+        exactly = Fraction(str(self.max_ratio)) * source_length  # 0.29 · 100 is 29, but not in floats
         return int(exactly) + self.max_extra
 
     def score(self, log_prob: float, length: int) -> float:
-        return log_prob * ((5 + length) / 6) ** -self.length_penalty  # which no penalty makes overflow
+        return log_prob * ((5 + length) / 6) ** -self.length_penalty  # does not overflow for any penalty
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class _Search:
     ended: list[Hypothesis] = field(default_factory=list)
 
     def is_done(self, length: int, best_going: float, options: BeamOptions, wanted: int) -> bool:
-        """Whether nothing that could still end would be among the ``wanted`` best.
+        """Whether no hypothesis that is still going can end among the ``wanted`` best.
 
-        The best that can become of a hypothesis is the longest target without another loss.
+        At best, a hypothesis reaches the longest length without losing any more log-probability.
         """
         if best_going == -math.inf or len(self.ended) >= options.size or length >= self.limit:
             return True
@@ -144,7 +144,7 @@ def _searched(
         log_probs = _allowed(log_probs.unflatten(0, sums.shape), searches, history.shape[2], tokens)  # (B, K, V)
         values, parents, ids = _best(sums, log_probs, 2 * size)  # each (B, 2K)
         _note_ended(searches, history, (values, parents, ids), tokens.eos, options)
-        # Of 2K continuations at most K end, one a hypothesis, so K others are always left.
+        # At most K of the 2K continuations end, one per hypothesis, so K others are always left.
         others = torch.where(ids == tokens.eos, -torch.inf, values)  # (B, 2K)
         sums, chosen = others.topk(size)  # (B, K)
         parents, ids = parents.gather(1, chosen), ids.gather(1, chosen)
@@ -154,7 +154,7 @@ def _searched(
             if not search.is_done(history.shape[2], best, options, wanted)
         ]
         for index in set(range(len(searches))) - set(going):
-            if not searches[index].ended:  # even the longest target must end, unless nothing is a number
+            if not searches[index].ended:  # even the longest target must end, unless nothing is finite
                 raise MachineError(NO_PROBABILITIES)
             found[searches[index].place] = searches[index].best(wanted)
         some_ended = len(going) < len(searches)
@@ -179,7 +179,7 @@ def device_of(model: StepModel) -> torch.device:
 
 
 def _allowed(log_probs: Tensor, searches: list[_Search], length: int, tokens: TargetTokens) -> Tensor:
-    """(B, K, V) without what must not come next: forbidden tokens, and all but ``<eos>`` at a target's longest."""
+    """(B, K, V) without tokens that must not come next: forbidden ones, and at the length limit all but ``<eos>``."""
     if tokens.forbidden:
         log_probs[:, :, list(tokens.forbidden)] = -torch.inf
     last = [index for index, search in enumerate(searches) if search.limit == length]
@@ -192,7 +192,7 @@ def _allowed(log_probs: Tensor, searches: list[_Search], length: int, tokens: Ta
 
 def _best(sums: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The ``count`` best of (B, K) · (B, K, V) continuations: values, hypotheses and tokens, each (B, count)."""
-    each = log_probs.topk(min(count, log_probs.shape[2]))  # (B, K, c): no others can be among the best of all
+    each = log_probs.topk(min(count, log_probs.shape[2]))  # (B, K, c): the best of all are among these
     totals = (sums.unsqueeze(-1) + each.values.double()).flatten(1)  # (B, K · c)
     values, places = totals.topk(min(count, totals.shape[1]))
     return values, places // each.values.shape[2], each.indices.flatten(1).gather(1, places)
@@ -205,7 +205,7 @@ def _note_ended(
     eos: int,
     options: BeamOptions,
 ) -> None:
-    """Put down the hypotheses that end now: those whose ``<eos>`` is among the K best continuations."""
+    """Record the hypotheses that end now: those whose ``<eos>`` is among the K best continuations."""
     values, parents, ids = (part[:, : options.size] for part in best)
     ending = ((ids == eos) & (values > -torch.inf)).nonzero().tolist()
     if not ending:

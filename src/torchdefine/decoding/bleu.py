@@ -23,7 +23,7 @@ class TranslationScores:
 
 
 def require_sacrebleu() -> Any:
-    """The package, or a sentence on how to get it; called before long work whose end needs it."""
+    """The package, or a UserError that says how to get it; called before long work that ends with scores."""
     try:
         import sacrebleu
     except ImportError as error:

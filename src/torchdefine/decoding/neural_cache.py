@@ -45,7 +45,7 @@ class NeuralCache:
         return f"a neural cache of {self.window} positions, theta {self.theta:g}, share {self.share:g}"
 
     def predict(self, model: LanguageModel) -> Predict:
-        """What ``evaluate`` calls instead of the model: one for each text, since it remembers what it saw."""
+        """What ``evaluate`` calls instead of the model; make one for each text, since it remembers what it saw."""
         return _CachedPrediction(model, [self])
 
 
@@ -105,7 +105,7 @@ class _CachedPrediction:
 
 
 def _cache_probability(scores: Tensor, follows: Tensor, window: int, theta: float) -> Tensor:
-    """p_cache of every target, (B, T), from the products with all columns and whether the target followed them."""
+    """p_cache of every target, (B, T), from the scores of all columns and whether the target followed them."""
     length, width = scores.shape[1:]
     own = torch.arange(width - length, width, device=scores.device).unsqueeze(1)  # each position's own column
     columns = torch.arange(width, device=scores.device)

@@ -78,7 +78,7 @@ def draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator
 
 
 def draw_rows(log_probs: Tensor, options: SamplingOptions, uniform: Tensor) -> Tensor:
-    """One token for each row of (N, V), where the row's number in [0, 1) falls among the probabilities: (N,)."""
+    """One token for each row of (N, V), chosen by the row's ``uniform`` number in [0, 1): (N,)."""
     if bool(log_probs.isnan().any()):
         raise MachineError(NO_PROBABILITIES)
     if options.forbidden:

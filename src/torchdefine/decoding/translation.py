@@ -1,4 +1,4 @@
-"""Lines of text in, lines of text out: as many, in the same order, whatever stands in them."""
+"""Lines of text in, lines of text out: as many, in the same order, whatever they contain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchdefine.files import Progress
 from torchdefine.models import Translator
 
 PLACES_AT_ONCE = 8192
-"""Tokens of the sources of a batch, padding included: long ones are searched fewer at a time."""
+"""Source tokens of a batch, padding included: fewer long sources are searched at a time."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def cut_sentence(ids: list[int], longest: int, tokenizer: SubwordTokenizer) -> l
 
 
 def _place_to_cut(tokens: list[str]) -> int:
-    """Before the last of the tokens that begins a word, after a sentence's end if one is not too far back."""
+    """Before the last token that begins a word; after a sentence's end, if one is not too far back."""
     begins = [at for at in range(1, len(tokens)) if tokens[at].startswith(("Ġ", "▁"))]
     after_stop = [at for at in begins if tokens[at - 1].endswith((".", "!", "?", ";", ":"))]
     if after_stop and after_stop[-1] >= len(tokens) // 3:
