@@ -1,4 +1,4 @@
-"""What is made of a trained model: finished tables in few bytes, and programs that run without torchdefine."""
+"""What a trained model is turned into: finished tables in few bytes, and programs that run without torchdefine."""
 
 from torchdefine.inference.banded import BandedRows
 from torchdefine.inference.code_learning import CodeLearning

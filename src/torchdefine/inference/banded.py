@@ -53,14 +53,14 @@ class BandedRows(Rows):
         return self._all_and_pick(place, dtype)
 
     def _each_its_own(self, place: Tensor, dtype: torch.dtype) -> Tensor:
-        """Every band decodes only what lies in it: least work, but shapes that depend on the ids."""
+        """Every band decodes only its own rows: least work, but shapes that depend on the ids."""
         flat = place.reshape(-1)
         vectors = torch.zeros(len(flat), self.width, dtype=dtype, device=place.device)
         start = 0
         for band in self.bands:
             where = ((flat >= start) & (flat < start + band.num_rows)).nonzero().squeeze(-1)
             if len(where):
-                own = self._widened(band(flat[where] - start, dtype)).to(dtype)  # autocast may have made it another
+                own = self._widened(band(flat[where] - start, dtype)).to(dtype)  # autocast may have changed it
                 vectors = vectors.index_put((where,), own)
             start += band.num_rows
         return vectors.reshape(*place.shape, self.width)
@@ -93,12 +93,12 @@ class BandedRows(Rows):
 
 
 def in_bands(bands: list[Rows], order: Tensor) -> BandedRows:
-    """Bands whose rows stand in ``order``; the places are left out where they would say nothing."""
+    """Bands whose rows stand in ``order``; places are left out if that is the order of the ids."""
     if already_in(order):
         return BandedRows(bands, ranked=False)
     return BandedRows(bands).to(order.device).order_by(order)
 
 
 def already_in(order: Tensor) -> bool:
-    """Whether the rows stand in that order as they are."""
+    """Whether the rows are in that order already."""
     return torch.equal(order, torch.arange(len(order), device=order.device))

@@ -13,7 +13,7 @@ LOSSES = (1.0, 0.3634, 0.1175, 0.03454, 0.009497, 0.002499, 0.000642, 0.000163, 
 
 @dataclass(frozen=True)
 class Ladder:
-    """Steps of ever more bits for a number, and the share of its variance that each still loses: a convex curve."""
+    """Steps of increasing bits for a number, and the share of its variance that each still loses: a convex curve."""
 
     bits: tuple[float, ...]
     losses: tuple[float, ...]
@@ -32,8 +32,8 @@ def allocate(importance: Tensor, rows: Tensor, ladder: Ladder, budget_bits: floa
     """The step of the ladder for every band and column, (bands, columns), such that the loss is least.
 
     ``importance`` is each band's and column's variance × the mean weight of the band's rows; ``rows`` counts those. As
-    the ladder is convex, taking the steps in order of what they save for a bit is optimal until one is too dear; then
-    its column is left as it is, and cheaper ones go on.
+    the ladder is convex, taking the steps in order of savings per bit is optimal until one is too expensive; then its
+    column stays as it is, and cheaper ones go on.
     """
     more_bits = torch.tensor(ladder.bits, dtype=torch.float64).diff()
     less_loss = -torch.tensor(ladder.losses, dtype=torch.float64).diff()

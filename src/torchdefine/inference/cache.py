@@ -1,4 +1,4 @@
-"""The finished vectors of an embedding in a file beside its weights, so that inference costs no more than a table.
+"""The finished vectors of an embedding in a file beside its weights, so that inference only looks them up.
 
 The file is one safetensors tensor, V × m, written chunk by chunk: a vocabulary of millions needs no more memory than
 its map. It carries a hash of the weights that it was made from, and is refused with any others.
@@ -29,7 +29,7 @@ _HASHED_AT_ONCE = 1 << 20  # rows
 
 @torch.no_grad()
 def write_cache(path: Path, embedding: TokenEmbedding, dtype: str = "fp32", progress: Progress | None = None) -> int:
-    """Write all finished vectors of an embedding; gives the bytes written. Nothing appears unless all of it does."""
+    """Write all finished vectors of an embedding, whole or not at all; returns the bytes written."""
     if dtype not in DTYPES:
         raise UserError(f"A cache cannot be of type {dtype!r}: use {', '.join(DTYPES)}.")
     name, kept_as = DTYPES[dtype]
@@ -53,7 +53,7 @@ def write_cache(path: Path, embedding: TokenEmbedding, dtype: str = "fp32", prog
 
 @contextmanager
 def computing(embedding: TokenEmbedding) -> Iterator[None]:
-    """Vectors are computed anew, and afterwards looked up again where they were before."""
+    """Within it vectors are computed; afterwards they are looked up again if they were before."""
     before = embedding.finished if embedding.packed is None else embedding.packed
     embedding.look_up(None)
     try:

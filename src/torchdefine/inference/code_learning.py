@@ -1,8 +1,8 @@
 """Compositional codes learnt through a Gumbel-softmax (Shu & Nakayama, ICLR 2018), then refined.
 
-An encoder gives each row a distribution over the entries of every codebook; a noisy sample of it, soft while it
-learns, picks what is summed. At the end the likeliest codes are taken and refined (code_refinement.py), which takes
-away a good part of the error that is left.
+An encoder gives each row a distribution over the entries of every codebook; a noisy sample of it, soft during
+training, weighs the entries that are summed. At the end the likeliest codes are taken and refined
+(code_refinement.py), which removes a good part of the remaining error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROWS_AT_ONCE = 16_384
 
 @dataclass(frozen=True)
 class CodeLearning:
-    """How codes are learnt; what is not here follows from the table."""
+    """How codes are learnt; all other settings follow from the table."""
 
     steps: int = 4_000
     batch_size: int = 512
@@ -89,7 +89,7 @@ def learn_code_rows(
     ``weights`` say how much each row's squared error counts.
     """
     learning = learning or CodeLearning()
-    CodedRows(1, matrix.shape[1], 1, codebooks, entries)  # refuses what does not fit, before the work
+    CodedRows(1, matrix.shape[1], 1, codebooks, entries)  # refuses sizes that do not fit, before the work
     if not torch.isfinite(matrix).all():
         raise UserError("The table has values that are not finite, so no codes can be learnt: repair the table first.")
     scale = matrix.float().square().mean().sqrt()
@@ -111,7 +111,7 @@ def learn_code_rows(
 
 
 def _learn(rows: Tensor, mass: Tensor, learner: CodeLearner, learning: CodeLearning, progress: Progress | None) -> None:
-    """Train the learner, in place; the best by the error of its hard codes is what stays."""
+    """Train the learner, in place, and keep the state with the least error of its hard codes."""
     device_generator = torch.Generator(device=rows.device).manual_seed(learning.seed)
     _start(learner, learning.seed)
     learner.to(rows.device)

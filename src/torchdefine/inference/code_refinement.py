@@ -1,4 +1,4 @@
-"""Making codes better: every row chooses each code anew given its others, then least squares give the entries."""
+"""Improving codes: every row chooses each code again given its others, then least squares give the entries."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def refine_codes(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> CodedRows:
-    """Lower the (weighted) squared error of coded rows, round by round, until a round gains less than its share.
+    """Lower the (weighted) squared error of coded rows, round by round, until one gains less than ``least_gain`` of it.
 
     A round solves for all entries of a part at once, then goes through its codebooks and lets every row choose again,
-    once from where it is and once after some of its codes were shaken; the better of the two stays. No round makes a
-    row's error larger for the entries it has.
+    once from its present codes and once after some of them were replaced at random; the better of the two stays. Given
+    the entries, no round makes a row's error larger.
     """
     generator = torch.Generator(device=matrix.device).manual_seed(seed)
     chunks = matrix.float().unflatten(1, (coded.parts, -1)).transpose(0, 1)  # (parts, V, chunk)
@@ -55,7 +55,7 @@ def refine_codes(
 
 
 def best_entries(points: Tensor, codes: Tensor, books: Tensor, mass: Tensor) -> Tensor:
-    """The entries that lose least for given codes: a ridge regression of the rows on their codes, in float64.
+    """The entries with the least error for given codes: a ridge regression of the rows on their codes, in float64.
 
     The ridge pulls towards the entries so far, so one that no row uses stays as it is.
     """
@@ -102,10 +102,9 @@ def _choose_again(points: Tensor, codes: Tensor, books: Tensor, mass: Tensor, ge
 
 
 def _descend(scores: Tensor, codes: Tensor, gram: Tensor, entries: int) -> tuple[Tensor, Tensor]:
-    """Choose code after code, the others held; returns codes and their costs |sum|² - 2 row · sum.
+    """Choose one code after another, the others fixed; returns codes and their costs |sum|² - 2 row · sum.
 
-    With the products of all pairs of entries (``gram``) and of rows and entries (``scores``) at hand, no vector is
-    touched again.
+    The products of all pairs of entries (``gram``) and of rows and entries (``scores``) suffice; no vector is needed.
     """
     stages = codes.shape[1]
     norms = gram.diagonal()

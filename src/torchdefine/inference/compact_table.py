@@ -1,4 +1,4 @@
-"""A finished V × m table in few bytes: a look-up like ``nn.Embedding`` that decodes what is asked for, in one file."""
+"""A finished V × m table in few bytes and one file: a look-up like ``nn.Embedding`` that decodes only what it needs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CompactTable(torch.nn.Module):
 
     @property
     def stored_bytes(self) -> int:
-        """What the tensors take, in memory and in a file; the file's header comes on top."""
+        """The bytes of all tensors, in memory and in a file; the file's header comes on top."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
 
     @property
@@ -98,7 +98,7 @@ def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> Comp
             raise UserError(f"{path} is not a {FORMAT}: give a file that CompactTable.save wrote.")
         _compare_facts(path, json.loads(header["facts"]), facts or {})
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if header.get("tensors_sha256", _sha256(tensors)) != _sha256(tensors):  # files of before have none
+        if header.get("tensors_sha256", _sha256(tensors)) != _sha256(tensors):  # older files have none
             raise ValueError("its numbers are not those that were written")
         return _filled(json.loads(header["config"]), tensors)
 
@@ -112,7 +112,7 @@ def _sha256(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _filled(config: dict[str, Any], tensors: dict[str, Tensor]) -> CompactTable:
-    with torch.device("meta"):  # the tensors of the file take the places of these, so nothing is allocated twice
+    with torch.device("meta"):  # the file's tensors replace these, so nothing is allocated twice
         table = CompactTable.from_config(config)
     for name, empty in table.state_dict().items():
         if name in tensors and tensors[name].dtype.is_floating_point != empty.dtype.is_floating_point:
@@ -135,5 +135,5 @@ def _compare_facts(path: Path, stored: dict[str, Any], wanted: Mapping[str, Any]
 
 
 def _shortened(value: Any) -> str:
-    """A hash is told apart by its beginning."""
+    """The beginning of a hash, which is enough to tell it apart; other values whole."""
     return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else repr(value)

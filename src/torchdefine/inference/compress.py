@@ -1,7 +1,7 @@
 """The finished vectors of an embedding, packed into a file beside its weights.
 
-The file is a compact table with a hash of the weights that it was made from, and is refused with any others. Methods
-compare at equal bytes: those that can be of any size take as much as they may, or as the codes that were asked for.
+The file is a compact table with a hash of the weights that it was made from, and is refused with any others. To compare
+methods at equal bytes, those that can have any size use the whole budget, or as many bytes as the given codes would.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torchdefine.inference.transform import transform_table
 from torchdefine.spelling import did_you_mean
 
 MOST_ENTRIES = 8192
-"""Of all codebooks together: they are solved for at once."""
+"""The most entries of all codebooks together, which are solved for at once."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Compression:
     """How a finished table is packed."""
 
     method: str = "codes"
-    """codes: sums of one entry from each codebook; product-codes: k-means of chunks, as many bytes; svd: a low rank in
-    int8, as many bytes; bits: bits by importance, as many bytes; int8, int4: a step for each 32 numbers."""
+    """codes: sums of one entry from each codebook; product-codes: k-means of chunks; svd: a low rank in int8; bits:
+    bits by importance, each in as many bytes as codes; int8, int4: a step for each 32 numbers."""
     codebooks: int = 32
     entries: int = 16
     learning: CodeLearning = field(default_factory=CodeLearning)
     budget: int | None = None
-    """Bytes at most, in place of ``codebooks``; int8 and int4 take what they take."""
+    """Bytes at most, in place of ``codebooks``; not for int8 and int4, whose size is fixed."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -58,7 +58,8 @@ class Compression:
         for name in ("codebooks", "entries"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise UserError(f"{name} is {value!r}, but must be a whole number of at least 1: use 32 and 16, say.")
+                example = {"codebooks": 32, "entries": 16}[name]
+                raise UserError(f"{name} is {value!r}, but must be a whole number of at least 1: use {example}, say.")
         if self.codebooks * self.entries > MOST_ENTRIES:
             raise UserError(
                 f"{self.codebooks} codebooks of {self.entries} have more than {MOST_ENTRIES:,} entries in all, which "
@@ -75,15 +76,15 @@ class Compression:
 
 @dataclass(frozen=True)
 class Compressed:
-    """A packed table and what became of the vectors in it."""
+    """A packed table, its size, and how much of the vectors it has lost."""
 
     table: CompactTable
     method: str
     bytes: int
     finished_bytes: int
-    """Of the vectors as float32."""
+    """The bytes of the vectors as float32."""
     map_bytes: int
-    """Of the tables and projections of the map that they are computed from, as float32."""
+    """The bytes of the map's tables and projections, from which they are computed, as float32."""
     lost: float
     """Share of the variance of all vectors that is gone."""
     lost_by_frequency: float | None
@@ -102,9 +103,9 @@ def compress_embedding(
     counts: Counts | None = None,
     progress: Progress | None = None,
 ) -> Compressed:
-    """Pack the finished vectors of an embedding; ``counts``, one for each id, put precision where it is read."""
+    """Pack the finished vectors of an embedding; ``counts``, one for each id, give frequent tokens more precision."""
     how = _within_budget(how or Compression(), embedding)
-    budget = how.budget or codes_bytes(embedding, how)  # refuses sizes that cannot be, before the work
+    budget = how.budget or codes_bytes(embedding, how)  # refuses impossible sizes, before the work
     whole = 4 * embedding.num_embeddings * embedding.embedding_dim
     if not how.method.startswith("int") and budget >= whole:
         asked = "The budget allows" if how.budget else f"{how.codebooks} codebooks of {how.entries} take"
@@ -113,7 +114,7 @@ def compress_embedding(
         matrix = embedding.table(dtype=torch.float32)  # (V, m)
     with torch.enable_grad():
         table = METHODS[how.method](matrix, how, budget, counts, progress)
-    table.padding_idx = embedding.padding_idx  # whose vector is zero, not nearly so
+    table.padding_idx = embedding.padding_idx  # its vector is exactly zero
     weights = None if counts is None else as_weights(counts, matrix, power=1.0)  # as often as they occur
     return Compressed(
         table,
@@ -139,7 +140,7 @@ def _within_budget(how: Compression, embedding: TokenEmbedding) -> Compression:
 
 
 def codes_bytes(embedding: TokenEmbedding, how: Compression) -> int:
-    """What the codes of that many books and entries take for this embedding."""
+    """The bytes that codes of that many books and entries take for this embedding."""
     return table_bytes(CodedRows, embedding.num_embeddings, embedding.embedding_dim, 1, how.codebooks, how.entries)
 
 
@@ -172,7 +173,7 @@ def _codes(
 def _product_codes(
     matrix: Tensor, how: Compression, budget: int, counts: Counts | None, progress: Progress | None
 ) -> CompactTable:
-    """Of the ways to spend the bytes, many chunks of few entries or few of many, the one that loses less."""
+    """Many chunks of few entries, or few of many, in the same bytes: whichever loses less."""
     rows, width = matrix.shape
     tried = []
     for entries in (16, 256):

@@ -1,4 +1,4 @@
-"""A trained model as a folder of programs that run without torchdefine, each compared with the model before it counts.
+"""A trained model as a folder of programs that run without torchdefine, each checked against the model.
 
 The folder holds the programs, ``model.safetensors``, the vocabulary, ``config.yaml``, ``export.json`` with all that a
 program must know, and ``README.md``, the model card. It appears whole or not at all.
@@ -46,7 +46,7 @@ def export_model(
     format: str = "torch-export",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Export a model into a new folder, from the CPU and in float32; gives what ``export.json`` says.
+    """Export a model into a new folder, from the CPU and in float32; returns the contents of ``export.json``.
 
     Every program is opened again and compared with the model at several sizes. One that is further from it than
     ``TOLERANCE`` is a MachineError, and no folder is left.
@@ -95,7 +95,7 @@ def task_of(model: LanguageModel | Translator) -> Literal["language", "translati
 
 
 def _on_the_cpu(model: LanguageModel | Translator) -> LanguageModel | Translator:
-    """The model itself where it is ready to be traced, else a copy that is."""
+    """The model itself if it is ready to be traced, else a copy that is."""
     if not model.training and all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters()):
         return model
     return copy.deepcopy(model).float().cpu().eval()
@@ -113,7 +113,7 @@ def _write_programs(
             one = WrittenProgram(program, file, check_program(program, kind.open(folder / file, program.inputs)))
         except (OSError, MemoryError, MachineError):
             raise
-        except Exception as error:  # of whatever kind: tracers and exporters have many
+        except Exception as error:  # tracers and exporters raise many kinds
             reason = " ".join(str(error).split())[:200]
             raise MachineError(f"The {program.name} could not be exported ({reason}): try the other format.") from error
         if not one.largest_difference <= TOLERANCE:

@@ -13,14 +13,14 @@ from torchdefine.inference.export_formats import Runner
 from torchdefine.inference.export_programs import DTYPES, Port, Program, sampled
 
 TOLERANCE = 1e-5
-"""The largest difference of two numbers that is let pass, of numbers above 1 in proportion to them."""
+"""The largest difference allowed between two numbers, relative for numbers above 1."""
 
 CHECKED_AT = (
     {"batch": 1, "length": 1, "source_length": 1, "target_length": 0},
     {"batch": 2, "length": 7, "source_length": 9, "target_length": 1},
     {"batch": 5, "length": 33, "source_length": 4, "target_length": 20},
 )
-"""None of the sizes that programs are traced at."""
+"""None of these sizes is one that programs are traced at."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def check_program(program: Program, runner: Runner) -> list[Check]:
 
 
 def wrong_outputs(outputs: Sequence[Tensor], ports: Sequence[Port], sizes: Mapping[str, int]) -> str:
-    """The first output that is not what was promised, in words; empty if all are."""
+    """The first output that is not as declared, in words; empty if all are."""
     sizes = {**sizes, "target_length + 1": sizes["target_length"] + 1}
     if len(outputs) != len(ports):
         return f"{len(outputs)} outputs instead of {len(ports)}"

@@ -27,11 +27,11 @@ Runner = Callable[[Sequence[Tensor]], list[Tensor]]
 """An opened program: its inputs in order → its outputs in order."""
 
 TRACED_AT = {"batch": 3, "length": 4, "source_length": 5, "target_length": 6}
-"""Any sizes do; different ones cannot be taken for each other."""
+"""Any sizes work; different ones cannot be mistaken for each other."""
 OLDEST_TORCH = (2, 11)
-"""What programs were tried with; 2.6 and 2.9 cannot trace some models, or load what they saved."""
+"""The version programs were tried with; 2.6 and 2.9 cannot trace some models, or load what they saved."""
 LARGEST_ONNX_FILE = 1 << 30
-"""Bytes of weights; protobuf takes no file of 2 GiB, so more of them go to a second one."""
+"""Bytes of weights in one file; larger weights go to a second one, since protobuf takes no file of 2 GiB."""
 
 
 class ProgramFormat(Protocol):
@@ -56,7 +56,7 @@ class TorchExport:
         check_torch()
 
     def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
-        whole = io.BytesIO()  # written by torch itself, a full disk would end the process
+        whole = io.BytesIO()  # if torch wrote the file itself, a full disk would end the process
         with _quiet():
             torch.export.save(traced, whole)
         with atomic_file(path) as file:
@@ -151,14 +151,14 @@ def _forget_what_is_unused(traced: torch.export.ExportedProgram) -> None:
 
 
 def _forget_where_it_came_from(traced: torch.export.ExportedProgram) -> None:
-    """A trace notes the file and line of everything; that is nobody's business who gets the program."""
+    """A trace records the file and line of everything, which must not leave with the program."""
     for node in traced.graph.nodes:
         for note in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn"):
             node.meta.pop(note, None)
 
 
 def _describe(model: Any, program: Program) -> None:
-    """Sizes by our names for them, and no notes of the exporter's."""
+    """Name the sizes as our ports do, and drop the exporter's notes."""
     for values, ports in ((model.graph.inputs, program.inputs), (model.graph.outputs, program.outputs)):
         for value, port in zip(values, ports, strict=True):
             value.shape = type(value.shape)(port.shape)
@@ -172,7 +172,7 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters warn of their own insides and log every step; what matters is checked afterwards."""
+    """Exporters warn about their own internals and log every step; what matters is checked afterwards."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -32,15 +32,15 @@ class Port:
 
     name: str
     shape: tuple[int | str, ...]
-    """A name stands for a size that each call may choose; it is the same wherever the name is."""
+    """A name stands for a size that each call may choose; equal names mean equal sizes."""
     dtype: str = "float32"
     below: int = 1
-    """What whole numbers must be smaller than."""
+    """Whole numbers must be smaller than this."""
     padding: int | None = None
     """The id that fills the ends of short rows."""
 
     def sample(self, sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:
-        """Numbers that the program must take, of these sizes; at least one place of every row is no padding."""
+        """Numbers that the program must accept, of these sizes; at least one place of every row is not padding."""
         shape = self.sized(sizes)
         if self.dtype == "float32":
             return torch.randn(shape, generator=generator)
@@ -70,7 +70,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Program:
-    """A part of a model that runs by itself; its first input is ids, the others are what is carried."""
+    """A part of a model that runs by itself; its first input is ids, the others are carried tensors."""
 
     name: str
     summary: str
@@ -90,7 +90,7 @@ def sampled(ports: Sequence[Port], sizes: Mapping[str, int], seed: int) -> list[
 def programs_of(model: LanguageModel | Translator) -> list[Program]:
     """A language model's embedding and its step; a translator's encoder and decoder. The model is in evaluation mode.
 
-    A context model that is none of ours has no step here: only its embedding is exported.
+    A foreign context model has no step here: only the embedding is exported.
     """
     if isinstance(model, Translator):
         return [_encoder(model), _decoder(model)]
@@ -212,7 +212,7 @@ def _keys_and_values(model: Translator, prefix: str, length: str) -> list[Port]:
 
 
 def _after(state: Sequence[Port], longer: str | None = None) -> list[Port]:
-    """What is carried, as it comes out; ``longer`` is the length then, where it grows."""
+    """The carried tensors as outputs; ``longer`` is their new length, if they grow."""
     return [
         Port(
             f"{port.name}_after",

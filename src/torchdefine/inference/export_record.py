@@ -1,4 +1,4 @@
-"""What is known of an export: the run that it was made of, and the programs that were written."""
+"""What is known of an export: the run that it was made from, and the programs that were written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchdefine.inference.export_programs import Program
 
 @dataclass(frozen=True)
 class ExportedFrom:
-    """What an export says of the run that it is made of."""
+    """What an export says about the run that it was made from."""
 
     name: str
     description: str
@@ -26,7 +26,7 @@ class ExportedFrom:
     data_licence: str | None
     """A sentence on the licence of the text, where it is known."""
     licence: str | None = None
-    """What whoever exports names as the licence."""
+    """The licence that the exporting user names."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Models as programs of plain torch operations: flat tensors in, flat tensors out, one step of a sequence at a time.
 
 The arithmetic of the two context models is written out here once more, for evaluation only and without a fused kernel,
-so that a program runs anywhere and for every batch and length. What it gives is always compared with the model itself.
+so that a program runs anywhere and for every batch and length. Its outputs are always compared with the model's.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ class LSTMStep(nn.Module):
 
 
 class _Places(NamedTuple):
-    """How the T positions of a segment see the K = M + T that they may look at, the memory's first."""
+    """How the T positions of a segment see K = M + T positions, the memory's first."""
 
     distance_vectors: Tensor
     """(K, d): column c is for the distance K - 1 - c."""
     columns: Tensor
-    """(T, K): where a query finds the distance to a key; anything for a key that it must not see."""
+    """(T, K): where a query finds the distance to a key; any column for a key that it must not see."""
     blocked: Tensor
-    """(T, K): what lies ahead, out of reach, or where nothing was written yet."""
+    """(T, K): True for keys that lie ahead, out of reach, or in memory not yet written."""
 
 
 class TransformerXLStep(nn.Module):
-    """(B, T) ids, how much of the memory is filled, and the memory → (B, V) after the last id, and both anew."""
+    """(B, T) ids, how much of the memory is filled, and the memory → (B, V) after the last id, and both updated."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class TransformerXLStep(nn.Module):
 
 
 class EncoderProgram(nn.Module):
-    """(B, S) source ids → (B, S, m) vectors, (B, S) True where no padding is, and what the decoder asks them for."""
+    """(B, S) source ids → (B, S, m) vectors, (B, S) True where there is no padding, keys and values for the decoder."""
 
     def __init__(self, model: Translator) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class EncoderProgram(nn.Module):
 
 
 class DecoderStep(nn.Module):
-    """The last target id (B,), the source's padding, keys and values, and the target's so far → (B, V), the latter."""
+    """Last target ids (B,), the source's mask, keys and values, the target's keys and values → (B, V), the last two."""
 
     def __init__(self, model: Translator) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class DecoderStep(nn.Module):
 
 
 def decoder_state(visible: Tensor, keys_and_values: Sequence[Tensor]) -> DecoderState:
-    """Flat keys and values, the source's in all layers before the target's, as a Transformer steps from them."""
+    """A decoder's state from flat keys and values, the source's in all layers before the target's."""
     pairs = in_pairs(keys_and_values)
     source, own = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
     return DecoderState(own, source, visible[:, None, None, :], own[0][0].shape[2])

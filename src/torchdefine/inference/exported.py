@@ -68,7 +68,7 @@ def load_export(folder: str | Path) -> LoadedExport:
 
 
 def check_export(folder: str | Path) -> LoadedExport:
-    """Open an export and run each of its programs at several sizes; what they give must be what was promised."""
+    """Open an export and run each of its programs at several sizes; their outputs must be as declared."""
     export = load_export(folder)
     for name, program in export.programs.items():
         for seed, sizes in enumerate(CHECKED_AT):
@@ -103,7 +103,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
 
 
 def _check_facts(facts: Mapping[str, Any]) -> None:
-    """Whatever is wrong in what ``export.json`` says raises something."""
+    """Raise an error for anything wrong in the contents of ``export.json``."""
     if facts["task"] not in ("language", "translation") or not facts["programs"]:
         raise ValueError("task or programs")
     listed = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in facts["files"].items()}
@@ -124,7 +124,7 @@ def _check_facts(facts: Mapping[str, Any]) -> None:
 
 
 def _check_files(folder: Path, facts: Mapping[str, Any]) -> Tokenization | TokenizerPair:
-    """Everything is there, whole and as it was written; gives the vocabulary."""
+    """Check that every file is there, whole and as it was written; returns the vocabulary."""
     for name in (*facts["files"], CARD_FILE):  # the card may be edited, so it has no hash
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: {EXPORT_AGAIN}.")

@@ -61,7 +61,7 @@ class UnitRows(Rows):
 
 
 def unit_widths(unit: nn.Module) -> tuple[int, int]:
-    """What a unit takes and gives."""
+    """The widths of a unit's input and output."""
     if isinstance(unit, DefineUnit):
         return unit.plan.map_dim, unit.plan.layers[-1].output_width
     if isinstance(unit, DenseMLP):

@@ -77,7 +77,7 @@ def fitted_levels(values: Tensor, bits: int) -> Tensor:
     values = values[:: -(-values.numel() // VALUES_LOOKED_AT)].flatten()  # whole rows, so that no column is left out
     count = 2**bits
     quantiles = (torch.arange(count, device=values.device) + 0.5) / count
-    levels = torch.erfinv(2 * quantiles - 1) * 6**0.5  # those of a normal with variance 3: as dense as good levels are
+    levels = torch.erfinv(2 * quantiles - 1) * 6**0.5  # of a normal with variance 3: about as dense as the best levels
     for _ in range(LLOYD_ITERATIONS):
         codes = nearest_levels(values, levels)
         sums = torch.zeros_like(levels).index_add_(0, codes, values)

@@ -1,7 +1,7 @@
 """Whole numbers of 1 to 8 bits packed into bytes, row by row.
 
-A width that is no power of two is split into fields that are (3 = 2 + 1, 6 = 4 + 2): the highest field of all numbers
-of a row comes first, then the next. Within a byte the first number takes the lowest bits.
+A width that is not a power of two is split into fields that are (3 = 2 + 1, 6 = 4 + 2): the highest field of all
+numbers of a row comes first, then the next. Within a byte the first number takes the lowest bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     """(…, bytes) uint8 → (…, count) int32."""
-    wide = packed.to(torch.int32)  # ONNX shifts no bytes
+    wide = packed.to(torch.int32)  # ONNX cannot shift bytes
     if bits == 8:
         return wide
     codes: Tensor | None = None

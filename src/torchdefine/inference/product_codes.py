@@ -1,4 +1,4 @@
-"""Product quantisation by k-means: the yardstick of learnt codes."""
+"""Product quantisation by k-means: the baseline for learnt codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def product_quantise_rows(
 
     ``weights`` say how much each row counts. The result depends on ``seed`` alone.
     """
-    CodedRows(1, matrix.shape[1], parts, 1, entries)  # refuses what does not fit, before the work
+    CodedRows(1, matrix.shape[1], parts, 1, entries)  # refuses sizes that do not fit, before the work
     if len(matrix) < entries:
         raise UserError(f"{len(matrix)} rows are too few for {entries} entries: use fewer entries.")
     chunks = matrix.float().unflatten(1, (parts, -1)).transpose(0, 1).contiguous()  # (parts, V, chunk)

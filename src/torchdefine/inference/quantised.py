@@ -68,7 +68,7 @@ def quantise_rows(
 
 
 def nearest_codes(values: Tensor, steps: Tensor, bits: int) -> Tensor:
-    """The whole numbers whose levels are nearest; a step of zero gives any."""
+    """The whole numbers whose levels are nearest; any if the step is zero."""
     half = (2**bits - 1) / 2
     return (values / steps.clamp(min=1e-12) + half).round().clamp(0, 2**bits - 1).to(torch.int32)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 SAMPLED = 0.75
-"""Rows are drawn by weight to this power, and what that leaves is in the loss: light ones are seen, too."""
+"""Rows are drawn by weight to this power and the rest of the weight is in the loss, so that light rows are seen too."""
 
 
 class RowDraws:
@@ -19,6 +19,6 @@ class RowDraws:
         self.left = (weights.double() ** (1 - SAMPLED) * chances.sum()).float()
 
     def draw(self, count: int) -> Tensor:
-        """(count,) numbers of rows, perhaps the same ones twice."""
+        """(count,) row numbers, with replacement."""
         at = torch.rand(count, dtype=torch.float64, device=self._ends.device, generator=self._generator)
         return torch.searchsorted(self._ends, at).clamp(max=len(self._ends) - 1)

@@ -14,7 +14,7 @@ from torchdefine.inference.rows import FLOATS, DenseRows, Rows
 
 
 def table_bytes(kind: type[Rows], *sizes: Any) -> int:
-    """What a table of such rows takes."""
+    """The bytes of a table of such rows."""
     with torch.device("meta"):
         return CompactTable(kind(*sizes)).stored_bytes
 
@@ -29,7 +29,7 @@ def largest_fitting(highest: int, bytes_of: Callable[[int], int], budget: int) -
 
 
 def low_rank_bytes(rows: int, width: int, storage: str, kept: int, rank: int) -> int:
-    """What a table of low rank takes, the first ``kept`` rows of which are whole."""
+    """The bytes of a table of low rank whose first ``kept`` rows are whole."""
     with torch.device("meta"):
         projection = empty_rows("int8" if storage.startswith("int") else storage, rank, width, width)
         rest = FactorisedRows(empty_rows(storage, rows - kept, rank), projection)
@@ -41,7 +41,7 @@ def low_rank_bytes(rows: int, width: int, storage: str, kept: int, rank: int) ->
 
 
 def place_bytes(rows: int) -> int:
-    """What a banded table spends on the order of its rows."""
+    """The bytes a banded table spends on the order of its rows."""
     return rows * (2 if rows <= 1 << 16 else 4)
 
 

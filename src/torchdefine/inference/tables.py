@@ -26,8 +26,8 @@ Counts = Tensor | np.ndarray | Sequence[int] | Sequence[float]
 
 ROWS_AT_ONCE = 16_384
 FREQUENCY_POWER = 0.75
-"""A model feels an error in a frequent token less, each time it occurs, than in a rare one (about half as much for ten
-times the count, in a sentence encoder), so a token's weight grows more slowly than its count."""
+"""A model is less sensitive to each occurrence of a frequent token's error than of a rare one's (about half as much for
+ten times the count, in a sentence encoder), so a token's weight grows more slowly than its count."""
 
 
 def dense_table(table: TableLike, dtype: str = "float16", *, padding_idx: int | None = None) -> CompactTable:
@@ -158,7 +158,7 @@ def as_matrix(table: TableLike) -> Tensor:
 
 
 def as_weights(counts: Counts | None, matrix: Tensor, power: float = FREQUENCY_POWER) -> Tensor:
-    """How much each row counts, (V,), float32, in all 1: (count + 1) to a power."""
+    """How much each row counts, (V,), float32, adding up to 1: (count + 1) to a power."""
     if counts is None:
         return torch.full((len(matrix),), 1 / len(matrix), device=matrix.device)
     given = torch.as_tensor(counts, dtype=torch.float64, device=matrix.device)
@@ -189,7 +189,7 @@ def lost_variance(table: nn.Module, matrix: Tensor, weights: Tensor | None = Non
 
 
 def by_frequency(weights: Tensor) -> Tensor:
-    """Row numbers, most frequent first; equals stay in their order."""
+    """Row numbers, most frequent first; ties stay in their order."""
     return torch.sort(weights, descending=True, stable=True).indices
 
 

@@ -79,7 +79,7 @@ def train_shape(num_rows: int, width: int, rank: int, order: int = 3) -> tuple[l
 
 
 def _factors_of_at_least(number: int, order: int) -> list[int]:
-    """``order`` nearly equal factors whose product is as little above ``number`` as rounding up allows."""
+    """``order`` nearly equal factors, each rounded up, whose product is at least ``number``."""
     factors = []
     for left in range(order, 0, -1):
         factor = math.ceil(round(number ** (1 / left), 9))

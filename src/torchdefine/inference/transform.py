@@ -1,8 +1,8 @@
 """The table that spends a given number of bytes best: rotated, cut into bands by frequency, with bits by importance.
 
 A rotation makes a few columns carry most of the variance; frequent rows weigh more than rare ones. Rate-distortion
-theory then says how many bits each number deserves: half the logarithm of weight × variance, less a constant. With
-floats instead of bits the same rule says how many columns each band keeps.
+theory then gives the bits for each number: half the logarithm of weight × variance, less a constant. With floats
+instead of bits the same rule gives the number of columns each band keeps.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from torchdefine.inference.sizes import place_bytes
 from torchdefine.inference.tables import ROWS_AT_ONCE, Counts, TableLike, as_matrix, as_weights, by_frequency, centred
 
 BLOCK = 8
-"""Columns that share a bit width: so many numbers of any width fill whole bytes. Floats need no blocks."""
+"""Columns that share a bit width: eight numbers of any width fill whole bytes. Floats need no blocks."""
 PROJECTION_BITS = 6
 HALVINGS = 16
 TRANSFORM_POWER = 0.5
-"""Of counts. Bits by weight give frequent rows so much already that a milder weight than elsewhere measured best."""
+"""The power of counts. Bits by weight favour frequent rows so much already that a milder power measured best."""
 STEADINESS = 0.05
-"""The share of an even sensitivity that is mixed into a measured one, so that no direction is forgotten."""
+"""The even sensitivity added to a measured one, relative to its mean, so that no direction is forgotten."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ def transform_table(
     sensitivity: Tensor | None = None,
     padding_idx: int | None = None,
 ) -> CompactTable:
-    """The table of at most ``budget`` bytes that loses least, by weight of frequency where there are counts.
+    """The table of at most ``budget`` bytes that loses least, weighted by frequency if counts are given.
 
     ``storage`` is mixed (1 to 8 bits by importance), float32, float16, int8 or int4. ``sensitivity``, (m, m), says how
-    much the model feels an error in each direction (``adapt.measure_sensitivity``).
+    sensitive the model is to an error in each direction (``adapt.Behaviour.sensitivity``).
     """
     if storage not in LADDERS:
         raise UserError(f"Numbers cannot be stored as {storage!r}: use one of {', '.join(LADDERS)}.")
@@ -92,7 +92,7 @@ def block_of(storage: str) -> int:
 
 
 def band_edges(num_rows: int) -> list[int]:
-    """Where bands begin and the last one ends: steps of four at the frequent end, of two further on."""
+    """Where bands begin and the last one ends: each is four times the last at the frequent end, twice further on."""
     edges, edge = [0], 64
     while edge < 0.7 * num_rows:
         edges.append(edge)
@@ -111,8 +111,8 @@ def metric(sensitivity: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
     given = sensitivity.to(rows.device).double()
     if not bool(torch.isfinite(given).all()) or not float(given.diagonal().mean()) > 0:
         raise UserError(
-            "The sensitivity has values that are not finite, or nothing above zero on its diagonal: measure it anew by "
-            "measure_sensitivity."
+            "The sensitivity has values that are not finite, or nothing above zero on its diagonal: measure it again "
+            "by Behaviour.sensitivity."
         )
     mixed = given / given.diagonal().mean() + STEADINESS * even
     values, vectors = torch.linalg.eigh((mixed + mixed.T) / 2)
@@ -121,7 +121,7 @@ def metric(sensitivity: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _plan(coefficients: Tensor, weights: Tensor, width: int, budget: int, storage: str) -> _Plan:
-    """Spend the budget; scales and the projection take some of it, so how much is left is found by halving."""
+    """Spend the budget; scales and the projection take some of it, so the rest is found by bisection."""
     edges = band_edges(len(coefficients))
     block = block_of(storage)
     bands = list(pairwise(edges))
@@ -164,7 +164,7 @@ def _pack(coefficients: Tensor, plan: _Plan) -> list[Rows]:
     packed: list[Rows] = []
     for band, (start, stop) in enumerate(pairwise(plan.edges)):
         part = coefficients[start:stop, : plan.columns[band]]
-        if not plan.columns[band]:  # a band that is not worth a bit: its rows are the mean
+        if not plan.columns[band]:  # a band that gets no bits: its rows are the mean
             packed.append(DenseRows(stop - start, 1, "float32" if plan.storage == "float32" else "float16"))
         elif plan.storage == "mixed":
             packed.append(mixed_bit_rows(part, plan.runs(band)))
@@ -174,7 +174,7 @@ def _pack(coefficients: Tensor, plan: _Plan) -> list[Rows]:
 
 
 def _projection(packed: Rows, rows: Tensor, weights: Tensor, start: Tensor, storage: str) -> Rows:
-    """The projection that loses least for the rows as they were rounded; a ridge holds it near where it started."""
+    """The projection that loses least for the rounded rows; a ridge keeps it near its start."""
     rank = len(start)
     both = torch.zeros(rank, rank, dtype=torch.float64, device=rows.device)
     towards = torch.zeros(rank, rows.shape[1], dtype=torch.float64, device=rows.device)
