@@ -1,4 +1,4 @@
-"""Whole models, each forward the path of the data."""
+"""Whole models, whose forward passes follow the path of the data."""
 
 from torchdefine.models.language_model import HostHint, LanguageModel, Losses, LossOptions
 from torchdefine.models.translator import Translator

@@ -20,7 +20,7 @@ State = Any
 
 
 class ContextModel(Protocol):
-    """Vectors in, vectors that know their context out."""
+    """Vectors → vectors in context."""
 
     input_dim: int
     output_dim: int
@@ -33,13 +33,13 @@ class ContextModel(Protocol):
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What the training loss has beside the plain cross-entropy; evaluation has none of it."""
+    """What training adds to the plain cross-entropy; evaluation uses none of it."""
 
     label_smoothing: float = 0.0
     output_dropout: float = 0.0
-    """On what the context model gives, with one mask for all positions."""
+    """On the context model's outputs, with one mask for all positions."""
     activation_penalty: float = 0.0
-    """Weight of the mean square of what the output layer sees (Merity et al.'s α)."""
+    """Weight of the mean square of the output layer's inputs (Merity et al.'s α)."""
     temporal_penalty: float = 0.0
     """Weight of the mean square of the step from one position's hidden vector to the next's (their β)."""
 
@@ -52,7 +52,7 @@ class LossOptions:
 
 
 class Losses(NamedTuple):
-    """What a step minimises, and what a reader compares."""
+    """The loss that a step minimises, and the one to report."""
 
     objective: Tensor
     cross_entropy: Tensor
@@ -60,12 +60,12 @@ class Losses(NamedTuple):
 
 
 class HostHint(NamedTuple):
-    """What the host knows of a batch, and the device must not be asked for; larger numbers do as well."""
+    """What the host knows about a batch, so that the device need not be asked; larger numbers work as well."""
 
     distinct: int | None = None
-    """How many different ids there can be; None where the embedding has no use for it."""
+    """How many different ids there can be; None if the embedding does not use it."""
     bands: tuple[int, ...] | None = None
-    """What the output layer asked for."""
+    """The output layer's ``host_hint``."""
 
 
 class LanguageModel(nn.Module):
@@ -95,11 +95,11 @@ class LanguageModel(nn.Module):
 
     @property
     def carried(self) -> str:
-        """What goes from one segment to the next in evaluation, in words; a context model may say it itself."""
+        """What evaluation carries from one segment to the next, in words; a context model may say it itself."""
         return getattr(self.context, "carried", "state")
 
     def compile_parts(self) -> None:
-        """Let torch.compile have the embedding and, where the context model offers them, its layers."""
+        """Compile the embedding and, if the context model offers it, its layers."""
         self.embedding.compile()
         compile_layers = getattr(self.context, "compile_layers", None)
         if compile_layers is not None:
@@ -111,7 +111,7 @@ class LanguageModel(nn.Module):
         ``distinct``, where known, is a bound on how many different ids there are.
         """
         by_position = getattr(self.context, "reads_by_position", False) and self.embedding.knows_tokens_only
-        if by_position:  # vectors come to lie as the context model wants them, without a copy
+        if by_position:  # the vectors then lie in the context model's order, without a copy
             vectors = self.embedding(ids.transpose(0, 1), distinct).transpose(0, 1)  # (B, T, m)
         else:
             vectors = self.embedding(ids, distinct)  # (B, T, m)
@@ -138,7 +138,7 @@ class LanguageModel(nn.Module):
         return Losses(loss + self._penalties(hidden, dropped), loss), state
 
     def _penalties(self, hidden: Tensor, dropped: Tensor) -> Tensor:
-        """Activation regularisation looks at what the output layer sees, the temporal kind at the vectors before."""
+        """Activation regularisation takes the vectors after dropout, the temporal kind those before."""
         total = hidden.new_zeros((), dtype=exact_dtype(hidden))
         if self.options.activation_penalty:
             total = total + self.options.activation_penalty * dropped.to(total.dtype).square().mean()
@@ -153,9 +153,9 @@ class LanguageModel(nn.Module):
         return self.output.log_prob(hidden), state
 
     def host_hint(self, targets: np.ndarray) -> HostHint:
-        """What embedding and output layer want to know of the targets (B, T) before they are on the device.
+        """What embedding and output layer need to know about the targets (B, T) before they are on the device.
 
-        The ids are the targets one position later, but for the first of every row and whatever stands for padding.
+        The ids are the targets one position later, except for the first of every row and the id used for padding.
         """
         bands = self.output.host_hint(targets)
         if not self.embedding.shares_equal_tokens:
@@ -167,7 +167,7 @@ class LanguageModel(nn.Module):
         return {"": self.embedding}
 
     def parameters_by_part(self) -> dict[str, int]:
-        """Who owns the parameters, in the paper's columns; tied ones count once, in input_output."""
+        """The number of parameters in each of the paper's columns; tied ones count once, in input_output."""
         unit = self.embedding.unit
         define = sum(p.numel() for p in unit.parameters()) if unit is not None else 0
         context = sum(p.numel() for p in self.context.parameters())  # type: ignore[attr-defined]

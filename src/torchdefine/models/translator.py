@@ -54,7 +54,7 @@ class Translator(nn.Module):
         return self.target if self.own_source is None else self.own_source
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S) ids → the memory (B, S, m) and where it is no padding (B, S)."""
+        """(B, S) ids → the memory (B, S, m) and where it is not padding (B, S)."""
         visible = source != self.pad_id
         return self.transformer.encode(self.source(source), visible), visible
 
@@ -87,7 +87,7 @@ class Translator(nn.Module):
         return None
 
     def start(self, source: Tensor, hypotheses: int = 1) -> DecoderState:
-        """Read the sources (B, S); the state to ``step`` from, with ``hypotheses`` targets for each."""
+        """Read the sources (B, S) and return the first state for ``step``, with ``hypotheses`` targets for each."""
         memory, visible = self.encode(source)
         return self.transformer.start(memory, visible, hypotheses)
 
@@ -97,7 +97,7 @@ class Translator(nn.Module):
         return self.output.log_prob(hidden), state
 
     def host_hint(self, targets: np.ndarray) -> HostHint:
-        """What the output layer wants to know of the targets before they are on the device, so that it need not ask."""
+        """What the output layer needs to know about the targets before they are on the device."""
         return HostHint(bands=self.output.host_hint(targets))
 
     def embeddings(self) -> dict[str, TokenEmbedding]:
@@ -107,12 +107,12 @@ class Translator(nn.Module):
         return {"source": self.source, "target": self.target}
 
     def compile_parts(self) -> None:
-        """Let torch.compile have the embeddings."""
+        """Compile the embeddings."""
         for embedding in self.embeddings().values():
             embedding.compile()
 
     def parameters_by_part(self) -> dict[str, int]:
-        """Who owns the parameters, in the paper's columns; what is shared or tied counts once."""
+        """The number of parameters in each of the paper's columns; shared or tied ones count once."""
         units = {p for side in (self.source, self.target) if side.unit is not None for p in side.unit.parameters()}
         define = sum(p.numel() for p in units)
         context = sum(p.numel() for p in self.transformer.parameters())
