@@ -1,4 +1,4 @@
-"""Everything that decides how a run turns out: sections of settings, their YAML, and what of them has an effect."""
+"""Everything that decides how a run turns out: sections of settings, their YAML, and which have an effect."""
 
 from torchdefine.recipe.recipe import (
     FILE_ENDINGS,

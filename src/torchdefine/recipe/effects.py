@@ -1,4 +1,4 @@
-"""What settings of a recipe come to, given its other settings: which have no effect, which follow from others."""
+"""Which settings of a recipe have no effect beside its other settings, and which follow from them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def settings_without_effect(recipe: Recipe) -> set[str]:
 
 
 def implied_settings(recipe: Recipe) -> dict[str, Any]:
-    """What the settings that a recipe leaves open (None) come to, by dotted name, as far as it is known without a text.
+    """The values of settings that a recipe leaves open (None), by dotted name, as far as known without a text.
 
-    What a registered part makes of its settings is not known.
+    How a registered part uses its settings is not known.
     """
     known: dict[str, Any] = {"eval.valid_batch_size": recipe.eval.batch_size}
     if recipe.embedding.kind == "tokens":
@@ -101,7 +101,7 @@ def _of_the_context_model(recipe: Recipe) -> set[str]:
     unused = {*_OF_ATTENTION, *_OF_ITS_EVALUATION, "options"}
     if settings.layers == 1:
         unused.add("hidden_dropout")
-        if recipe.output.tied or settings.output_dim is not None:  # which say how wide the last layer is
+        if recipe.output.tied or settings.output_dim is not None:  # these set the width of the last layer
             unused.add("hidden_dim")
     return unused
 

@@ -31,9 +31,9 @@ from torchdefine.spelling import did_you_mean
 
 FORMAT_VERSION = 1
 FILE_ENDINGS = (".yaml", ".yml")
-"""A recipe whose name ends so is a file; any other name is that of a shipped one."""
+"""A recipe whose name has such an ending is a file; any other name is that of a shipped one."""
 RUN_SETTINGS_FILE = "config.yaml"
-"""The recipe of a run, which makes a folder one."""
+"""The file with a run's recipe; a folder that has it is a run."""
 SECTIONS_OF_THE_OTHER_TASK = {"language": ("bitext", "transformer", "beam"), "translation": ("context", "eval")}
 SECTIONS_OF_THE_MODEL = {
     "embedding": EmbeddingSettings,
@@ -41,11 +41,11 @@ SECTIONS_OF_THE_MODEL = {
     "output": OutputSettings,
     "transformer": TransformerSettings,
 }
-"""What a recipe's description is about."""
+"""The sections that a recipe's description is about."""
 
 
 OF_STREAMS = ("batch_size", "length", "random_length")
-"""Settings of training that translators have no use for."""
+"""Training settings that translators do not use."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Recipe:
             )
 
     def _check_sections(self) -> None:
-        """What is set must have an effect: each task has sections of its own."""
+        """Refuse sections that have no effect: each task has its own."""
         defaults = {f.name: f.default_factory for f in dataclasses.fields(self) if f.name in SECTIONS}
         for section in SECTIONS_OF_THE_OTHER_TASK[self.task]:
             require(
@@ -107,7 +107,7 @@ class Recipe:
         return [section for section in SECTIONS if section not in SECTIONS_OF_THE_OTHER_TASK[self.task]]
 
     def trains_by_validations(self) -> bool:
-        """Whether validations decide how training goes on, so that more of them would make another run."""
+        """Whether validations decide how training goes on, so that more of them would change the run."""
         by_stalls = self.optim.averaging == "stalled" or self.train.stop_when_stalled
         return by_stalls or self.schedule.kind == "plateau"
 
@@ -152,7 +152,7 @@ def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 
 def _true_description(below: Mapping[str, Any], above: Mapping[str, Any]) -> Any:
-    """The description of ``below`` with what ``above`` changes in the model, or the latter's own."""
+    """The description of ``below`` with the changes that ``above`` makes to the model, or the latter's own."""
     if "description" in above:
         return above["description"]
     description, changed = below.get("description", ""), ", ".join(_changes_of_the_model(below, above))
@@ -173,7 +173,7 @@ def _changes_of_the_model(below: Mapping[str, Any], above: Mapping[str, Any]) ->
 
 
 def _as_text(value: Any) -> str:
-    """A value as a command line has it, so that it is the same wherever it was written."""
+    """A value as a command line writes it, so that equal values compare equal wherever they were written."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     if value is None or isinstance(value, bool):
@@ -182,7 +182,7 @@ def _as_text(value: Any) -> str:
 
 
 def _validated_on_the_way(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
-    """A run whose caller chose its steps alone has five validations, where the recipe would have fewer in so many."""
+    """At least five validations for a run whose caller set its steps but not ``eval_every``."""
     training = recipe.train
     if "steps" not in given or training.steps is None or "eval_every" in given or recipe.trains_by_validations():
         return recipe
@@ -196,7 +196,7 @@ def for_five_validations(steps: int) -> int:
 
 
 def _choose_measure(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """An override by steps replaces a recipe's epochs, and the other way round."""
+    """An override of steps replaces a recipe's epochs, and the other way round."""
     given = overrides.get("train")
     if not isinstance(given, Mapping):  # refused when it is read
         return values
@@ -248,7 +248,7 @@ def _recipe_text(name: str) -> tuple[str, str]:
 
 
 def _refuse_run(path: Path) -> None:
-    """A run is easily named where its recipe is meant, or the other way round."""
+    """A run is easily named in place of its recipe, or the other way round."""
     own = path / RUN_SETTINGS_FILE
     if own.is_file():
         resume = f"torchdefine train --out {shlex.quote(str(path))} --resume"
@@ -256,7 +256,7 @@ def _refuse_run(path: Path) -> None:
 
 
 class _EachOnce(yaml.SafeLoader):
-    """Refuses a setting that stands in a mapping twice, of which only one would count."""
+    """Refuses a setting that stands in a mapping twice, since only one would count."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]
@@ -276,7 +276,7 @@ def _parse(name: str, text: str) -> dict[str, Any]:
     version = values.get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise UserError(f"The recipe {name} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
-    for section in values.keys() & set(SECTIONS):  # here, since what is merged over them would hide it
+    for section in values.keys() & set(SECTIONS):  # here, before values merged over them hide it
         if values[section] is None:  # all its lines are comments, say
             del values[section]
         else:
@@ -285,7 +285,7 @@ def _parse(name: str, text: str) -> dict[str, Any]:
 
 
 def _yaml_problem(text: str, error: yaml.YAMLError) -> str:
-    """The end of a sentence on where and why a text is no YAML."""
+    """The end of a sentence on where and why a text is not YAML."""
     if isinstance(error, yaml.reader.ReaderError):
         return f" in line {text.count(chr(10), 0, error.position) + 1}: {error.reason}"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:

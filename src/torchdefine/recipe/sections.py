@@ -22,7 +22,7 @@ def require(holds: bool, sentence: str) -> None:
 class DataSettings:
     corpus: str = setting("wikitext-2-shuffled", "A named corpus, or a folder with train, valid and test text.")
     min_count: int = setting(1, "Words seen less often than this in the training text become <unk>.")
-    max_size: int | None = setting(None, "At most so many words in the vocabulary, the most frequent ones.")
+    max_size: int | None = setting(None, "At most this many words in the vocabulary, the most frequent ones.")
     tokenizer: str | None = setting(None, "A tokenizers file (BPE) to use instead of words.")
     vocabulary_size: int | None = setting(
         None, "Size of the published vocabulary, for `params` to count with; training goes by its own text."
@@ -37,7 +37,7 @@ class EmbeddingSettings:
     kind: str = setting("tokens", "tokens, or the name of a registered embedding.")
     map: Literal["standard", "projective", "adaptive"] = setting("standard", "The table that ids are mapped with.")
     map_dim: int = setting(128, "Width of the table, the paper's n.")
-    projected_dim: int | None = setting(None, "Width a projective map gives; embedding_dim by default.")
+    projected_dim: int | None = setting(None, "Width of a projective map's vectors; embedding_dim by default.")
     cutoffs: tuple[int, ...] = setting(
         (20_000, 40_000, 200_000), "Ranks by frequency at which the second and later bands of an adaptive map start."
     )
@@ -105,11 +105,11 @@ class ContextSettings:
     eval_memory: int | None = setting(None, "The memory in evaluation; the same as in training by default.")
     eval_same_length: bool = setting(False, "The same_length of evaluation.")
     eval_clamp: int | None = setting(None, "The clamp of evaluation.")
-    input_dropout: float = setting(0.0, "Dropout on what enters the first layer.")
+    input_dropout: float = setting(0.0, "Dropout on the inputs of the first layer.")
     hidden_dropout: float = setting(0.0, "Dropout between the layers.")
-    output_dropout: float = setting(0.0, "Dropout on what leaves the last layer.")
+    output_dropout: float = setting(0.0, "Dropout on the outputs of the last layer.")
     recurrent_dropout: float = setting(0.0, "Dropout on the recurrent weights of every layer of an LSTM.")
-    state_dropout: float = setting(0.0, "Share of streams that an LSTM begins anew in a training step.")
+    state_dropout: float = setting(0.0, "Share of streams whose LSTM state is reset in a training step.")
     activation_penalty: float = setting(0.0, "Weight of the mean square of the vectors that the output layer sees.")
     temporal_penalty: float = setting(0.0, "Weight of the mean square of their change from position to position.")
     attention_dropout: float = setting(0.0, "Dropout on the attention weights of a transformer.")
@@ -154,16 +154,14 @@ class OptimSettings:
     optimizer: Literal["sgd", "adam", "adamw"] = setting("sgd", "The optimiser.")
     lr: float = setting(20.0, "Learning rate.")
     momentum: float = setting(0.0, "Momentum of SGD.")
-    beta1: float = setting(0.9, "How slowly Adam's mean of the gradients changes.")
-    beta2: float = setting(0.999, "How slowly Adam's mean of their squares changes.")
+    beta1: float = setting(0.9, "Adam's β₁.")
+    beta2: float = setting(0.999, "Adam's β₂.")
     weight_decay: float = setting(0.0, "Weight decay.")
     clip: float | None = setting(0.25, "Largest norm of the gradient; none for no clipping.")
     averaging: Literal["none", "stalled", "always"] = setting(
         "none", "When to begin averaging the weights of all steps; from then on the average is validated and kept."
     )
-    stall_patience: int = setting(
-        5, "Validation has stalled when it is worse than the best one older than the last so many."
-    )
+    stall_patience: int = setting(5, "Stalled means: worse than the best validation before the last N.")
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"optim.lr is {self.lr}, but must be above 0.")
@@ -209,12 +207,12 @@ class TrainSettings:
     batch_size: int = setting(32, "Streams of text read side by side, over all processes.")
     length: int = setting(70, "Tokens of each stream in a step (truncated back-propagation).")
     random_length: bool = setting(
-        False, "Vary the length around that number, other cuts in every epoch, and the rate with it."
+        False, "Vary segment lengths around train.length, differently every epoch, and scale the rate with them."
     )
     epochs: float | None = setting(None, "Passes over the training text.")
     steps: int | None = setting(None, "Steps, instead of epochs.")
     accumulate: int = setting(
-        1, "Parts a batch is cut into, one after another, to save memory; of a translator, batches in a step."
+        1, "Parts that a batch is processed in, to save memory; for a translator, batches in a step."
     )
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting(
         "fp32", "Arithmetic of the matrix products on a GPU; a CPU computes in fp32."
@@ -248,7 +246,7 @@ class TrainSettings:
 @dataclass(frozen=True)
 class EvalSettings:
     batch_size: int = setting(10, "Streams the text is cut into; each starts without context. 1 is exact.")
-    length: int = setting(140, "Tokens a step; matters to the result only of a transformer without eval_same_length.")
+    length: int = setting(140, "Tokens a step; changes the result only of a transformer without eval_same_length.")
     valid_batch_size: int | None = setting(None, "Streams of the validations during training; batch_size by default.")
     public: bool = setting(False, "Report 10 streams too, the protocol of the public Transformer-XL code.")
 

@@ -26,7 +26,7 @@ def setting(default: Any, explanation: str) -> Any:
 
 
 def require_settings(value: Any, place: str) -> None:
-    """Refuse what stands where several settings belong."""
+    """Refuse a value in the place of several settings."""
     if not isinstance(value, Mapping):
         raise UserError(f"{place} holds several settings, so it cannot be {value!r}: use {place}.NAME.")
 
@@ -53,7 +53,7 @@ def convert(kind: Any, value: Any, place: str) -> Any:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         inner = _without_none(kind)
-        # "none" is a choice like others where a setting has one of that name; null is nothing everywhere.
+        # "none" is an ordinary choice where a setting has one of that name; null always means None.
         nothing = ("null",) if "none" in get_args(inner) else ("none", "null")
         if value is None or (isinstance(value, str) and value.lower() in nothing):
             return None

@@ -13,8 +13,8 @@ from torchdefine.recipe.settings import setting
 
 @dataclass(frozen=True)
 class BitextSettings:
-    source: str = setting("en", "The language to translate from, as the names of its files end.")
-    target: str = setting("de", "The language to translate into, as the names of its files end.")
+    source: str = setting("en", "The language to translate from, as in the endings of its file names.")
+    target: str = setting("de", "The language to translate into, as in the endings of its file names.")
     bpe_size: int = setting(8000, "Tokens of the BPE that is learned from the training text, or of each of the two.")
     joint: bool = setting(True, "One BPE for both languages, or one for each.")
     max_length: int = setting(100, "Training pairs with more tokens on a side are left out.")
@@ -60,12 +60,12 @@ class TransformerSettings:
 class BeamSettings:
     size: int = setting(4, "Hypotheses that beam search keeps; 1 is greedy.")
     length_penalty: float = setting(0.6, "Exponent of Wu's length penalty; 0 for none.")
-    max_ratio: float = setting(1.5, "A translation has at most so many tokens for each of the source's …")
-    max_extra: int = setting(10, "… and so many more.")
+    max_ratio: float = setting(1.5, "A translation has at most this many tokens for each of the source's …")
+    max_extra: int = setting(10, "… and this many more.")
     batch_size: int = setting(64, "Sentences searched at once; changes speed, not the result.")
 
     def __post_init__(self) -> None:
-        """As strict as the search itself, which comes only after training."""
+        """As strict as the search itself, which only starts after training."""
         for name in ("size", "max_extra", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"beam.{name} is {getattr(self, name)}, but must be at least 1.")
