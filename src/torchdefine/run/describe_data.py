@@ -1,4 +1,4 @@
-"""What is said of a text before training: how much there is, how many words, how many unknown, what is measured."""
+"""What a run says about its text before training: how much there is, how many words, how many unknown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torchdefine.recipe import Recipe
 from torchdefine.training.batches import TrainingData
 
 MANY_UNKNOWN = 0.05
-"""Share of <unk> in the validation text from which on something should be done about it."""
+"""Share of <unk> in the validation text above which a run suggests a remedy."""
 
 
 def describe_amount(corpus: Corpus | Bitext, data: TrainingData) -> str:
@@ -21,7 +21,7 @@ def describe_amount(corpus: Corpus | Bitext, data: TrainingData) -> str:
 
 
 def describe_tokens(corpus: Corpus | Bitext, recipe: Recipe) -> list[str]:
-    """What the text is made of and what of it is lost, in a sentence or two."""
+    """The size of the vocabulary and the share of unknown words, in a sentence or two."""
     if isinstance(corpus, Bitext):
         return [_describe_pair(corpus, recipe)]
     words = corpus.tokenization.kind == "words"
@@ -46,7 +46,7 @@ def describe_bands(corpus: Corpus | Bitext, recipe: Recipe) -> list[str]:
 
 
 def describe_measuring(corpus: Corpus | Bitext) -> list[str]:
-    """A sentence where the run will measure nothing, for who would rather know before than after training."""
+    """A sentence, before training, for a run that will measure nothing."""
     if {"valid", "test"} & corpus.splits.keys():
         return []
     named = "FOLDER" if isinstance(corpus, Bitext) else "FILE"  # a single file of pairs is a training text

@@ -83,7 +83,7 @@ def train(
         environment = describe_environment(target)
         if resume:
             trainer.resume()
-        if processes.is_first:  # only now, when nothing speaks against the run any more
+        if processes.is_first:  # only now, after all checks
             _open_folder(folder, recipe, corpus, resume)
             for sentence in _before_training(recipe, changes, corpus, trainer):
                 _tell(sentence, shown)
@@ -99,14 +99,14 @@ def train(
             result = describe(recipe, changes, model, corpus, folder, position)
             how = {"processes": processes.count, "precision": trainer.precision.name}
             folder.write_result({**result, **environment, **how})
-            if reporter is None and (trouble := shortfall(result)):  # who has a reporter shows the result as well
+            if reporter is None and (trouble := shortfall(result)):  # with a reporter, the caller shows the result too
                 log.warning(trouble)
         processes.wait()
         return Run(folder, recipe, corpus.tokenization, model.eval(), folder.best)
 
 
 def _open_folder(folder: RunFolder, recipe: Recipe, corpus: Corpus | Bitext, resume: bool) -> None:
-    """Write what a run's folder has from its first step on."""
+    """Write the files that a run's folder has from its first step on."""
     if resume:
         folder.bring_up_to_date(recipe, corpus.tokenization)
     else:
@@ -121,7 +121,7 @@ def _started_model(
     torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
     model = fresh_model(recipe, corpus).to(device)
     torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
-    goes_on = resume and folder.last.exists()  # with weights of its own, whatever has become of the other run
+    goes_on = resume and folder.last.exists()  # with its own weights, even if the other run is gone
     if recipe.train.start_from is not None and not goes_on:
         _take_weights(model, folder, Path(recipe.train.start_from))
     if recipe.train.compile:
@@ -130,7 +130,7 @@ def _started_model(
 
 
 def _before_training(recipe: Recipe, changes: Changes, corpus: Corpus | Bitext, trainer: Trainer) -> list[str]:
-    """What somebody should know who may still stop it."""
+    """What the user should know while the run can still be stopped."""
     given = {f"{section}.{name}" for section, settings in changes.items() for name in settings}
     idle = sorted(given & settings_without_effect(recipe))
     without_effect = f"Without effect beside the recipe's other settings: {', '.join(idle)}." if idle else ""
@@ -141,14 +141,14 @@ def _before_training(recipe: Recipe, changes: Changes, corpus: Corpus | Bitext, 
 
 
 def _tell(sentence: str, shown: bool) -> None:
-    """Log a sentence, and show it all the same where training is shown but nobody has set up logging."""
+    """Log a sentence, and show it too where training is shown but logging is not set up."""
     log.info(sentence)
     if shown and not log.isEnabledFor(logging.INFO):
         say(sentence)
 
 
 def _keep_token_counts(folder: RunFolder, corpus: Corpus | Bitext) -> None:
-    """For evaluations and compression on machines that do not have the training text; words are counted already."""
+    """Keep counts for machines without the training text, for evaluation and compression; words have theirs already."""
     if isinstance(corpus, Corpus) and corpus.tokenization.counts is None and not folder.token_counts.exists():
         folder.write_token_counts(corpus.splits["train"].counts(len(corpus.tokenization)).tolist())
 
@@ -163,8 +163,8 @@ def load_run(
 ) -> Run:
     """Open a run folder: ``load_run("runs/x").model``; ``checkpoint`` is "best", "last" or "average".
 
-    With ``cached`` the finished vectors are looked up that ``Run.cache`` wrote for these weights, with ``compressed``
-    those that ``Run.compress`` packed. The process takes numbers below 1e-38 for zero from then on, which is faster.
+    With ``cached``, vectors are looked up that ``Run.cache`` wrote for these weights; with ``compressed``, those that
+    ``Run.compress`` packed. From then on the process treats numbers below 1e-38 as zero, which is faster.
     """
     if cached and compressed:
         raise UserError("Vectors are looked up in the cache or in the compressed table: choose one of them.")
@@ -186,7 +186,7 @@ def load_run(
         )
     weights = read_checkpoint(file, only="model")
     folder.check_fingerprints(weights.facts, file)
-    with torch.random.fork_rng(devices=[]):  # weights are drawn and thrown away: nobody else's numbers change by that
+    with torch.random.fork_rng(devices=[]):  # the weights drawn here are thrown away: the caller's random numbers stay
         model = unloaded_model(recipe, tokenization)
     load_weights(model, weights, file)
     run = Run(folder, recipe, tokenization, model.to(Processes().device(device)).eval(), file)
@@ -198,14 +198,14 @@ def load_run(
 
 
 def average_run(path: str | Path, last: int | None = None) -> tuple[RunFolder, list[int]]:
-    """Average the ``last`` checkpoints that a run has kept, all by default; ``load_run`` then knows "average" too."""
+    """Average the ``last`` checkpoints that a run has kept, all by default; ``load_run`` then takes "average" too."""
     folder = RunFolder(path)
     folder.fingerprint(load_tokens(folder.recipe(), folder.path))
     return folder, average_checkpoints(folder, last)
 
 
 def _take_weights(model: LanguageModel | Translator, folder: RunFolder, start_from: Path) -> None:
-    """Begin where another run was best; its vocabulary must be this run's, its text need not."""
+    """Start from another run's best weights; its vocabulary must be this run's, its text need not be."""
     file = RunFolder(start_from).best
     if not file.exists():
         raise UserError(f"train.start_from {start_from} has no best weights: name a run's folder.")

@@ -1,4 +1,4 @@
-"""From a run to an export: what the run knows of itself, without the paths of the machine that it was trained on."""
+"""From a run to an export: what is known of the run, without the paths of the machine that it was trained on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def export_run(
 
 
 def _without_paths(recipe: Recipe) -> Recipe:
-    """Folders and files of the trainer's machine by their last names only: an export is made to be passed on."""
+    """Only the last names of folders and files on the training machine, since an export is made to be passed on."""
     tokenizer, start_from = recipe.data.tokenizer, recipe.train.start_from
     data = replace(
         recipe.data,

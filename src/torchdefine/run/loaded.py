@@ -1,4 +1,4 @@
-"""A run with its weights: what can be asked of it."""
+"""A run with its weights, and what can be done with it."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ class Run:
 
     @property
     def embedding(self) -> TokenEmbedding:
-        """The embedding that pictures and neighbours are of; a translator's is that of the target side."""
+        """The embedding that pictures and neighbours show; for a translator, that of the target side."""
         found: TokenEmbedding = list(self.model.embeddings().values())[-1]
         return found
 
     def cache(self, dtype: str = "fp32", progress: Progress | None = None) -> dict[Path, int]:
-        """Write the finished vectors of every embedding beside the weights; gives the files and their bytes."""
+        """Write the finished vectors of every embedding beside the weights; returns the files and their bytes."""
         files = self.cache_files()
         for file in files:
             check_writable(file)
         return {file: write_cache(file, embedding, dtype, progress) for file, embedding in files.items()}
 
     def use_cache(self) -> None:
-        """Look the vectors up that ``cache`` wrote, instead of computing them; refuses those of other weights."""
+        """Look up the vectors that ``cache`` wrote, instead of computing them; refuses those of other weights."""
         for file, embedding in self.cache_files().items():
             use_cache(file, embedding)
 
@@ -88,7 +88,7 @@ class Run:
         return self._beside_weights("cache")
 
     def compress(self, how: Compression | None = None, progress: Progress | None = None) -> dict[Path, Compressed]:
-        """Pack the finished vectors of every embedding into a file beside the weights; gives the files and sizes."""
+        """Pack the finished vectors of every embedding into a file beside the weights; returns the files and sizes."""
         if how is not None and not isinstance(how, Compression):
             raise TypeError(f"How vectors are packed is a Compression, not {how!r}: use Compression('bits'), say.")
         files, counts = self.compressed_files(), self.token_counts()
@@ -100,7 +100,7 @@ class Run:
         return made
 
     def use_compressed(self) -> None:
-        """Look the vectors up that ``compress`` packed, instead of computing them; refuses those of other weights."""
+        """Look up the vectors that ``compress`` packed, instead of computing them; refuses those of other weights."""
         for file, embedding in self.compressed_files().items():
             use_compressed(file, embedding, self._vocabulary_facts())
 
@@ -109,7 +109,7 @@ class Run:
         return self._beside_weights("compressed")
 
     def token_counts(self) -> list[int] | None:
-        """How often each token occurs in the training text, where the vocabulary or the run's folder says so."""
+        """How often each token occurs in the training text, if the vocabulary or the run's folder has counts."""
         counts: list[int] | None = getattr(self.tokenization, "counts", None)
         return self.folder.read_token_counts() if counts is None else counts
 
@@ -131,7 +131,7 @@ class Run:
         license: str | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Write the model into a new folder as programs that run without torchdefine, and a card; gives export.json.
+        """Write the model into a new folder as programs that run without torchdefine; returns export.json's contents.
 
         ``format`` is "torch-export" or "onnx". Every program is compared with the model before the folder appears.
         """
@@ -158,8 +158,8 @@ class Run:
         """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary.
 
         ``data`` is a folder, a named corpus, or a single text file, which is a test text.
-        What is None is as in the recipe; ``memory`` and ``clamp`` are how far back a Transformer-XL looks. ``cache``
-        adds a neural cache, which learns from the text while it reads it.
+        Settings that are None are as in the recipe; ``memory`` and ``clamp`` are how far back a Transformer-XL looks.
+        ``cache`` adds a neural cache, which learns from the text while it reads it.
         """
         if self.recipe.task != "language":
             settings = {"batch_size": batch_size, "length": length, "memory": memory, "clamp": clamp, "cache": cache}
@@ -203,9 +203,9 @@ class Run:
         return best
 
     def unigram_perplexity(self, split: str = "test", *, data: str | Path | None = None) -> float | None:
-        """What a model gets that only counts the words, or subwords, of the training text.
+        """The perplexity of a model that only counts the words, or subwords, of the training text.
 
-        None for a run from before subwords were counted, unless the text is its own and the number in its result.
+        None for a run from before subwords were counted, unless the text is its own and its result has the number.
         """
         counts, text = self.token_counts(), self._text(split, data)
         return self._unigram_in_result(text) if counts is None else unigram_perplexity(counts, np.asarray(text.tokens))
@@ -239,14 +239,14 @@ class Run:
         *,
         seed: int | None = None,
     ) -> str:
-        """Continue a text, after a newline with another line; unknown words are read as <unk>, which is never drawn."""
+        """Continue a text, after a newline with a new line; unknown words are read as <unk>, which is never drawn."""
         self.check_generates()
         if not isinstance(prompt, str):
             raise UserError(f"The prompt is {prompt!r}, but must be text; how many tokens to draw is the length.")
         if seed is not None and not -(2**63) <= seed < 2**63:
             raise UserError(f"The seed is {seed}, but must fit into 64 bits: use a smaller one.")
         words = self.tokenization
-        read = words.encode(prompt)  # which ends the last line, whether the prompt does or not
+        read = words.encode(prompt)  # ends the last line, whether the prompt does or not
         ids = [words.eos_id, *(read if prompt.endswith("\n") else read[:-1])]
         if options is None:
             options = SamplingOptions(forbidden=() if words.unk_id is None else (words.unk_id,))
@@ -255,7 +255,7 @@ class Run:
         return words.decode(continuation)
 
     def unknown_words(self, text: str) -> list[str]:
-        """The words of a text that are read as <unk>; a tokenizer of subwords cuts its words into others instead."""
+        """The words of a text that are read as <unk>; a subword tokenizer splits such words instead."""
         words = self.tokenization
         if words.kind != "words":
             return []
@@ -286,7 +286,7 @@ class Run:
         )
 
     def check_generates(self) -> None:
-        """Refuse a translator, which continues no text."""
+        """Refuse a translator, which cannot continue a text."""
         check_generates(self.folder, self.recipe)
 
     def _check_translates(self) -> None:
@@ -314,7 +314,7 @@ def _check_split(split: str) -> None:
 
 
 def _check_is_there(data: str | Path) -> None:
-    """Refuse what looks like a path and leads nowhere; what looks like a name may be that of a corpus."""
+    """Refuse a path that does not exist; a plain name may be that of a corpus."""
     path = Path(data).expanduser()
     if (len(path.parts) > 1 or path.suffix) and not path.exists():
         raise UserError(

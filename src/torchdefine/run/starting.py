@@ -1,4 +1,4 @@
-"""What a run starts with: its recipe, what the caller changed of it, and its folder, checked before anything is."""
+"""What a run starts with, checked first: its recipe, the caller's changes to it, and its folder."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from torchdefine.training import RunFolder
 from torchdefine.training.distributed import Processes
 
 Changes = dict[str, dict[str, Any]]
-"""By section."""
+"""Changed settings by section."""
 
 PLACES = ("data.corpus", "data.tokenizer")
-"""Where things lie; a run may go on after they were moved, since its checkpoints know them by their hashes."""
+"""Settings that are paths; a run may go on after files were moved, since its checkpoints have their hashes."""
 
 
 def wanted_recipe(
     recipe: str | Path | Recipe | None, changes: Changes, out: str | Path | None, resume: bool
 ) -> tuple[Recipe, Changes]:
-    """The recipe with its changes, and these; a run that goes on without a recipe being named has its own of both."""
+    """The recipe with its changes, and the changes; a run resumed without naming a recipe uses its own."""
     if recipe is None:
         if not resume or out is None:
             raise UserError(
@@ -43,12 +43,12 @@ def wanted_recipe(
 
 
 def _with_own_validations(changes: Changes, own: Recipe) -> Changes:
-    """A recipe that is given steps alone is validated five times; a run that has them already keeps its own ways."""
+    """A run that goes on keeps its own ``eval_every``, also when it is given other steps."""
     return merge({"train": {"eval_every": own.train.eval_every}}, changes)
 
 
 def changes_by_section(data: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Changes:
-    """What a caller changes of a recipe."""
+    """A caller's changes to a recipe."""
     for name, values in overrides.items():
         if name not in SECTIONS:
             names = [dotted for dotted, _, _ in explain(Recipe)]
@@ -79,7 +79,7 @@ def _whole_path(path: str) -> str:
 
 @contextmanager
 def chosen_folder(recipe: Recipe, out: str | Path | None, resume: bool, processes: Processes) -> Iterator[RunFolder]:
-    """The run's folder, checked but not yet written to, and kept from other processes that would train in it."""
+    """The run's folder, checked but not yet written to, and locked against other processes that train in it."""
     if resume and out is None:
         raise UserError(f"To resume a run, say which: pass its folder as {option('out')}.")
     if out is None and processes.count > 1:

@@ -38,7 +38,7 @@ def open_data(recipe: Recipe, processes: Processes, progress: Progress | None) -
         try:
             corpus = _open_text(recipe, progress)
         except UserError:
-            processes.wait()  # the others refuse the text for the same reason; else they would only see us vanish
+            processes.wait()  # so that the others refuse the text for the same reason, not because we exit
             raise
         for text in corpus.splits.values():
             text.verify()
@@ -73,7 +73,7 @@ def unloaded_model(recipe: Recipe, tokenization: Any) -> Any:
 def describe(
     recipe: Recipe, changes: Mapping[str, Any], model: Any, corpus: Any, folder: RunFolder, position: Position
 ) -> dict[str, Any]:
-    """What a finished run has to show."""
+    """The result of a finished run."""
     if recipe.task == "translation":
         return describe_translation(recipe, changes, model, corpus, folder, position)
     return describe_result(recipe, changes, model, corpus, folder, position)
@@ -109,7 +109,7 @@ def make_trainer(
 
 
 def _check_needs_no_validation(recipe: Recipe) -> None:
-    """Without a validation text, refuse what would silently have no effect."""
+    """Without a validation text, refuse settings that would silently have no effect."""
     going_by_it = {
         "schedule.kind plateau": recipe.schedule.kind == "plateau",
         "optim.averaging stalled": recipe.optim.averaging == "stalled",

@@ -62,7 +62,7 @@ class TranslationEvaluation:
 
 
 def check_translation_packages() -> None:
-    """What the end of a run will need must be there before its subwords are learnt."""
+    """Check, before subwords are learnt, for the packages that the end of a run needs."""
     missing = [name for name in ("tokenizers", "sacrebleu") if not _can_be_imported(name)]
     if missing:
         raise UserError(
@@ -79,7 +79,7 @@ def _can_be_imported(name: str) -> bool:
 
 
 def pair_data(recipe: Recipe, bitext: Bitext, device: torch.device, processes: Processes) -> PairData:
-    """The training pairs in the form that the loop asks for."""
+    """The training pairs in the form that the loop expects."""
     batches = BitextBatches(
         bitext.splits["train"], bitext.tokenization, recipe.bitext.batch_tokens, device, recipe.train.seed
     )
@@ -101,7 +101,7 @@ def describe_translation(
     folder: RunFolder,
     position: Position,
 ) -> dict[str, Any]:
-    """What a finished run has to show, from the weights that were best on the validation pairs."""
+    """The result of a finished run, from the weights that were best on the validation pairs."""
     evaluations: dict[str, dict[str, Any]] = {}
     shown: dict[str, Any] = {}
     if "valid" in bitext.splits:
