@@ -1,4 +1,4 @@
-"""The command line: the only room that knows it."""
+"""The command line; no other package depends on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     _let_idle_threads_sleep()
     try:
         with _ended_by_interrupts():
-            from torchdefine.cli.command_line import run_command  # seconds, for torch comes with it
+            from torchdefine.cli.command_line import run_command  # takes seconds, since it imports torch
 
         run_command(arguments)
     except KeyboardInterrupt:
@@ -36,7 +36,7 @@ def _let_idle_threads_sleep() -> None:
 
 @contextmanager
 def _ended_by_interrupts() -> Iterator[None]:
-    """Ctrl-C ends the process on the spot: as an exception it would abort the libraries that are being loaded."""
+    """Ctrl-C ends the process at once: as an exception it would crash libraries that are being loaded."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

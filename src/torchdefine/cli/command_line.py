@@ -1,4 +1,4 @@
-"""The commands and their settings, read from what was typed; every failure ends in one sentence and an exit code."""
+"""The commands and their settings, parsed; every failure ends in one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchdefine.recipe.settings import explain
 from torchdefine.spelling import closest, did_you_mean, did_you_mean_setting
 
 SECONDS_TO_SPEAK = 10.0
-"""For the first process of a machine to say why a command is refused, which it may come to later than the others."""
+"""Time for the first process of a machine to say why a command is refused, since it may be later than the others."""
 
 DESCRIPTION = """Deep factorised token embeddings: train language models and translators with them, and compare fairly.
 
@@ -41,7 +41,7 @@ DESCRIPTION = """Deep factorised token embeddings: train language models and tra
 
 def run_command(arguments: Sequence[str] | None = None) -> None:
     """Run a command; exits with 1 if it failed and with 2 if it was misused."""
-    for name in ("stdout", "stderr"):  # closed by the caller, so nobody wants to hear us
+    for name in ("stdout", "stderr"):  # the caller closed them, so nothing is to be printed
         if getattr(sys, name) is None:
             setattr(sys, name, io.StringIO())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -57,12 +57,12 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
         _fail(error, 2)
     except MachineError as error:
         _fail(error, 1)
-    except BrokenPipeError:  # whoever read our output has gone away
+    except BrokenPipeError:  # the reader of our output is gone
         os._exit(1)
     except OSError as error:
         what, where = error.strerror or error, f" ({error.filename})" if error.filename else ""
         if error.errno in NOT_ALLOWED:
-            _fail(f"{what}{where}: name another place, or see who may use this one.", 2)
+            _fail(f"{what}{where}: choose another path, or check its permissions.", 2)
         _fail(f"{what}{where}.", 1)
     except (MemoryError, RuntimeError) as error:
         if "allocate" not in str(error) and not isinstance(error, MemoryError):
@@ -78,10 +78,10 @@ def _fail(message: object, code: int) -> NoReturn:
 
 
 def _let_the_first_process_speak() -> None:
-    """Under torchrun all processes of a machine refuse the same command, and the others need not say so as well.
+    """Under torchrun all processes of a machine refuse the same command, but only the first needs to say so.
 
-    They wait instead of keeping silent: torchrun ends everybody as soon as one has left, so whoever left first without
-    a word would leave nothing said. One that is still there in the end says its own reason.
+    The others wait: torchrun ends all processes as soon as one exits, so if another exited silently first, nothing
+    would be said. A process that is still running after the wait prints its own reason.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(SECONDS_TO_SPEAK)
@@ -93,7 +93,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
-    """What reads the command line, and the commands' names with their options."""
+    """The parser of the command line, and the commands' names with their options."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog="torchdefine", description=DESCRIPTION, formatter_class=shape, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"torchdefine {__version__}")
@@ -119,7 +119,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
 
 
 def _without_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A command line without its ``--SECTION.NAME VALUE``, and these: the parser would take a value for the recipe."""
+    """A command line without its ``--SECTION.NAME VALUE``, and these: the parser may mistake a value for the recipe."""
     words: list[str] = []
     settings: list[str] = []
     of_a_setting = False
@@ -132,7 +132,7 @@ def _without_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _overrides(rest: list[str], command: str, options: list[str]) -> dict[str, dict[str, Any]]:
-    """What is left of the command line, ``--optim.lr 1e-3`` or ``--optim.lr=1e-3``, by section."""
+    """The rest of the command line, ``--optim.lr 1e-3`` or ``--optim.lr=1e-3``, by section."""
     found: dict[str, dict[str, Any]] = {}
     names = [name for name, _, _ in explain(Recipe)]
     words = iter(rest)

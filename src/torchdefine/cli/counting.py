@@ -23,11 +23,11 @@ Settings of the sections data, embedding, context and output change the paramete
 those of a translator: `torchdefine train --help` explains them all."""
 
 OF_THE_VOCABULARY = {"data": {"corpus", "min_count", "max_size", "tokenizer"}, "bitext": {"bpe_size"}}
-"""Settings by section that make another vocabulary than the one whose size a recipe or a run says."""
+"""Settings by section that make another vocabulary than the one whose size a recipe or a run states."""
 
 
 def add_commands(command: Command) -> None:
-    """What counts."""
+    """The command that counts parameters."""
     sub = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", COUNTING)
     sub.add_argument("recipe", help="a recipe's name, a YAML file, or a run's folder")
     sub.add_argument("--data", help="a folder with text, or a named corpus, whose vocabulary to count with")
@@ -57,7 +57,7 @@ def _counted(options: argparse.Namespace, overrides: dict[str, Any]) -> Paramete
     recipe = load_recipe(folder.config if folder.exists() else options.recipe, overrides)
     if options.data is not None and recipe.task == "translation":
         raise UserError("A translator is counted with bitext.bpe_size subwords, whatever its text: leave --data out.")
-    if overrides or (folder.exists() and folder.changes()):  # not the model that numbers were published of
+    if overrides or (folder.exists() and folder.changes()):  # the published numbers are of another model
         recipe = dataclasses.replace(recipe, published={})
     another = any(overrides.get(section, {}).keys() & names for section, names in OF_THE_VOCABULARY.items())
     if another and "vocabulary_size" not in data:
@@ -75,7 +75,7 @@ def _with_vocabulary_size(recipe: Recipe, size: int | None) -> Recipe:
 
 
 def _translator_counts(recipe: Recipe, tokens: TokenizerPair) -> dict[str, int]:
-    """With a vocabulary for each side, which need not be of one size."""
+    """Parameters with a vocabulary for each side, which may differ in size."""
     import torch
 
     from torchdefine.build import VocabularyFacts

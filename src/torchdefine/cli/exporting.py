@@ -1,4 +1,4 @@
-"""The command that hands a run on to programs without torchdefine."""
+"""The command that exports a run for use without torchdefine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Tr
 
 
 def add_commands(command: Command) -> None:
-    """What leaves torchdefine."""
+    """The command that exports."""
     sub = command("export", _export, "Write a run as programs that run without torchdefine, with a card.", EXPORTING)
     sub.add_argument("folder", metavar="RUN", nargs="?", help="a run's folder")
     sub.add_argument(

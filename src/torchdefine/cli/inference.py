@@ -19,17 +19,17 @@ COMPRESSING = """  codes          one entry from each of M codebooks of K, summe
   product-codes  chunks of the vector, each the nearest of those that k-means found
   svd            a low rank, in int8
   bits           rotated, then 0 to 8 bits a number by importance; mostly the best
-  int8, int4     so many bits a number, whatever that takes
+  int8, int4     that many bits a number, however large the table becomes
 All but the last two take as many bytes as --budget says, or as the codes of --codebooks × --entries do. A run has one
-packed table: another compress replaces it. The output layer of a language model still needs the map's table; what is
-packed is what the input looks up. Then: eval RUN --compressed."""
+packed table: another compress replaces it. Only the vectors that the input looks up are packed; the output layer of a
+language model still needs the map's table. Then: eval RUN --compressed."""
 OF_ANY_SIZE = ("codes", "product-codes", "svd", "bits")
 METHODS_OF = {"codebooks": OF_ANY_SIZE, "entries": OF_ANY_SIZE, "steps": ("codes",), "seed": ("codes",)}
-"""The methods that an option means something to."""
+"""The methods that each option applies to."""
 
 
 def add_commands(command: Command) -> None:
-    """What prepares a run for use."""
+    """The commands that prepare a run for use."""
     sub = command(
         "cache", _cache, "Write a run's finished vectors beside its weights, so that --cached inference needs no unit."
     )

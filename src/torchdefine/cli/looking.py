@@ -11,14 +11,14 @@ from torchdefine.cli.shared import Command, print_json
 from torchdefine.errors import UserError
 
 PICTURES = """  curves      validation perplexity of every run, and that of training as a thin line
-  parameters  who owns the parameters, a stacked bar a run
+  parameters  the parameters of each part, one stacked bar per run
   maps        correlation maps of the finished vectors: standard, projected, DeFINE
   layers      correlation maps of one run with a DeFINE unit, layer by layer and group by group
   groups      mean cosines between the groups of every layer of such a run"""
 
 
 def add_commands(command: Command) -> None:
-    """What shows runs to people."""
+    """The commands that show runs."""
     sub = command("compare", _compare, "Put runs side by side: parameters, perplexities, speed, what to beware of.")
     sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
     sub.add_argument("--json", action="store_true", help="print JSON")
@@ -59,7 +59,7 @@ def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
     path = Path(options.out) if options.out else Path(options.folders[0]) / "report.html"
     if path.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"The report {path} must end in .html, which it is.")
+        raise UserError(f"The report is HTML: {path} must end in .html.")
     words = [word.strip() for word in options.words.split(",") if word.strip()] if options.words else None
     with work_bar("looking at the runs") as progress:
         write_report(options.folders, path, ReportOptions(words, options.prompt), progress)

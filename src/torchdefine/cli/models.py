@@ -15,13 +15,13 @@ ADAPTING = """  Many replacements are made, all are measured by what the model d
 
 
 def add_commands(command: Command) -> None:
-    """What changes a model that exists."""
+    """The command that changes an existing model."""
     sub = command("adapt", _adapt, "Replace the token table of a Hugging Face model by the best smaller one.", ADAPTING)
     sub.add_argument("folder", metavar="MODEL_DIR", help="a folder that save_pretrained wrote, with its tokenizer")
     sub.add_argument("--budget", required=True, help="for the table: 4MB, 512KiB, or '4M parameters' in float32")
-    sub.add_argument("--text", required=True, help="a file of plain text like that which the model will read")
+    sub.add_argument("--text", required=True, help="a file of plain text like the text that the model will read")
     sub.add_argument("--out", required=True, help="the new model's folder")
-    sub.add_argument("--quick", action="store_true", help="leave out what takes minutes: units, codes, tensor trains")
+    sub.add_argument("--quick", action="store_true", help="leave out slow methods: units, codes, tensor trains")
     sub.add_argument("--distill", type=int, default=200, help="steps of self-distillation, 0 for none (default: 200)")
     sub.add_argument("--choosing", type=int, default=300, help="sentences to compare candidates on (default: 300)")
     sub.add_argument("--held-out", type=int, default=2000, help="sentences to judge the result on (default: 2000)")
@@ -34,7 +34,7 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.adapt.shrink import ShrinkOptions, shrink_model
     from torchdefine.training.distributed import Processes
 
-    their_log = import_transformers().logging  # its bars and notes would stand between ours
+    their_log = import_transformers().logging  # its bars and notes would mix with ours
     their_log.set_verbosity_error()
     their_log.disable_progress_bar()
     settings = ShrinkOptions(

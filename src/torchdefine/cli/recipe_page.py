@@ -1,4 +1,4 @@
-"""One recipe as a page: YAML that `train` takes back as a file, with all that it leaves at its default as comments."""
+"""One recipe as a page: YAML that `train` reads as a file, with settings left at their defaults as comments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMENTS_FROM = 44
 
 
 def recipe_page(recipe: Recipe) -> str:
-    """The recipe resolved; what differs from the defaults is set, the rest of what has an effect is a comment."""
+    """The resolved recipe: settings that differ from the defaults are set, others that have an effect are comments."""
     without_effect = settings_without_effect(recipe)
     lines = [f"# {recipe.name}", *_published(recipe), f"format_version: {FORMAT_VERSION}"]
     lines += [_setting("description", recipe.description), _setting("task", recipe.task)]

@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from torchdefine.run.loaded import Run
 
 RECIPES = """  torchdefine recipes                              the list, with parameters and published numbers
-  torchdefine recipes demo                         those that begin so
+  torchdefine recipes demo                         those whose names begin with demo
   torchdefine recipes demo/standard > mine.yaml    one recipe, as a file to change
   torchdefine train mine.yaml"""
 
 TRAINING = """  torchdefine train demo/adaptive-define --out runs/first
   torchdefine train demo/adaptive-define --data my_texts/ --out runs/second --optim.lr 3e-3 --train.steps 2000
   torchdefine train mine.yaml --out runs/third           a recipe of your own
-  torchdefine train --out runs/third --resume            go on where it was broken off"""
+  torchdefine train --out runs/third --resume            go on where it was interrupted"""
 
 
 ENCODING = """  torchdefine encode table1a/r3 --data my_texts/ --out my_tokens/
   torchdefine train table1a/r3 --data my_tokens/           here, or on a machine that the folder was taken to
 
   The words of a text are counted and numbered once, by the data settings of a recipe, and kept in a cache. For a large
-  text and a machine whose time is dear, this does it beforehand: my_tokens/ has the tokens and their vocabulary, and
-  takes the place of the text for every recipe with the same data settings."""
+  text and a machine whose time is expensive, this does it beforehand: my_tokens/ has the tokens and their vocabulary,
+  and takes the place of the text for every recipe with the same data settings."""
 
 
 def add_commands(command: Command) -> None:
-    """What starts from a recipe."""
+    """The commands that start from a recipe."""
     sub = command(
         "recipes", _recipes, "List what there is to train, or show one recipe with all its settings.", RECIPES
     )
     sub.add_argument(
-        "recipe", nargs="?", help="a recipe's name, or a YAML file, to show; of demo, say, all that begin so"
+        "recipe", nargs="?", help="a recipe's name, or a YAML file, to show; or the beginning of names, such as demo"
     )
     sub.add_argument("--json", action="store_true", help="print JSON")
 
@@ -106,7 +106,7 @@ def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 
 def _print_recipes(recipes: list[Recipe]) -> None:
-    """Those of our own first, which are the smaller ones, then those that have published numbers."""
+    """Our own first, which are smaller, then those with published numbers."""
     from torchdefine.analysis.tables import print_table
 
     own = [recipe for recipe in recipes if not recipe.published]
@@ -202,7 +202,7 @@ def _encode(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
 
 
 def _print_caveats(run: Run) -> None:
-    """What a reader must know of the numbers of a run that has just ended, or of their absence."""
+    """What a reader must know about the numbers of a run that has just ended, or why there are none."""
     from torchdefine.training.evaluate import short_stream_warning
 
     evaluated, folder = run.result["evaluation"], shlex.quote(str(run.folder.path))

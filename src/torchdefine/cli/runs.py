@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(command: Command) -> None:
-    """What uses a run."""
+    """The commands that use a run."""
     sub = command("eval", _eval, "Measure a run's perplexity on a text; a translator's BLEU and chrF too.")
     sub.add_argument("folder", metavar="RUN", help="a run's folder")
     sub.add_argument("--split", default="test", help="train, valid or test (default: test)")
@@ -69,7 +69,7 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     cache = _neural_cache(options)
     run = load_run(options.folder, **loading(options))
     if not run.folder.result.exists():
-        print("The run is not finished: these are weights on the way.", file=sys.stderr)
+        print("The run is not finished: these are intermediate weights.", file=sys.stderr)
     if run.recipe.task == "translation":
         eval_translations(run, options)
         return
@@ -132,7 +132,7 @@ def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.training import RunFolder
 
     folder = RunFolder(options.folder)
-    check_generates(folder, folder.recipe())  # first of all: weights that are missing are no reason to look for others
+    check_generates(folder, folder.recipe())  # first: a translator without weights must not be told to get some
     if options.temperature == 0:
         refuse_idle(options, ("top_k", "top_p"), "at a temperature of 0")
     run = load_run(options.folder, **loading(options))

@@ -11,13 +11,13 @@ from torchdefine.errors import UserError
 from torchdefine.files import finite_only
 
 Command = Callable[..., argparse.ArgumentParser]
-"""Adds a command: its name, what runs it, a summary, and more to read before and after the options in its help."""
+"""Adds a command: its name, its function, a summary, and text before and after the options in its help."""
 
 CHECKPOINTS = ["best", "last", "average"]
 
 
 def print_json(value: Any) -> None:
-    """Numbers that are not finite are null."""
+    """Print JSON with null for numbers that are not finite."""
     print(json.dumps(finite_only(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -35,7 +35,7 @@ def add_cached(parser: argparse.ArgumentParser) -> None:
 
 
 def data_settings(options: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a text, with that of --data among them."""
+    """The settings of a text, including --data."""
     if options.data is None:
         return given
     if given.get("corpus", options.data) != options.data:
@@ -44,7 +44,7 @@ def data_settings(options: argparse.Namespace, given: dict[str, Any]) -> dict[st
 
 
 def loading(options: argparse.Namespace) -> dict[str, Any]:
-    """How a command that uses a run wants it opened."""
+    """How to open the run that a command uses."""
     return {name: getattr(options, name) for name in ("checkpoint", "device", "cached", "compressed")}
 
 

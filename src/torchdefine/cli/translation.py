@@ -15,7 +15,7 @@ from torchdefine.recipe import Recipe
 
 
 def add_commands(command: Command) -> None:
-    """What uses a run that translates."""
+    """The commands for translators."""
     sub = command("translate", _translate, "Translate text line by line; as many lines come out as go in.")
     sub.add_argument("folder", metavar="RUN", help="a run's folder")
     sub.add_argument("--input", help="the text to translate, plain or packed (default: standard input)")
@@ -25,9 +25,9 @@ def add_commands(command: Command) -> None:
     sub.add_argument(
         "--max-ratio",
         type=float,
-        help="a translation has at most so many tokens for each of the source's … (default: the recipe's)",
+        help="a translation has at most this many tokens for each of the source's … (default: the recipe's)",
     )
-    sub.add_argument("--max-extra", type=int, help="… and so many more (default: the recipe's)")
+    sub.add_argument("--max-extra", type=int, help="… and this many more (default: the recipe's)")
     sub.add_argument("--n-best", type=int, default=1, help="translations of each line, with tabs between (default: 1)")
     sub.add_argument("--sample", action="store_true", help="draw translations instead of searching for the best")
     sub.add_argument("--temperature", type=float, help="of --sample: below 1 is more cautious (default: 1)")
@@ -57,7 +57,7 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     def lines_of(path: str) -> list[str]:
         return [line for block in read_text(Path(path), may_be_empty=True) for line in block.lines]
 
-    run = load_run(options.folder, **loading(options))  # before standard input is waited for
+    run = load_run(options.folder, **loading(options))  # before waiting for standard input
     how = _translation_options(run.recipe, options)
     lines = lines_of(options.input) if options.input else decode_text(sys.stdin.buffer.read(), "The standard input")
     if not lines:
@@ -94,7 +94,7 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 
 def _translation_options(recipe: Recipe, options: argparse.Namespace) -> Any:
-    """The recipe's search with what the command line changes of it."""
+    """The recipe's search with the command line's changes."""
     from torchdefine.build_translation import beam_options
     from torchdefine.decoding import SamplingOptions, TranslationOptions
 
