@@ -118,8 +118,8 @@ def test_a_quality_that_is_no_number_never_wins() -> None:
     options = FitOptions(families=("quantised", "transform"), quality=lambda table: next(answers, 0.9))
     made = fit(Encoder().tokens, counts(), 8_000, options=options)
     assert made.chosen.quality == 0.9
-    assert "came out as nan" in made.skipped[0].reason
-    with pytest.raises(UserError, match=r"None of \d+ replacements .* could be measured; of .* came out as nan"):
+    assert "quality is nan" in made.skipped[0].reason
+    with pytest.raises(UserError, match=r"None of \d+ replacements .*; the first, .* failed because: .* is nan"):
         fit(Encoder().tokens, counts(), 8_000, options=FitOptions(quality=lambda table: math.nan, **FAST))
 
 

@@ -1,4 +1,4 @@
-"""A drop-in for models that exist: their tables replaced, fitted and distilled."""
+"""For existing models: replace, fit and distil their tables."""
 
 from torchdefine.adapt.behaviour import Behaviour
 from torchdefine.adapt.budget import Budget

@@ -1,7 +1,7 @@
 """Classes for models of transformers with replaced tables, and their place among the Auto classes.
 
-On disk such a model has the model type "torchdefine", which only an imported torchdefine knows; in memory it is of its
-old type, so that everything in transformers that goes by the type goes on working.
+On disk such a model has the model type "torchdefine", which only an imported torchdefine knows; in memory it keeps its
+old type, so that everything in transformers that depends on the type still works.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torchdefine.files import write_text
 
 MODEL_TYPE = "torchdefine"
 RECIPE = "torchdefine"
-"""The attribute of a configuration that tells of the replaced tables."""
+"""The attribute of a configuration that describes the replaced tables."""
 HOW_TO_LOAD = "This model has tables of torchdefine: import torchdefine, and load it with an Auto class."
 
 
 def reduced_to_plain_class(compact: Any, protocol: Any) -> tuple[Any, ...]:
-    """How pickle finds the class of a model or a configuration again, whose name is that of the plain one."""
+    """How pickle finds the class of a model or a configuration, which has the name of the plain one."""
     contents = tuple(object.__reduce_ex__(compact, max(int(protocol), 2)))[2:]
     _, plain = type(compact).__bases__
     return _empty_compact, (plain,), *contents
@@ -34,17 +34,17 @@ class CompactConfigMixin:
     __reduce_ex__ = reduced_to_plain_class
 
     def to_json_file(self, json_file_path: str | PathLike[str], use_diff: bool = True) -> None:
-        """Write it so that a class that knows nothing of the tables stops at the first look."""
+        """Write it so that a class that does not know the tables fails at once."""
         settings = json.loads(self.to_json_string(use_diff=use_diff))  # type: ignore[attr-defined]
         settings["model_type"] = MODEL_TYPE
         if "vocab_size" in settings:
             settings[RECIPE]["vocab_size"] = settings["vocab_size"]
-            settings["vocab_size"] = HOW_TO_LOAD  # no whole number: what expects one refuses, and shows this sentence
+            settings["vocab_size"] = HOW_TO_LOAD  # code that expects a whole number refuses it, showing this sentence
         write_text(Path(json_file_path), json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
 class CompactConfig:
-    """What ``AutoConfig`` finds under the model type "torchdefine"; it gives the configuration of the model's own."""
+    """What ``AutoConfig`` finds under the model type "torchdefine"; it makes a configuration of the model's own."""
 
     model_type = MODEL_TYPE
 
@@ -69,7 +69,7 @@ class CompactConfig:
 
 
 def _empty_compact(plain: Any) -> Any:
-    """What pickle fills: an object of the class that stands for a plain one of a model or a configuration."""
+    """An empty object for pickle to fill, of the class that replaces a plain model's or configuration's."""
     from transformers import PreTrainedModel
 
     compact = compact_model_class(plain) if issubclass(plain, PreTrainedModel) else compact_config_class(plain)

@@ -1,4 +1,4 @@
-"""What replacements of a table are judged by: the outputs of the model it stands in, on text."""
+"""How replacements of a table are judged: by the outputs of its model, on text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Behaviour:
     """A model, the name of the table in it, and how its outputs are read from batches of text.
 
     Args:
-        model: any module; it is put into evaluation mode while it is looked at, and is left as it was.
+        model: any module; it is put into evaluation mode while it is measured, and left as it was.
         target: the table's name in ``model.named_modules()``, "embeddings.word_embeddings" say.
         encode: runs the model on one batch and gives vectors, (N, d).
         batches: what ``encode`` takes, a fixed list.
@@ -77,7 +77,7 @@ class Behaviour:
             setattr(parent, name, own)
 
     def sensitivity(self, *, seed: int = 0, progress: Progress | None = None) -> Tensor:
-        """How much the outputs feel an error in each direction of the table's vectors, (m, m).
+        """How sensitive the outputs are to an error in each direction of the table's vectors, (m, m).
 
         It is the mean outer product of gradients: for every batch one random direction of the outputs is followed
         back to the vectors that the table gave.

@@ -1,6 +1,6 @@
-"""Every way of packing a table into a budget: one candidate a method, as large as the budget allows.
+"""Every way of packing a table into a budget: one candidate per method, as large as the budget allows.
 
-For a budget of bytes the large parts are packed, as no table of floats comes near; for one of parameters none is.
+For a budget of bytes the large parts are packed, as no table of floats comes close; for one of parameters none is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FAMILIES = (
 KEPT_SHARES = (0.05, 0.15)
 ENTRIES = 16
 MOST_CODEBOOKS = 64
-"""Of compositional codes: learning more takes long, and their codebooks alone are large."""
+"""Of compositional codes: learning more takes long, and the codebooks alone are large."""
 Build = Callable[[Progress | None], CompactTable]
 
 
@@ -75,7 +75,7 @@ class Source:
 def candidates(
     source: Source, budget: Budget, *, units: UnitFitting | None = None, codes: CodeLearning | None = None
 ) -> Iterator[Candidate]:
-    """All that fit, in order of how long they take; what the budget is too small for is left out."""
+    """All candidates that fit the budget, in order of how long they take."""
     yield from _transforms(source, budget)
     yield from _low_rank(source, budget)
     if not budget.floats_only:

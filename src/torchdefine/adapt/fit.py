@@ -23,7 +23,7 @@ from torchdefine.spelling import did_you_mean
 
 Quality = Callable[[nn.Module], float]
 TICKS = 100
-"""Of progress for each candidate."""
+"""Units of progress for each candidate."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class FitOptions:
     table's frequency-weighted variance that is kept."""
     quality_name: str = "quality"
     sensitivity: Tensor | None = None
-    """From ``Behaviour.sensitivity``: how much the model feels an error in each direction."""
+    """From ``Behaviour.sensitivity``: how sensitive the model is to an error in each direction."""
     polish: Callable[[CompactTable], Any] | None = None
-    """Trains the best candidate in place (``distill``); kept where it measures better."""
+    """Trains the best candidate in place (``distill``); kept if it measures better."""
     shares: tuple[float, ...] = (1.0,)
     """Sizes to look at, as shares of the budget; more of them draw a longer front."""
     families: tuple[str, ...] = ()
-    """Only these; all by default."""
+    """The families of candidates to try; all by default."""
     units: UnitFitting = field(default_factory=UnitFitting)
     codes: CodeLearning = field(default_factory=CodeLearning)
 
@@ -61,7 +61,7 @@ class Measured:
 
 
 def front_of(measured: Iterable[Measured]) -> list[Measured]:
-    """Those that nothing of their size or smaller equals, smallest first."""
+    """The Pareto front: no candidate as small or smaller is as good. Smallest first."""
     front: list[Measured] = []
     for one in sorted(measured, key=lambda one: (one.bytes, -one.quality)):
         if not front or one.quality > front[-1].quality:
@@ -90,7 +90,7 @@ class Fitted:
 
     @property
     def front(self) -> list[Measured]:
-        """Those that nothing smaller equals, smallest first."""
+        """The Pareto front of all candidates, smallest first."""
         return front_of(self.measured)
 
     @property
@@ -168,7 +168,7 @@ def fit(
         raise UserError("FitOptions.shares is empty, so there is no size to look at: leave it out, or give (1.0,).")
     source = Source(as_matrix(table), counts, options.sensitivity, padding_idx)
     weights = as_weights(counts, source.table)
-    metric(options.sensitivity, source.table)  # refuses what does not fit, before the work
+    metric(options.sensitivity, source.table)  # refuses a wrong shape or values, before the work
     whole = 4 * source.table.numel()
     if allowed.bytes >= whole:
         raise UserError(f"{allowed} are no less than the {readable_bytes(whole)} of the table itself: allow less.")
@@ -197,8 +197,8 @@ def fit(
         if one.bytes <= allowed.bytes and (best is None or one.quality > best[0].quality):
             best = (one, made)
     if not measured:
-        why = f"{skipped[0].name}: {skipped[0].reason}"
-        raise UserError(f"None of {len(planned)} replacements of this table could be measured; of {why}")
+        why = f"{skipped[0].name}, failed because: {skipped[0].reason}"
+        raise UserError(f"None of {len(planned)} replacements of this table could be measured; the first, {why}")
     if best is None:
         raise UserError(f"No replacement of this table came out within {allowed}: allow more.")
     if options.polish is not None:
@@ -239,10 +239,10 @@ class _Judge:
 
 
 def _ranks(one: Measured, skipped: list[Skipped]) -> bool:
-    """Whether a quality is a number; a candidate whose is not counts as skipped."""
+    """Whether a quality is finite; a candidate whose quality is not counts as skipped."""
     if math.isfinite(one.quality):
         return True
-    skipped.append(Skipped(one.name, f"Its quality came out as {one.quality}, which ranks nowhere."))
+    skipped.append(Skipped(one.name, f"Its quality is {one.quality}, so it cannot be ranked."))
     return False
 
 
@@ -253,14 +253,14 @@ def _polished(
     measured: list[Measured],
     skipped: list[Skipped],
 ) -> tuple[Measured, CompactTable]:
-    """The best table after more teaching, or as it was where that failed or did not help."""
+    """The best table after distillation, or as it was if that failed or did not help."""
     before, table = best
     kept = {name: tensor.clone() for name, tensor in table.state_dict().items()}
     began = time.monotonic()
     taught = Candidate(before.family, f"{before.name}, distilled", lambda _: table)
     try:
         polish(table)
-    except MachineError as error:  # it overflowed; what was measured before is as good as ever
+    except MachineError as error:  # it overflowed; the table before is still good
         skipped.append(Skipped(taught.name, str(error)))
     else:
         after = judge.measure(taught, table, before.seconds + time.monotonic() - began)

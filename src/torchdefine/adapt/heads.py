@@ -17,7 +17,7 @@ from torchdefine.output.layer import resized_bias
 class TiedHead(nn.Module):
     """Hidden vectors → logits, (…, in_features) → (…, V), like the ``nn.Linear`` that it replaces.
 
-    It owns its bias and no table; that is trained and saved at ``stand_in``.
+    It owns its bias but no table; ``stand_in`` trains and saves that.
     """
 
     def __init__(self, stand_in: StandIn, bias: nn.Parameter | None) -> None:
@@ -38,7 +38,7 @@ class TiedHead(nn.Module):
         return self.stand_in.num_embeddings
 
     def follow_resize(self) -> None:
-        """Give the bias the size that the table has got; new tokens start at zero."""
+        """Give the bias the table's new size; new tokens start at zero."""
         if self.bias is not None and len(self.bias) != self.out_features:  # else a model may share it
             self.bias = resized_bias(self.bias, self.out_features)
 
@@ -59,7 +59,7 @@ class MapHead(TiedHead):
         self.projection = nn.Linear(
             self.in_features, map_layer.map_dim, bias=False, dtype=like.dtype, device=like.device
         )
-        if fresh:  # the projected vectors are as large as the hidden ones, whatever that is
+        if fresh:  # the projected vectors then are as large as the hidden ones
             nn.init.normal_(self.projection.weight, std=self.in_features**-0.5)
 
     @property
@@ -72,14 +72,14 @@ class MapHead(TiedHead):
 
 
 class FinishedHead(TiedHead):
-    """Tied to the finished vectors, as the old head was to the old table: for tables that were fitted to one.
+    """Tied to the finished vectors, as the old head was to the old table: for tables fitted to an old one.
 
-    They are made anew, a stretch of the vocabulary at a time, unless the stand-in is cached.
+    The vectors are computed again, part of the vocabulary at a time, unless the stand-in is cached.
     """
 
     @property
     def weight(self) -> Tensor:
-        """The output matrix, (V, m), made anew each time."""
+        """The output matrix, (V, m), computed each time."""
         return self.stand_in.rows(0, self.out_features)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class FinishedHead(TiedHead):
 
 
 def tied_map(table: nn.Module) -> StandardMap | ProjectiveMap:
-    """The map that an output layer can share, or a refusal."""
+    """The map that an output layer can share; a UserError if there is none."""
     if isinstance(table, TokenEmbedding) and isinstance(table.map, (StandardMap, ProjectiveMap)):
         return table.map
     kind = type(table.map).__name__ if isinstance(table, TokenEmbedding) else type(table).__name__

@@ -53,7 +53,7 @@ def with_table(
     targets: Targets = None,
     heads: Heads = "tie",
 ) -> Model:
-    """The model with a table that was fitted to its own: what ``fit`` gave, or a module; several come by name.
+    """The model with a table that was fitted to its own: the result of ``fit``, or a module; several by name.
 
     Like ``with_define`` it changes the model in place, and the model saves and loads.
     """

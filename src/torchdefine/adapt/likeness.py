@@ -1,4 +1,4 @@
-"""How alike two models are: the vectors that they give to the same sentences."""
+"""How alike two models are, by their vectors for the same sentences."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sentence_batches(model: Any, tokenizer: Any, sentences: Sequence[str]) -> li
 def encode_batch(model: Any, batch: dict[str, Tensor]) -> Tensor:
     """The mean of a model's last hidden states over the tokens of each sentence, (B, m).
 
-    Of an encoder–decoder it is the encoder's.
+    For an encoder–decoder, those of the encoder.
     """
     body = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
     return pooled(body(**batch).last_hidden_state, batch["attention_mask"])
@@ -58,7 +58,7 @@ def encode_batch(model: Any, batch: dict[str, Tensor]) -> Tensor:
 def sentence_vectors(model: Any, tokenizer: Any, sentences: Sequence[str], progress: Progress | None = None) -> Tensor:
     """``encode_batch`` for many sentences: (sentences, m), float32, on the CPU.
 
-    Sentences of like length are computed together, which changes nothing but the time.
+    Sentences of similar length are computed together, which only saves time.
     """
     order = sorted(range(len(sentences)), key=lambda row: len(sentences[row]))
     batches = sentence_batches(model, tokenizer, [sentences[row] for row in order])
@@ -72,7 +72,7 @@ def sentence_vectors(model: Any, tokenizer: Any, sentences: Sequence[str], progr
 
 
 def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
-    """The mean over the tokens that are there: (B, T, m), (B, T) → (B, m)."""
+    """The mean over tokens that are not padding: (B, T, m), (B, T) → (B, m)."""
     weights = mask.unsqueeze(-1).to(hidden.dtype)
     return (hidden * weights).sum(1) / weights.sum(1).clamp_min(1)
 
@@ -93,7 +93,7 @@ def _similarities(vectors: Tensor) -> Tensor:
 
 
 def _spearman(one: Tensor, other: Tensor) -> float:
-    """Rank correlation; equal values do not occur among real similarities, so ties need no care."""
+    """Rank correlation; ties need no care, since real similarities are never equal."""
     first, second = (torch.argsort(torch.argsort(values)).double() for values in (one, other))
     first, second = first - first.mean(), second - second.mean()
     return float((first * second).sum() / (first.norm() * second.norm()).clamp_min(1e-30))

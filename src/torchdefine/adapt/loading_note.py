@@ -1,4 +1,4 @@
-"""The note that a saved model of transformers carries for whoever opens its folder without knowing torchdefine."""
+"""The note in a saved model's folder for readers who do not know torchdefine."""
 
 from __future__ import annotations
 

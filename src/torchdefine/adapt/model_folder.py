@@ -13,10 +13,10 @@ from torchdefine.errors import UserError
 
 CONFIG_FILE = "config.json"
 _OF_THE_MODEL = ("model", "pytorch_model", "tf_model", "flax_model", "rust_model", "openvino", "onnx")
-"""Files and folders that hold weights, in whatever format: they are not carried over."""
+"""Files and folders that hold weights, in any format: they are not copied."""
 
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "*.bpe.model", "*.spm")
-"""Where tokenizers keep their tokens: without any of these, transformers makes one that knows none."""
+"""Where tokenizers keep their tokens: without any of these, transformers makes a tokenizer without tokens."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class OpenedModel:
 
 
 def open_model(folder: str | Path, device: str = "cpu") -> OpenedModel:
-    """Read a folder that ``save_pretrained`` wrote; nothing is fetched from anywhere."""
+    """Read a folder that ``save_pretrained`` wrote; nothing is downloaded."""
     folder = Path(folder)
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{folder} has no {CONFIG_FILE}: give a folder that a model's save_pretrained wrote.")
@@ -59,7 +59,7 @@ def open_model(folder: str | Path, device: str = "cpu") -> OpenedModel:
 
 
 def carry_over(source: Path, target: Path) -> None:
-    """Copy what lies beside a model's weights: tokenizer, pooling, licences. What ``target`` has already stays."""
+    """Copy files beside a model's weights: tokenizer, pooling, licences. Those that ``target`` has already stay."""
     for path in sorted(source.iterdir()):
         is_weights = path.name.split(".")[0].split("-")[0] in _OF_THE_MODEL
         if is_weights or path.name.startswith(".") or (target / path.name).exists():

@@ -1,4 +1,4 @@
-"""Sentences of a text, in three parts that have none in common: to fit with, to choose by, to judge on."""
+"""Sentences of a text in three disjoint parts: for fitting, for choosing, for judging."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchdefine.errors import UserError
 
 FEWEST_SENTENCES = 60
 SHORTEST_SENTENCE = 4
-"""In words: shorter lines are headings and rests."""
+"""In words; shorter lines are headings and remnants."""
 _END = re.compile(r"(?<=[.!?])\s+")
 
 

@@ -78,9 +78,9 @@ class CompactMixin:
 
 
 class Adoption:
-    """Telling a model of transformers about its new tables, and taking that back.
+    """Tells a model of transformers about its new tables, and undoes that.
 
-    Made before the modules are swapped, while the model's ties still have names; ``complete`` comes after.
+    Made before the modules are swapped, while the model's ties still have names; call ``complete`` afterwards.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -116,14 +116,14 @@ class Adoption:
             part.__dict__.update(attributes)
 
     def _share_config(self, old: Any, new: Any) -> None:
-        """Parts of a model hold its configuration too; another model that does keeps the old one."""
+        """Change the configuration of all parts of the model; another model that shares it keeps the old one."""
         for module in self.model.modules():
             if getattr(module, "config", None) is old:
                 module.config = new
 
 
 def rebuild(model: PreTrainedModel, recipe: Mapping[str, Any]) -> None:
-    """Give a model that was just built the tables that its configuration tells of; weights come later."""
+    """Give a newly built model the tables that its configuration describes; weights come later."""
     if recipe.get("version") != RECIPE_VERSION:
         raise UserError(
             f"The tables of this model are of version {recipe.get('version')!r}, but this torchdefine reads version "
@@ -145,7 +145,7 @@ def rebuild(model: PreTrainedModel, recipe: Mapping[str, Any]) -> None:
 
 
 def recipe_of(model: PreTrainedModel) -> dict[str, Any]:
-    """What ``rebuild`` needs, read off the model as it is now; names are relative to the base model."""
+    """What ``rebuild`` needs, read from the model as it is now; names are relative to the base model."""
     prefix = _prefix(model)
     modules = dict(model.named_modules())
     entries = []
@@ -189,7 +189,7 @@ def table_from_config(config: Mapping[str, Any], dtypes: Mapping[str, str]) -> n
 
 
 def _own_dtypes(table: nn.Module) -> dict[str, str]:
-    """The number types of a compact table's parts, which are not the model's; the vectors' own follows the model."""
+    """The dtypes of a compact table's parts, which differ from the model's; the vectors have the model's dtype."""
     if not isinstance(table, CompactTable):
         return {}
     parts = ((name, part) for name, part in table.named_parameters() if part is not table.mean)
@@ -197,7 +197,7 @@ def _own_dtypes(table: nn.Module) -> dict[str, str]:
 
 
 def keep_ties(ties: list[tuple[PreTrainedModel, dict[str, str]]]) -> None:
-    """Leave each part of a model the ties whose two ends still are parameters; ours are ties of modules."""
+    """Keep only the ties whose two ends are still parameters in each part of a model; ours are ties of modules."""
     for part, expanded in ties:
         kept = {}
         for target, source in expanded.items():
@@ -213,7 +213,7 @@ def keep_ties(ties: list[tuple[PreTrainedModel, dict[str, str]]]) -> None:
 
 
 def resize(model: PreTrainedModel, embedding: nn.Module, size: int, settings: tuple[str, ...], from_mean: bool) -> None:
-    """Change the rows of a replaced table and of the output layer that follows it; ``settings`` count them."""
+    """Change the rows of a replaced table and of its output layer; ``settings`` name the configuration's counts."""
     stand_in = _stand_in(embedding)
     old = stand_in.num_embeddings
     stand_in.resize(size, from_mean=from_mean)
@@ -258,7 +258,7 @@ def _stand_in(embedding: nn.Module) -> StandIn:
 
 
 def _own_decoder_table(model: Any) -> bool:
-    """Whether a decoder has a vocabulary of its own, as Marian's may."""
+    """Whether a decoder has its own vocabulary, as Marian's may."""
     return getattr(model.config, "share_encoder_decoder_embeddings", True) is False
 
 
@@ -273,7 +273,7 @@ def _tie_attributes(part: PreTrainedModel) -> Iterator[tuple[str, Any]]:
 
 
 def _prefix(model: PreTrainedModel) -> str:
-    """What the names of the base model start with here: another head on the same base has another prefix."""
+    """The prefix of the base model's names in this model; it differs between models on the same base."""
     prefix = model.base_model_prefix
     return f"{prefix}." if prefix and hasattr(model, prefix) else ""
 

@@ -28,7 +28,7 @@ Heads = Literal["tie", "untie"]
 
 @dataclass(frozen=True)
 class ReplacedTable:
-    """What became of one table; a table that stood in several places counts once."""
+    """The change of one table; a table that stood in several places counts once."""
 
     names: tuple[str, ...]
     heads: tuple[str, ...]
@@ -85,13 +85,13 @@ def replace_embeddings(
     """Put DeFINE, or ``table``, where a model has its embedding tables; the model is changed in place.
 
     Everything is checked before anything is changed. Device, dtype, padding and training mode stay. Give the new
-    parameters to the optimiser, and see ``restore``. A replacement that is larger than its table is warned of.
+    parameters to the optimiser, and see ``restore``. A replacement that is larger than its table gives a warning.
 
     Args:
         model: any module. One of transformers can be saved and loaded afterwards, as ``adapt.huggingface`` says.
         targets: which tables: a name or the end of one, a pattern ("encoder.*" or compiled), a type, or several of
-            these. By default those that look tokens up, where the model says which they are, or the only one.
-        map_dim, expand_dim, depth, unit: of a fresh ``DeFINE``; its vectors start as large as the old ones are.
+            these. By default the token tables, if the model names them, or the only table.
+        map_dim, expand_dim, depth, unit: of a fresh ``DeFINE``; its vectors start as large as the old ones.
             ``map_dim`` is by default a quarter of the table's width, at most 128; ``expand_dim`` four times that
             width, at most 1024 and at least ``map_dim``.
         table: a table that was fitted to the old one instead (``CompactTable``, ``DeFINE``); for several tables, a
@@ -224,7 +224,7 @@ def _check_savable(new: Sequence[nn.Module], adoptions: Sequence[Adoption]) -> N
 
 
 def _adoptions(model: nn.Module) -> list[Adoption]:
-    """What transformers must be told, for the outermost of its models here; nothing is changed yet."""
+    """An ``Adoption`` for each outermost model of transformers here; nothing is changed yet."""
     if "transformers.modeling_utils" not in sys.modules:  # then no model of it can be here
         return []
     from torchdefine.adapt.pretrained import Adoption, outermost_pretrained
@@ -265,7 +265,7 @@ def _reported(old: Table, swaps: Sequence[Swap]) -> ReplacedTable:
 
 
 def _warn_of_growth(report: ReplacedTable, made: nn.Module, *, fresh: bool, untied: bool) -> None:
-    """Numbers of fewer bits may be more in number, so a table has grown only if its bytes have too."""
+    """A packed table may have more numbers of fewer bits, so it has grown only if its bytes have too."""
     if report.parameters_after <= report.parameters_before or report.bytes_after <= report.bytes_before:
         return
     kept, ways = "", []

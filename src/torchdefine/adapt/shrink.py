@@ -36,7 +36,7 @@ REPORT_VERSION = 1
 QUICK_FAMILIES = ("transform", "weighted SVD", "frequent rows whole", "quantised")
 
 Stage = Callable[[str], AbstractContextManager[Progress]]
-"""Given what is being done, a context that takes reports of progress."""
+"""Takes the name of a stage; returns a context with a progress callback."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class ShrinkOptions:
     held_out: int = 2_000
     """Sentences that the result is judged on; no choice has seen them."""
     distill_steps: int = 200
-    """Of self-distillation; 0 for none."""
+    """Steps of self-distillation; 0 for none."""
     quick: bool = False
-    """Leave out what is trained for minutes: units and codes."""
+    """Leave out slow methods: units, codes of both kinds and tensor trains."""
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class ShrinkOptions:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """What became of a model."""
+    """The result of shrinking a model."""
 
     folder: Path
     fitted: dict[str, Fitted]
@@ -99,7 +99,7 @@ def shrink_model(
 ) -> Shrunk:
     """Replace the token tables of the model in ``folder`` by the best that fit ``budget``, and write it to ``out``.
 
-    ``text`` is a file of plain text like that which the model will read. Nothing is written before everything is done.
+    ``text`` is a file of plain text like the text that the model will read. Nothing is written until all is done.
     Several tables share the budget by their sizes; those that fit it already are refused.
     """
     began = time.monotonic()
@@ -133,7 +133,7 @@ def shrink_model(
 
 
 class _InPlace(Behaviour):
-    """Looks at a table as it will stand in the model: with the scale that the model's own applies."""
+    """Measures a table as it will be used in the model: with the scale that the model's own table applies."""
 
     def __init__(self, model: nn.Module, target: str, scale: float, batches: Sequence[dict[str, Tensor]]) -> None:
         super().__init__(model, target, encode_batch, batches)
@@ -147,13 +147,13 @@ class _InPlace(Behaviour):
 
 
 def _token_tables(opened: OpenedModel) -> list[Table]:
-    """The tables that the compared part of a model looks tokens up in, and those that it shares them with."""
+    """The token tables of a model and of its decoder."""
     named = (module.get_input_embeddings() for module in (opened.model, _decoder(opened.model)) if module is not None)
     return choose(survey(opened.model), None, named)
 
 
 def _check_too_large(tables: Sequence[Table], allowed: Budget) -> None:
-    """Refuse tables that fit already: whatever took their place would be worse."""
+    """Refuse tables that fit already: any replacement would be worse."""
     weights = [table.module.weight for table in tables]
     size = sum(weight.numel() * (4 if allowed.floats_only else weight.element_size()) for weight in weights)
     if size <= allowed.bytes:
@@ -205,7 +205,7 @@ def _teacher(behaviour: Behaviour, steps: int) -> Callable[[Any], Any]:
 
 
 def _place_in_use(model: Any, table: Table) -> str:
-    """Where the compared part of the model looks this table up."""
+    """Where the compared part of the model uses this table."""
     body = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
     inside = {id(module) for module in body.modules()}
     for place in table.places:
@@ -224,7 +224,7 @@ def _weight_bytes(folder: Path) -> int:
 
 
 def _draw(fitted: dict[str, Fitted], folder: Path) -> None:
-    """The front of each table, where there is something to draw with."""
+    """The front of each table, if matplotlib is installed."""
     for number, one in enumerate(fitted.values()):
         try:
             one.draw(folder / (PICTURE_FILE if number == 0 else f"front-{number + 1}.svg"))

@@ -1,4 +1,4 @@
-"""What stands where an ``nn.Embedding`` stood, and where its table was shared."""
+"""The modules that replace an ``nn.Embedding``, and its table where it was shared."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ HeadKind = Literal["map", "finished", "own"]
 
 
 class StandIn(nn.Module):
-    """Ids → the vectors of ``table``, times ``scale``; (…) → (…, embedding_dim), looked at like an ``nn.Embedding``.
+    """Ids → the vectors of ``table``, times ``scale``; (…) → (…, embedding_dim), with the face of an ``nn.Embedding``.
 
-    ``table`` is a ``TokenEmbedding`` (DeFINE and its baselines) or a ``CompactTable``. ``weight`` is no table but one
-    number, the version of this layout. It has the dtype of the vectors and their device; and it lies in files under
-    the name of the table that was replaced, where a program that expects the old table meets a wrong shape and stops,
-    instead of going on with random numbers. ``heads`` says what an output layer that shared the old table gets.
+    ``table`` is a ``TokenEmbedding`` (DeFINE and its baselines) or a ``CompactTable``. ``weight`` is not a table but
+    one number, the version of this layout. It has the dtype and device of the vectors. Files hold it under the name of
+    the replaced table, so that a program that expects the old table meets a wrong shape and stops, instead of going on
+    with random numbers. ``heads`` says what an output layer that shared the old table gets.
     """
 
     def __init__(self, table: nn.Module, like: Tensor, scale: float = 1.0, heads: HeadKind = "own") -> None:
@@ -60,13 +60,13 @@ class StandIn(nn.Module):
         return vectors if scale == 1.0 else vectors * scale
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Finished vectors of a stretch of ids, unscaled: (stop - start, m)."""
+        """Finished vectors of a range of ids, unscaled: (stop - start, m)."""
         if self.finished is not None:
             return self.finished[start:stop].to(self.weight.dtype)
         return self.table(torch.arange(start, stop, device=self.weight.device)).to(self.weight.dtype)
 
     def cache(self) -> Self:
-        """Look finished vectors up from now on, until ``train()``, a resize or a load: V × m numbers of memory."""
+        """Look up finished vectors, V × m numbers in memory, from now on until ``train()``, a resize or a load."""
         if self.training:
             raise UserError("The model is training, and would learn nothing from cached vectors: call eval() first.")
         self.finished = None
@@ -145,8 +145,8 @@ class SharedStandIn(nn.Module):
 def cache_tables(model: nn.Module) -> list[str]:
     """Compute all vectors of every replaced table once and look them up from then on; returns the tables' names.
 
-    For inference: it lasts until ``model.train()`` or ``load_state_dict``, and is never saved. The memory of the old
-    tables is needed again, the time of the units is not.
+    For inference: it lasts until ``model.train()`` or ``load_state_dict``, and is never saved. It takes the memory of
+    the old tables again, but saves the time of the units.
     """
     stand_ins = {name: module for name, module in model.named_modules() if isinstance(module, StandIn)}
     if not stand_ins:
@@ -180,5 +180,5 @@ def _grown(table: CompactTable, num_embeddings: int, from_mean: bool) -> Compact
     rows = DenseRows.of(start.expand(added, -1)).to(table.mean.device)
     rows.requires_grad_(any(parameter.requires_grad for parameter in table.rows.parameters()))
     grown = CompactTable(BandedRows([table.rows, rows], ranked=False), table.mean, table.padding_idx)
-    grown.mean = table.mean  # of its dtype, and learning where it did
+    grown.mean = table.mean  # keeps its dtype and requires_grad
     return grown.train(table.training)

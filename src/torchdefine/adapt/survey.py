@@ -26,7 +26,7 @@ _NAME_IT = "name what is meant with targets=…"
 
 @dataclass(frozen=True)
 class Place:
-    """One attribute of one module where something stands."""
+    """One attribute of a module, and the module that it holds."""
 
     name: str
     parent: nn.Module
@@ -39,11 +39,11 @@ class Table:
     """One matrix of vectors with everything that uses it."""
 
     places: tuple[Place, ...]
-    """Where ids are looked up in it; the first is the one that it is named after."""
+    """Where ids are looked up in it; it is named after the first."""
     heads: tuple[Place, ...]
     """Linear layers that share it."""
     problem: str | None
-    """Why it cannot be replaced, as the end of a sentence that began with its name."""
+    """Why it cannot be replaced, as the end of a sentence that begins with its name."""
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ def survey(model: nn.Module, ties: Mapping[str, str] | None = None) -> list[Tabl
 
 
 def choose(tables: Sequence[Table], targets: Targets, fallback: Iterable[nn.Module] = ()) -> list[Table]:
-    """The tables that ``targets`` name, each once; refuses what it cannot match, with the list of what was found.
+    """The tables that ``targets`` name, each once; refuses a target without a match, and lists the tables found.
 
     Without targets, ``fallback`` says which modules are meant; without that, a model with one table means that one.
     """
@@ -126,7 +126,7 @@ def _way_on(table: Table, tables: Sequence[Table]) -> str:
 
 
 def lookup_scale(module: nn.Embedding) -> float | None:
-    """The number by which a table multiplies its rows, found by trying; None if it does anything else to them."""
+    """The factor by which a table multiplies its rows, found by trying; None if it does anything else to them."""
     if type(module).forward is nn.Embedding.forward:
         return 1.0
     if module.weight.is_meta:
@@ -150,7 +150,7 @@ def lookup_scale(module: nn.Embedding) -> float | None:
 
 @torch.no_grad()
 def _probed(module: nn.Embedding, ids: Tensor, training: bool) -> Tensor:
-    """What a table gives in one of its modes; nothing of it changes, nor what is drawn at random afterwards."""
+    """A table's output in one of its modes; neither the table nor later random numbers change."""
     before, device = module.training, module.weight.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         given = module.train(training)(ids)
@@ -229,7 +229,7 @@ def _problem(module: nn.Module) -> str | None:
 
 
 def _put_on(module: nn.Module) -> str | None:
-    """What somebody has put on a module or its weight, and would be lost with it."""
+    """Hooks or a forward added to a module or its weight, which would be lost with it."""
     weight = module._parameters["weight"]
     on_module = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     on_weight = (getattr(weight, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
@@ -286,7 +286,7 @@ def _matching(tables: Sequence[Table], target: Target) -> list[Table]:
 
 
 def _named(tables: Sequence[Table], name: str) -> Table:
-    """The one table of that name, or of the only name that ends so."""
+    """The table of that name, or of the only name that ends with it."""
     for exact in (True, False):
         matched = [
             t for t in tables if any(p.name == name or (not exact and p.name.endswith(f".{name}")) for p in t.places)

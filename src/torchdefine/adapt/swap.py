@@ -43,11 +43,11 @@ def scales_of(old: Table, known: Mapping[str, float] | None = None) -> list[floa
 
 
 def swaps_of(old: Table, made: nn.Module, kind: HeadKind, scales: Sequence[float], *, fresh: bool) -> list[Swap]:
-    """Everything new for one table, ready to be put in. What is ``fresh`` starts with numbers as large as the old."""
+    """All new modules for one table, ready to be put in. ``fresh`` ones start with numbers as large as the old."""
     weight = old.module.weight
     fresh = fresh and not weight.is_meta
     if isinstance(made, CompactTable):
-        made.mean.data = made.mean.data.to(weight.dtype)  # which makes this the dtype of its vectors
+        made.mean.data = made.mean.data.to(weight.dtype)  # this sets the dtype of its vectors
     if fresh and isinstance(made, DeFINE):
         if not bool(torch.isfinite(weight).all()):
             raise UserError(f"The table {old.name} has values that are not finite: repair it before replacing it.")
@@ -65,10 +65,10 @@ def swaps_of(old: Table, made: nn.Module, kind: HeadKind, scales: Sequence[float
 
 
 def _start_as_large(made: DeFINE, size: float, *, tied: bool) -> None:
-    """Vectors as large as the old ones; and where an output layer shares the map's table, that too.
+    """Start vectors as large as the old ones, and the map's table too if an output layer shares it.
 
-    Logits then begin as large as the old with a head that changes no sizes. A table of ones and a tiny head would give
-    the same logits, but Adam moves all numbers equally far: the head would run away and the table hardly move.
+    Logits then begin as large as the old with a head that does not rescale. A table of ones and a tiny head would give
+    the same logits, but Adam moves all numbers equally far: the head would change too much and the table hardly at all.
     """
     assert isinstance(made.unit, DefineUnit)
     with torch.no_grad():

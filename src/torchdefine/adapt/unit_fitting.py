@@ -30,7 +30,7 @@ class UnitFitting:
     batch_size: int = 2_048
     lr: float = 3e-3
     storage: str = "float32"
-    """Of the small table; the unit's own weights stay floats of this type, or float16 where it is a whole number."""
+    """Of the small table; the unit's own weights have this type if it is a float, else float16."""
     seed: int = 0
 
 
@@ -47,15 +47,15 @@ def unit_table(
 ) -> CompactTable:
     """A table V × ``map_dim`` with a "define" unit or an "mlp" behind it, trained to give back ``table``.
 
-    The unit has hidden layers as wide as twice the map and as the table, so its start is the weighted SVD exactly.
+    The unit's hidden layers are at least as wide as the table and twice the map, so it starts exactly as the SVD.
     """
     fitting = fitting or UnitFitting()
     matrix = as_matrix(table)
     weights = as_weights(counts, matrix)
     rows, mean = centred(matrix, weights)
     felt, back = metric(sensitivity, rows)
-    with torch.random.fork_rng([]):  # the caller's random state is his own
-        torch.default_generator.manual_seed(fitting.seed)  # that of the CPU alone, where the unit is drawn
+    with torch.random.fork_rng([]):  # leaves the caller's random state alone
+        torch.default_generator.manual_seed(fitting.seed)  # only the CPU's, where the unit is drawn
         made = make_unit(unit, map_dim, rows.shape[1]).to(rows.device)
     directions = principal_directions(rows @ felt, map_dim, weights)  # (n, m)
     coefficients = rows @ felt @ directions.T  # (V, n)
@@ -103,7 +103,7 @@ def start_as_projection(unit: DefineUnit | DenseMLP, projection: Tensor) -> None
 
 
 def last_weight(unit: DefineUnit | DenseMLP) -> Tensor:
-    """Of the layer, linear and without bias, that gives the finished vectors."""
+    """The weight of the layer, linear and without bias, that gives the finished vectors."""
     return unit.last.weight if isinstance(unit, DefineUnit) else unit.reduce.weight
 
 
@@ -116,7 +116,7 @@ def _train(
     fitting: UnitFitting,
     progress: Progress | None,
 ) -> None:
-    """Weighted least squares, in the metric of what the model feels, over rows drawn by weight."""
+    """Weighted least squares, in the metric of the model's sensitivity, over rows drawn by weight."""
     generator = torch.Generator(device=wanted.device).manual_seed(fitting.seed)
     draws = RowDraws(weights, generator)
     groups: list[dict[str, Any]] = [{"params": [small], "lr": 3 * fitting.lr}, {"params": list(unit.parameters())}]

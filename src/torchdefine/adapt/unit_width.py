@@ -1,4 +1,4 @@
-"""How wide a unit becomes where nobody says so."""
+"""The default widths of a unit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TIMES_THE_WIDTH = 4
 WIDEST = 1024
 WIDEST_MAP = 128
 """The paper's n for vectors 512 wide. A map that is not much narrower than the vectors saves nothing."""
-_MULTIPLE = 2 * LARGEST_DEFAULT_GROUPS  # also half of such a width, which residual layers have, falls into equal groups
+_MULTIPLE = 2 * LARGEST_DEFAULT_GROUPS  # half of it, as in residual layers, still divides into equal groups
 
 
 def map_dim_for(embedding_dim: int) -> int:
@@ -23,7 +23,7 @@ def expand_dim_for(map_dim: int, embedding_dim: int, rules: PlanRules) -> int:
 
     A unit that does not reduce gives vectors as wide as its last layer, so there the table's width decides.
     """
-    if not isinstance(map_dim, int):  # before it is reckoned with; other sizes are checked where a plan is made
+    if not isinstance(map_dim, int):  # before it is used; other sizes are checked by make_plan
         raise TypeError(f"map_dim must be a whole number, not {map_dim!r}.")
     if not rules.reduce:
         return 2 * embedding_dim if rules.skip == "residual" else embedding_dim
