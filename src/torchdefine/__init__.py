@@ -63,10 +63,10 @@ _ROOMS = {
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 
-if not TYPE_CHECKING:  # which would take every name for one of ours, misspelt ones too
+if not TYPE_CHECKING:  # a type checker would accept every name, misspelt ones too
 
     def __getattr__(name: str) -> Any:
-        """Names and rooms come with their first use: torch takes seconds, and the command must be able to break off."""
+        """Names and packages load on first use: torch takes seconds, and the command must stay interruptible."""
         if name in __all__:
             return getattr(import_module(f"{__name__}.{_ROOM_OF.get(name, 'embedding')}"), name)
         if name.isidentifier() and not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:

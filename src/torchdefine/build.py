@@ -1,4 +1,4 @@
-"""From a recipe to its text and its modules, and the names under which anyone may add modules of their own."""
+"""From a recipe to its text and its modules, and the names under which others may add their own modules."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class VocabularyFacts:
 
 EmbeddingBuilder = Callable[[EmbeddingSettings, VocabularyFacts], TokenEmbedding]
 ContextBuilder = Callable[[ContextSettings, int, int], Any]
-"""Settings, the width that comes in and the width that the output layer would like (0: no wish)."""
+"""Settings, the input width and the output width that a tied output layer prefers (0: none)."""
 OutputBuilder = Callable[[OutputSettings, int, TokenEmbedding, VocabularyFacts], OutputLayer]
 """Settings, the context model's width, the embedding to tie to and its vocabulary."""
 
@@ -65,22 +65,22 @@ B = TypeVar("B")
 
 
 def register_embedding(name: str, builder: EmbeddingBuilder) -> None:
-    """Make ``embedding.kind: name`` build what ``builder(settings, vocabulary)`` gives."""
+    """Make ``embedding.kind: name`` build what ``builder(settings, vocabulary)`` returns."""
     _register(_EMBEDDINGS, name, builder, "embedding")
 
 
 def register_context(name: str, builder: ContextBuilder) -> None:
-    """Make ``context.kind: name`` build what ``builder(settings, input_dim, wished_output_dim)`` gives."""
+    """Make ``context.kind: name`` build what ``builder(settings, input_dim, wished_output_dim)`` returns."""
     _register(_CONTEXTS, name, builder, "context model")
 
 
 def register_output(name: str, builder: OutputBuilder) -> None:
-    """Make ``output.kind: name`` build what ``builder(settings, hidden_dim, embedding, vocabulary)`` gives."""
+    """Make ``output.kind: name`` build what ``builder(settings, hidden_dim, embedding, vocabulary)`` returns."""
     _register(_OUTPUTS, name, builder, "output layer")
 
 
 def open_corpus(settings: DataSettings, progress: Progress | None = None, *, out: str | Path | None = None) -> Corpus:
-    """The recipe's text, encoded, in the cache or in a new folder; the rules for words do not concern a tokenizer."""
+    """The recipe's text, encoded, in the cache or in a new folder; the rules for words do not apply to a tokenizer."""
     words = settings.tokenizer is None
     return encode_corpus(
         resolve_corpus(settings.corpus, progress=progress),
@@ -179,7 +179,7 @@ def _build_lstm(settings: ContextSettings, input_dim: int, wished_output_dim: in
 
 
 def _build_transformer_xl(settings: ContextSettings, input_dim: int, wished_output_dim: int) -> TransformerXL:
-    """As wide as what comes in; an output layer of another width has projections."""
+    """As wide as its inputs; an output layer of another width has projections."""
     if settings.head_dim is None and input_dim % settings.heads:
         raise UserError(
             f"{settings.heads} heads do not divide vectors {input_dim} wide: set context.head_dim, or other heads."

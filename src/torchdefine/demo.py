@@ -48,7 +48,7 @@ def run_demo(out: Path) -> None:
 
 
 def _check_place(out: Path) -> None:
-    """Refuse a folder that has something else than an earlier demo in it."""
+    """Refuse a folder that has anything but an earlier demo in it."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file, but the demo needs a folder: choose another --out.")
     others = sorted({path.name for path in out.glob("[!.]*")} - {*MODELS, REPORT})
@@ -71,7 +71,7 @@ def _train_or_finish(recipe: str, folder: RunFolder) -> None:
 
 @contextmanager
 def _each_sentence_once() -> Iterator[None]:
-    """Leave out what one training after another says of the same text; what differs is still said."""
+    """Drop log sentences that an earlier training already said; new ones still appear."""
     said: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -88,7 +88,7 @@ def _each_sentence_once() -> Iterator[None]:
 
 
 def others_at_work() -> str:
-    """What to say of a machine whose cores are taken; empty where they are free, or where nobody counts."""
+    """A warning if other programs use the cores; empty if they are free, or if the load is unknown."""
     cores = os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return f"Other programs keep this machine busy (a load of {load:.1f} on {cores} cores)" if load > cores / 2 else ""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchdefine.errors import MachineError, UserError
 
-_UMASK = os.umask(0)  # there is no other way to ask for it
+_UMASK = os.umask(0)  # setting it is the only way to read it
 os.umask(_UMASK)
 
 Progress = Callable[[int, int], None]
@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 
 
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
-"""What the system says of a place that was badly chosen."""
+"""System errors that mean a badly chosen path."""
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:
@@ -42,10 +42,10 @@ def cache_folder(cache: str | Path | None = None) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside ``path`` to write to; what is there takes its place, whole, if the block ends without an error.
+    """A path beside ``path`` to write to; the file then replaces ``path``, whole, if the block ends without an error.
 
-    An existing file is never harmed, and two processes that write the same path do not meet. A write that fails is
-    a MachineError, one that is not allowed a UserError; what a killed process left goes with the next write.
+    An existing file is never harmed, and two processes may write the same path. A write that fails is a MachineError,
+    one that is not allowed a UserError; files that a killed process left are removed by the next write.
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is a folder or a device, not a file to be written: choose another name.")
@@ -86,9 +86,9 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def _room_beside(path: Path) -> Iterator[Path]:
-    """A folder of this process's own to write what will become ``path``; whatever is left in it goes in the end.
+    """This process's own folder, to write what will become ``path``; anything left in it is removed at the end.
 
-    It is a folder even for a single file, because packages that write one may put files of their own beside it.
+    It is a folder even for a single file, because packages that write one may put other files beside it.
     """
     _remove_abandoned(path)
     room = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
@@ -102,9 +102,9 @@ def _room_beside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _claimed(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a folder, which goes with the process however it ends; False where another has it.
+    """Hold the lock of a folder, which ends with the process however that ends; False if another process has it.
 
-    False too where the system or the disk has no such locks.
+    False too if the system or the disk has no such locks.
     """
     try:
         import fcntl
@@ -124,13 +124,13 @@ def _claimed(folder: Path) -> Iterator[bool]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Clear away what processes of this machine that were killed left of ``path``: they are gone, so are their locks.
+    """Remove what killed processes of this machine left of ``path``: their locks are gone too.
 
-    What another machine left on a shared disk stays, since nobody here can tell whether its process still runs.
+    Files that another machine left on a shared disk stay, since its process may still be running.
     """
     try:
         beside = list(path.parent.iterdir())
-    except OSError:  # there is no such folder yet, or nobody may look into it
+    except OSError:  # there is no such folder yet, or it may not be read
         return
     unfinished = re.compile(re.escape(f".{path.name}.{_machine()}-") + r"(\d{1,9})-[0-9a-f]{8}\.tmp")
     for found in beside:
@@ -143,9 +143,9 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _machine() -> str:
-    """Equal for processes among which a process number means the same one: one machine, boot and container.
+    """Equal for processes that share their process numbers: one machine, boot and container.
 
-    Where the system does not tell, it is like no other.
+    Unique where the system does not say.
     """
     try:
         boot, numbering = Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")
@@ -155,19 +155,19 @@ def _machine() -> str:
 
 
 def _is_running(process: int) -> bool:
-    if os.name != "posix":  # elsewhere the question would end it
+    if os.name != "posix":  # elsewhere os.kill would end it
         return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's
+    except OSError:  # another user's
         return True
     return True
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a place that nothing can be written to, before the work that would end there."""
+    """Refuse a path that cannot be written to, before the work whose result goes there."""
     existing = next(above for above in path.absolute().parents if above.exists())
     if not existing.is_dir():
         raise write_failure(path, OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
@@ -176,10 +176,10 @@ def check_writable(path: Path) -> None:
 
 
 def check_new_folder(path: str | Path) -> None:
-    """Refuse a place where something is already, or where nothing may be."""
+    """Refuse a path that exists already, or where no folder can be made."""
     path = Path(path)
     if path.name in ("", "..") or path.is_symlink():
-        raise UserError(f"{path} cannot be made anew as a folder: give a name for it.")
+        raise UserError(f"{path} cannot be the name of a new folder: choose another.")
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"{path} exists already and is not empty: choose another folder.")
     check_writable(path)
@@ -197,8 +197,8 @@ def write_failure(path: Path, error: OSError) -> UserError | MachineError:
 
 def _disk_full(path: Path) -> MachineError:
     return MachineError(
-        f"The disk is full, so {path} could not be written: free some space and start again, a run that has begun by "
-        "resuming it."
+        f"The disk is full, so {path} could not be written: free some space and start again; a training run can be "
+        "resumed."
     )
 
 
@@ -208,12 +208,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Numbers that are not finite become null: JSON has no word for them."""
+    """Numbers that are not finite become null, since JSON cannot express them."""
     write_text(path, json.dumps(finite_only(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def finite_only(value: Any) -> Any:
-    """The same with None in the place of every number that is not finite, for JSON that every tool reads."""
+    """The same with None in place of every number that is not finite, for JSON that every tool reads."""
     if isinstance(value, Mapping):
         return {name: finite_only(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -226,25 +226,25 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
     with replacing(path) as temporary:
         try:
             save_file(whole, temporary, metadata=metadata)
-            temporary.chmod(0o666 & ~_UMASK)  # the package would let nobody else read it
+            temporary.chmod(0o666 & ~_UMASK)  # the package would make it readable for this user only
         except SafetensorError as error:
-            if "No space left" in str(error):  # the package has its own error for what the system says
+            if "No space left" in str(error):  # the package wraps the system's error in its own
                 raise _disk_full(path) from error
             raise MachineError(f"{path} could not be written ({error}).") from error
 
 
 @contextmanager
 def reading_safetensors(path: Path, *, if_missing: str, if_damaged: str) -> Iterator[Any]:
-    """A safetensors file to read from; what cannot be read, or made sense of within, is refused with what to do.
+    """A safetensors file to read from; one that cannot be read or understood is refused with advice.
 
-    RuntimeErrors pass: torch has them for a lack of memory, which is not the file's fault.
+    RuntimeErrors pass: torch raises them for a lack of memory, which is not the file's fault.
     """
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    except FileNotFoundError:  # which the package says of files that it may not read, too
+    except FileNotFoundError:  # the package raises it for unreadable files, too
         if path.exists():
-            raise UserError(f"{path} cannot be read: check who may read it.") from None
+            raise UserError(f"{path} cannot be read: check its permissions.") from None
         raise UserError(f"{path} does not exist: {if_missing}.") from None
     except UserError:
         raise

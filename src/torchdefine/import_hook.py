@@ -1,4 +1,4 @@
-"""Tell transformers about models with replaced tables, as soon as it is there and without importing it."""
+"""Tell transformers about models with replaced tables, as soon as it is imported and without importing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REGISTRY = "transformers.models.auto.configuration_auto"
 
 
 def register_with_transformers() -> None:
-    """Register the model type "torchdefine": now if transformers is imported, else when somebody imports it."""
+    """Register the model type "torchdefine": now if transformers is imported, else when it is."""
     if REGISTRY in sys.modules:
         _register()
     elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
@@ -29,7 +29,7 @@ def _register() -> None:
 
 
 class _AfterImport:
-    """Finds nothing itself: it lets the others find one module, and calls ``then`` once that has been executed."""
+    """Finds nothing itself: other finders find the module, and ``then`` is called once it has been executed."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self.name, self.then, self.asking_others = name, then, False

@@ -10,9 +10,9 @@ from torch import nn
 
 @contextmanager
 def evaluating(*models: object) -> Iterator[None]:
-    """Have modules evaluate; afterwards each of their parts is in the mode it was in, which may not be the whole's.
+    """Put modules into evaluation mode; afterwards each of their parts is back in its own mode.
 
-    What is no module has no modes.
+    Arguments that are not modules are left alone.
     """
     modules = [model for model in models if isinstance(model, nn.Module)]
     training = [part for module in modules for part in module.modules() if part.training]

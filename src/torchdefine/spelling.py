@@ -8,9 +8,9 @@ from typing import Any
 
 
 def option(name: str) -> str:
-    """An argument as a sentence names it for both who call from Python and who type: "out (--out)".
+    """An argument's name for a sentence to users of Python and of the command line: "out (--out)".
 
-    Settings of a recipe need no such care: their dotted names, as in optim.lr, are the same everywhere.
+    Settings of a recipe do not need it: their dotted names, as in optim.lr, are the same everywhere.
     """
     return f"{name} (--{name.replace('_', '-')})"
 
@@ -23,7 +23,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean_setting(dotted: str, known: Iterable[str]) -> str:
-    """The same for SECTION.NAME: the closest of the section, or one of another section, or all that the section has."""
+    """The same for SECTION.NAME: the closest in the section, or one of another section, or all of the section."""
     names = list(known)
     section, _, name = dotted.rpartition(".")
     sections = list(dict.fromkeys(other.split(".", 1)[0] for other in names))

@@ -380,7 +380,7 @@ def test_places_that_cannot_be_made_anew_are_refused(
     monkeypatch.chdir(tmp_path / "empty")
     for out in (".", tmp_path / "link"):
         assert command("export", run_folder, "--format", "torch-export", "--out", out) == 2
-        assert "give a name for it" in capsys.readouterr().err
+        assert "cannot be the name of a new folder" in capsys.readouterr().err
 
 
 def test_a_torch_too_old_for_programs_is_refused(
