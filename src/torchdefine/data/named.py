@@ -41,8 +41,6 @@ class DownloadableCorpus:
     test: str
     licence: str
     sha256: str | None = None
-    verified: bool = False
-    """Whether the authors of torchdefine have fetched the address and checked what it gives."""
 
 
 DOWNLOADABLE = {
