@@ -2,11 +2,17 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from torchdefine import AdaptiveMap, DeFINE, StandardMap
-from torchdefine.analysis.correlation import CorrelationMap, correlation_map, embedding_maps
+from torchdefine.analysis.correlation import CorrelationMap, cosines_of, embedding_maps
 from torchdefine.embedding import TokenEmbedding, table
 from torchdefine.errors import UserError
+
+
+def correlation_map(vectors: Tensor) -> CorrelationMap:
+    exact = vectors.double()
+    return CorrelationMap("table", cosines_of(exact.T @ exact))
 
 
 def test_independent_columns_give_the_identity() -> None:

@@ -96,12 +96,6 @@ def cosines_of(gram: Tensor) -> Tensor:
     return cosines.clamp(-1, 1)
 
 
-def correlation_map(table: Tensor, name: str = "table") -> CorrelationMap:
-    """The map of a table (V, d)."""
-    exact = table.double()
-    return CorrelationMap(name, cosines_of(exact.T @ exact))
-
-
 @dataclass
 class _Sums:
     """What one pass keeps of a stage: EᵀE and the sum of the rows."""
