@@ -36,15 +36,13 @@ class Behaviour:
         self.model, self.target, self.encode, self.batches = model, target, encode, list(batches)
         self._original: list[Tensor | None] = [None] * len(self.batches)
 
-    def similarity(self, table: nn.Module, progress: Progress | None = None) -> float:
+    def similarity(self, table: nn.Module) -> float:
         """Mean cosine between the model's outputs with its own table and with ``table`` in its place."""
         total, count = 0.0, 0
         with torch.no_grad():
             for index in range(len(self.batches)):
                 cosines = self.cosines(table, index)
                 total, count = total + float(cosines.sum()), count + len(cosines)
-                if progress:
-                    progress(index + 1, len(self.batches))
         return total / count
 
     def cosines(self, table: nn.Module, index: int) -> Tensor:

@@ -18,6 +18,7 @@ FUNCTION_WORDS = 150
 LOOKED_AT = 300
 """Words are chosen among so many that follow."""
 SHORTEST_WORD = 4
+WORDS_SHOWN = 10
 WORD_STARTS = ("Ġ", "▁")
 """How subwords carry the space before them, in byte-level BPE and in SentencePiece."""
 PIECE_OF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
@@ -44,15 +45,15 @@ def nearest_neighbours(
     return found
 
 
-def frequent_words(tokenization: Tokenization, count: int = 10) -> list[str]:
+def frequent_words(tokenization: Tokenization) -> list[str]:
     """Words of the vocabulary to look at: often seen, but beyond the most frequent ones, most of which only connect."""
     counts = tokenization.counts
     words = [(index, word) for index, word in _whole_words(tokenization) if any(map(str.isalpha, word))]
     beyond = words[min(FUNCTION_WORDS, len(words) // 10) :]
     known = [word for index, word in beyond if counts is None or counts[index] >= FEWEST_SIGHTINGS]
     long = [word for word in known if word.isalpha() and len(word) >= SHORTEST_WORD]
-    among = (long if len(long) >= count else known)[:LOOKED_AT]
-    return among[:: max(len(among) // count, 1)][:count]
+    among = (long if len(long) >= WORDS_SHOWN else known)[:LOOKED_AT]
+    return among[:: max(len(among) // WORDS_SHOWN, 1)][:WORDS_SHOWN]
 
 
 def readable_token(tokenization: Tokenization, index: int) -> str:

@@ -12,6 +12,8 @@ ROWS_AT_ONCE = 8_192
 PASSES = 2
 SHAKEN = 3
 RIDGE = 1e-4
+LEAST_GAIN = 1e-3
+"""A round that lowers the error by a smaller share is the last."""
 
 
 @torch.no_grad()
@@ -21,11 +23,10 @@ def refine_codes(
     *,
     weights: Tensor | None = None,
     rounds: int = 20,
-    least_gain: float = 1e-3,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> CodedRows:
-    """Lower the (weighted) squared error of coded rows, round by round, until one gains less than ``least_gain`` of it.
+    """Lower the (weighted) squared error of coded rows, round by round, until one gains too little.
 
     A round solves for all entries of a part at once, then goes through its codebooks and lets every row choose again,
     once from its present codes and once after some of them were replaced at random; the better of the two stays. Given
@@ -44,7 +45,7 @@ def refine_codes(
             error += _choose_again(chunks[part], codes[part], books[part], mass, generator)
         if progress:
             progress(round_number + 1, rounds)
-        if before - error < least_gain * error:
+        if before - error < LEAST_GAIN * error:
             break
         before = error
     for part in range(coded.parts):

@@ -128,21 +128,19 @@ def product_quantised_table(
 def tensor_train_table(
     table: TableLike,
     rank: int,
-    order: int = 3,
     *,
     counts: Counts | None = None,
-    dtype: str = "float32",
     padding_idx: int | None = None,
 ) -> CompactTable:
     """A tensor train with ranks up to ``rank``. Rows are put in order of frequency first where counts are given."""
     matrix = as_matrix(table)
     if counts is None:
         rows, mean = centred(matrix)
-        return CompactTable(tensor_train_rows(rows, rank, order, dtype), mean, padding_idx)
+        return CompactTable(tensor_train_rows(rows, rank), mean, padding_idx)
     weights = as_weights(counts, matrix)
     rows, mean = centred(matrix, weights)
     ranked = by_frequency(weights)
-    return CompactTable(in_bands([tensor_train_rows(rows[ranked], rank, order, dtype)], ranked), mean, padding_idx)
+    return CompactTable(in_bands([tensor_train_rows(rows[ranked], rank)], ranked), mean, padding_idx)
 
 
 def as_matrix(table: TableLike) -> Tensor:

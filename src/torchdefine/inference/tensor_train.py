@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torchdefine.errors import UserError
 from torchdefine.inference.rows import Rows, float_type, frozen
 
+ORDER = 3
+"""Cores of a train."""
+
 
 class TensorTrainRows(Rows):
     """Core i has the shape (rank before, row factor, width factor, rank after); a row is a product of matrices."""
@@ -52,27 +55,27 @@ class TensorTrainRows(Rows):
 
 
 @torch.no_grad()
-def tensor_train_rows(matrix: Tensor, rank: int, order: int = 3, dtype: str = "float32") -> TensorTrainRows:
+def tensor_train_rows(matrix: Tensor, rank: int) -> TensorTrainRows:
     """Decompose a matrix by truncated singular values along the train (tensorly-torch); ranks up to ``rank``."""
     try:
         from tltorch import TensorizedTensor
     except ImportError:
         raise UserError("A tensor train needs the package tensorly-torch: pip install 'torchdefine[tt]'.") from None
     num_rows, width = matrix.shape
-    row_factors, width_factors, ranks = train_shape(num_rows, width, rank, order)
+    row_factors, width_factors, ranks = train_shape(num_rows, width, rank)
     padded = torch.zeros(math.prod(row_factors), width, device=matrix.device)
     padded[:num_rows] = matrix.float()
     shape = (tuple(row_factors), tuple(width_factors))
     train = TensorizedTensor.from_matrix(padded, *shape, rank=tuple(ranks), factorization="blocktt")
     cores = [core.detach() for core in train.factors]
-    made = TensorTrainRows(num_rows, row_factors, width_factors, [core.shape[0] for core in cores] + [1], dtype)
-    made.cores = nn.ParameterList(frozen(core.to(float_type(dtype)).clone()) for core in cores)
+    made = TensorTrainRows(num_rows, row_factors, width_factors, [core.shape[0] for core in cores] + [1])
+    made.cores = nn.ParameterList(frozen(core.float().clone()) for core in cores)
     return made
 
 
-def train_shape(num_rows: int, width: int, rank: int, order: int = 3) -> tuple[list[int], list[int], list[int]]:
+def train_shape(num_rows: int, width: int, rank: int) -> tuple[list[int], list[int], list[int]]:
     """Factors of the rows and of the width, and the ranks between them, none larger than ``rank``."""
-    row_factors, width_factors = _factors_of_at_least(num_rows, order), _divisors(width, order)
+    row_factors, width_factors = _factors_of_at_least(num_rows, ORDER), _divisors(width, ORDER)
     sizes = [a * b for a, b in zip(row_factors, width_factors, strict=True)]
     cuts = [min(math.prod(sizes[:i]), math.prod(sizes[i:]), rank) for i in range(1, len(sizes))]
     return row_factors, width_factors, [1, *cuts, 1]
