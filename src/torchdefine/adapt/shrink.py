@@ -110,8 +110,8 @@ def shrink_model(
     opened = open_model(folder, options.device)
     tables = _token_tables(opened)
     _check_too_large(tables, allowed)
-    with stage("reading the held-out sentences"):
-        before = sentence_vectors(opened.model, opened.tokenizer, parts.held_out)
+    with stage("reading the held-out sentences") as progress:
+        before = sentence_vectors(opened.model, opened.tokenizer, parts.held_out, progress)
     numbers = sum(table.module.weight.numel() for table in tables)
     fitted = {
         table.name: _fitted(opened, table, parts, allowed.share(table.module.weight.numel() / numbers), options, stage)
@@ -119,8 +119,8 @@ def shrink_model(
     }
     given = {name: one.table for name, one in fitted.items()}
     report = replace_embeddings(opened.model, table=given, targets=list(given))
-    with stage("reading them again"):
-        after = sentence_vectors(opened.model, opened.tokenizer, parts.held_out)
+    with stage("reading them again") as progress:
+        after = sentence_vectors(opened.model, opened.tokenizer, parts.held_out, progress)
     with new_folder(out) as folder_in_making:
         carry_over(opened.folder, folder_in_making)  # first, so that the model's own README stays
         opened.model.save_pretrained(folder_in_making)
