@@ -7,6 +7,7 @@ import torch
 
 from tests.adapt.small_encoder import Encoder, behaviour, counts
 from torchdefine.adapt import Distillation, FitOptions, UnitFitting, distill, fit
+from torchdefine.adapt.fit import Measured, front_of
 from torchdefine.errors import MachineError, UserError
 from torchdefine.inference import CodeLearning, load_table
 
@@ -43,6 +44,18 @@ def test_the_best_by_quality_is_chosen_and_says_why(fitted) -> None:
     assert [one.bytes for one in front] == sorted(one.bytes for one in front)
     assert [one.quality for one in front] == sorted(one.quality for one in front)
     assert front[-1] == fitted.chosen
+
+
+def test_the_front_has_nothing_that_something_smaller_equals() -> None:
+    def measured(name: str, size: int, quality: float) -> Measured:
+        return Measured("a family", name, size, size // 4, quality, 1 - quality, 0.0)
+
+    good, same_but_larger, better = measured("good", 100, 0.8), measured("same", 200, 0.8), measured("better", 300, 0.9)
+    worse, worse_of_its_size = measured("worse", 400, 0.7), measured("worse of its size", 100, 0.5)
+    twin = measured("twin", 300, 0.9)
+    assert front_of([worse, twin, same_but_larger, worse_of_its_size, good, better]) == [good, twin]
+    assert front_of([worse, same_but_larger, worse_of_its_size, good, better]) == [good, better]
+    assert front_of([]) == []
 
 
 def test_polishing_is_measured_beside_the_rest(fitted) -> None:

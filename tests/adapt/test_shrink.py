@@ -1,6 +1,7 @@
 """A model folder and a text in, a smaller model folder out; from Python and by the command."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,24 @@ import transformers
 
 from tests.adapt.tiny_models import FAMILIES
 from tests.test_cli import Command, assert_refused, torchdefine  # noqa: F401
-from torchdefine.adapt import ShrinkOptions, shrink_model
+from torchdefine.adapt import FitOptions, Fitted, ShrinkOptions, UnitFitting, fit, shrink, shrink_model
 from torchdefine.adapt.likeness import likeness, sentence_vectors
 from torchdefine.adapt.plain_text import sentence_parts
 from torchdefine.errors import UserError
+from torchdefine.inference import CodeLearning
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 OPTIONS = ShrinkOptions(choosing=20, held_out=30, distill_steps=3, quick=True)
+TRAINED = {"DeFINE", "MLP", "compositional codes"}
+"""Kinds of tables that take minutes."""
+
+
+def tried(folder: Path) -> set[str]:
+    """The kinds of tables that a report tells of."""
+    fits = json.loads((folder / "adapt.json").read_text())["fits"]
+    return {one["family"] for fitted in fits.values() for one in fitted["candidates"]}
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +93,19 @@ def test_a_folder_in_a_folder_out(name: str, text: Path, tmp_path: Path) -> None
     assert not list(tmp_path.glob(".*"))
 
 
+def test_what_is_trained_is_tried_too_where_time_is_no_matter(
+    bert_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit_soon(*arguments: Any, options: FitOptions, **others: Any) -> Fitted:
+        """Training for minutes, in a moment."""
+        fast = replace(options, units=UnitFitting(steps=5), codes=CodeLearning(steps=5, rounds=1))
+        return fit(*arguments, options=fast, **others)
+
+    monkeypatch.setattr(shrink, "fit", fit_soon)
+    shrink_model(bert_folder, text, tmp_path / "new", "5KB", options=replace(OPTIONS, quick=False, distill_steps=0))
+    assert tried(tmp_path / "new") >= {"transform", *TRAINED}
+
+
 def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_path: Path) -> None:  # noqa: F811
     out = tmp_path / "smaller"
     few = ("--choosing", "20", "--held-out", "30", "--distill", "2", "--quick")
@@ -90,6 +113,8 @@ def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     assert "was chosen" in done.stdout
     assert "mean cosine" in done.stdout
+    assert tried(out)
+    assert not tried(out) & TRAINED
     assert transformers.AutoModel.from_pretrained(out).get_input_embeddings().num_embeddings == 97
 
     arguments = ["--budget", "5KB", "--text", text, "--out", tmp_path / "new", *few]

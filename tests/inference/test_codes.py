@@ -74,6 +74,21 @@ def test_refinement_only_lowers_the_error() -> None:
     assert error(start, x) > errors[0] > errors[1] > errors[2]
 
 
+def test_refinement_frees_rows_that_no_change_of_one_code_would_make_better() -> None:
+    """Zero is 0 + 0; as 1 - 0.9 it is nearly there, and either code alone would take it further away."""
+    books = torch.tensor([[[0.0], [1.0]], [[0.0], [-0.9]]])
+    right = torch.cartesian_prod(torch.arange(2), torch.arange(2)).repeat(50, 1)  # (200, 2)
+    x = books[0, right[:, 0]] + books[1, right[:, 1]]
+    stuck = right.clone()
+    stuck[::4] = 1  # all the zeros
+    weights = torch.ones(200)
+    weights[::4] = 1e-4  # so little that they do not move the entries
+    start = CodedRows.of(stuck.unsqueeze(1), books.unsqueeze(0), "float32")
+    refined = refine_codes(x, start, weights=weights)
+    assert (refined.matrix()[::4].abs() < 0.01).float().mean() > 0.5
+    assert (refined.matrix() - x)[weights == 1].abs().max() < 0.01
+
+
 def test_learnt_codes_beat_product_quantisation_of_as_many_bytes() -> None:
     x = clustered(2_000)
     learnt = learn_code_rows(x, 8, 16, learning=CodeLearning(steps=400, rounds=8))

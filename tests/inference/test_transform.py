@@ -127,6 +127,19 @@ def test_floats_by_frequency_beat_one_rank_for_all() -> None:
     assert lost(ours, table, counts) < 0.7 * lost(plain, table, counts)
 
 
+@pytest.mark.parametrize(("storage", "at_most"), [("float32", 1.0001), ("int4", 1.1)])
+def test_no_other_projection_would_do_much_better_for_the_rows_as_they_were_rounded(
+    storage: str, at_most: float
+) -> None:
+    table, counts = zipfian()
+    made = transform_table(table, 40_000, counts=counts, storage=storage)
+    assert isinstance(made.rows, FactorisedRows)
+    root = as_weights(counts, table, TRANSFORM_POWER).double().sqrt()[:, None]
+    rounded, wanted = made.rows.factor.matrix().double() * root, (table - made.mean).double() * root
+    best = torch.linalg.lstsq(rounded, wanted, driver="gelsd").solution
+    assert lost(made, table, counts) < at_most * float((rounded @ best - wanted).square().sum())
+
+
 def test_sensitivity_moves_bits_to_what_is_felt() -> None:
     table, counts = zipfian()
     direction = torch.randn(48, 6)
