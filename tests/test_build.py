@@ -1,5 +1,7 @@
 """Every setting of a recipe reaches its part. All values here differ, so that none passes for another."""
 
+import pytest
+
 from torchdefine import ProjectiveMap
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.build_translation import beam_options, build_translator
@@ -37,11 +39,13 @@ def test_an_lstm_gets_its_settings() -> None:
     assert model.embedding.map.projection_std == 0.07
 
 
-def test_a_transformer_xl_gets_its_settings() -> None:
+@pytest.mark.parametrize(("same_length", "eval_same_length"), [(True, False), (False, True)])
+def test_a_transformer_xl_gets_its_settings(same_length: bool, eval_same_length: bool) -> None:
     context = {
         **{"kind": "transformer-xl", "layers": 2, "heads": 2, "head_dim": 6, "inner_dim": 20, "pre_norm": True},
         **{"input_dropout": 0.1, "hidden_dropout": 0.2, "output_dropout": 0.3, "attention_dropout": 0.4},
-        **{"memory": 7, "same_length": True, "clamp": 9, "eval_memory": 11, "eval_clamp": 13},
+        **{"memory": 7, "same_length": same_length, "clamp": 9, "eval_memory": 11, "eval_clamp": 13},
+        **{"eval_same_length": eval_same_length},
     }
     model = build_language_model(load_recipe("txl/small", {"context": context}), VocabularyFacts(20_000))
     built = model.context
@@ -50,8 +54,8 @@ def test_a_transformer_xl_gets_its_settings() -> None:
     assert built.content_bias.shape == (2, 6)
     assert built.layers[0].expand.out_features == 20
     assert built.dropout == TransformerDropout(0.1, 0.2, 0.3, 0.4)
-    assert built.reach == Reach(7, True, 9)
-    assert built.evaluation == Reach(11, built.evaluation.same_length, 13)
+    assert built.reach == Reach(7, same_length, 9)
+    assert built.evaluation == Reach(11, eval_same_length, 13)
     assert built.pre_norm
     assert model.options.output_dropout == 0  # it has its own, by position
 

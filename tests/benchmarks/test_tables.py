@@ -147,9 +147,11 @@ def test_the_page_shows_the_newest_row_of_each_hardware(tmp_path: Path) -> None:
 
 
 def test_the_rows_of_this_checkout_can_be_read() -> None:
-    for path in (ROOT / "results" / "benchmarks").glob("*.jsonl"):
-        for line in path.read_text().splitlines():
-            assert json.loads(line)["format"] == "torchdefine benchmark", path
+    files = list((ROOT / "results" / "benchmarks").glob("*.jsonl"))
+    rows = [(path, json.loads(line)) for path in files for line in path.read_text().splitlines()]
+    assert {path for path, _ in rows} == set(files) != set()
+    for path, row in rows:
+        assert row["format"] == "torchdefine benchmark", path
 
 
 def test_the_front_page_says_what_the_newest_steps_on_a_gpu_were(tmp_path: Path) -> None:

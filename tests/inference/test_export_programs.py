@@ -132,7 +132,7 @@ def test_a_saved_torch_program_gives_what_the_model_gives(name: str, tmp_path: P
     model = build(name)
     runners = {}
     for program in programs_of(model):
-        runners[program.name] = written(program, "torch-export", tmp_path)
+        runners[program.name] = written_and_compared(program, "torch-export", tmp_path)
     if isinstance(model, Translator):
         assert_decodes_like(model, runners["encoder"], runners["decoder"])
     elif name != "pre_norm_transformer_xl":  # there, what a position sees depends on the length of the call
@@ -145,7 +145,7 @@ def test_a_saved_torch_program_gives_what_the_model_gives(name: str, tmp_path: P
 @pytest.mark.parametrize("name", MODELS)
 def test_a_program_in_onnx_gives_what_the_model_gives(name: str, tmp_path: Path) -> None:
     for program in programs_of(build(name)):
-        written(program, "onnx", tmp_path)
+        written_and_compared(program, "onnx", tmp_path)
 
 
 def build(name: str) -> LanguageModel | Translator:
@@ -153,7 +153,7 @@ def build(name: str) -> LanguageModel | Translator:
     return MODELS[name]().eval()
 
 
-def written(program: Program, format: str, folder: Path) -> Runner:
+def written_and_compared(program: Program, format: str, folder: Path) -> Runner:
     """The program from its file, compared with the model; only torch's own operations and no path are in it."""
     kind, traced = FORMATS[format], trace(program)
     called = {str(node.target) for node in traced.graph.nodes if node.op == "call_function"}

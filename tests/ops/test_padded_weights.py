@@ -42,17 +42,17 @@ def test_weights_are_padded_with_gradients_as_torch_pads_them() -> None:
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
 @pytest.mark.parametrize(("heads", "head_dim", "width", "dim"), [(3, 5, 8, 4), (2, 41, 48, 150), (1, 15, 16, 128)])
 def test_interpreted_padding_equals_plain_torch(heads: int, head_dim: int, width: int, dim: int) -> None:
-    compare_with_plain_torch(heads, head_dim, width, dim, torch.device("cpu"), torch.float16)
+    assert_kernels_equal_plain_torch(heads, head_dim, width, dim, torch.device("cpu"), torch.float16)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "head_dim", "width", "dim"), [(3, 5, 8, 4), (10, 41, 48, 384), (1, 15, 16, 128)])
 def test_padding_kernels_equal_plain_torch(heads: int, head_dim: int, width: int, dim: int, dtype: torch.dtype) -> None:
-    compare_with_plain_torch(heads, head_dim, width, dim, torch.device("cuda"), dtype)
+    assert_kernels_equal_plain_torch(heads, head_dim, width, dim, torch.device("cuda"), dtype)
 
 
-def compare_with_plain_torch(
+def assert_kernels_equal_plain_torch(
     heads: int, head_dim: int, width: int, dim: int, device: torch.device, dtype: torch.dtype
 ) -> None:
     from torchdefine.ops import padding_kernels as kernels

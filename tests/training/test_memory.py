@@ -34,9 +34,14 @@ def test_a_step_finds_the_memory_of_the_one_before() -> None:
     assert faults["kept"] < faults["given back"] / 3
 
 
-def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reply", [OSError("no such library"), AttributeError("no such function")])
+def test_without_glibc_nothing_happens(reply: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
     def refuse(name: str) -> None:
-        raise OSError(name)
+        asked.append(name)
+        raise reply
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
-    keep_freed_memory()
+    keep_freed_memory()  # and no error
+    assert asked == ["libc.so.6"]
