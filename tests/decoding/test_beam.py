@@ -245,6 +245,33 @@ def test_sampling_depends_on_a_sources_seed_alone() -> None:
         assert all(len(h.ids) < limits.limit(len(source)) for h in drawn)
 
 
+def test_a_model_in_training_is_searched_without_dropout_and_trains_on() -> None:
+    model, sources = translator(), sentences(4)
+
+    def found() -> list:
+        drawn = sample_targets(model, sources, TOKENS, SamplingOptions(), BeamOptions(), range(4))
+        return [beam_search(model, sources, TOKENS, BeamOptions(2)), drawn]
+
+    expected = found()
+    assert not any(part.training for part in model.modules())
+    model.train()
+    model.source.eval()  # somebody keeps the embedding as it is
+    for _ in range(3):
+        assert found() == expected
+    assert model.training
+    assert model.transformer.training
+    assert not model.source.training
+
+
+def test_a_search_that_fails_leaves_the_model_in_training() -> None:
+    model = translator().train()
+    with torch.no_grad():
+        model.output.bias.fill_(torch.nan)
+    with pytest.raises(MachineError, match="gives no token a probability"):
+        beam_search(model, sentences(2), TOKENS)
+    assert model.training
+
+
 def test_sampling_at_temperature_0_is_greedy() -> None:
     model, sources = translator(), sentences(12)
     drawn = sample_targets(model, sources, TOKENS, SamplingOptions(0), BeamOptions(), range(12))
@@ -279,6 +306,7 @@ def test_nothing_gives_nothing() -> None:
 
 def test_a_target_may_grow_with_its_source() -> None:
     assert [BeamOptions().limit(length) for length in (1, 2, 7, 100)] == [11, 13, 20, 160]
+    assert BeamOptions(max_ratio=0.29, max_extra=1).limit(100) == 30  # though 0.29 * 100 is less than 29 to a float
 
 
 @pytest.mark.parametrize(

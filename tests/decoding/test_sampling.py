@@ -1,9 +1,10 @@
+import numpy as np
 import pytest
 import torch
 from tests.models.test_language_model import adaptive_model
 
 from torchdefine.decoding import SamplingOptions, generate
-from torchdefine.decoding.sampling import draw
+from torchdefine.decoding.sampling import draw, draw_rows
 from torchdefine.errors import MachineError, UserError
 
 
@@ -45,6 +46,54 @@ def test_draws_follow_the_options() -> None:
     assert seen(top_k=4) == seen(top_p=1.0) == {0, 1, 2, 3}
     assert seen(forbidden=(0, 2)) == {1, 3}
     assert seen(temperature=0) == {0}
+
+
+def test_tokens_that_are_not_needed_to_reach_top_p_are_never_drawn() -> None:
+    """Four equal tokens have a quarter each, exactly: the second is what reaches a half, and no third is needed."""
+    equal, uniform = torch.full((64, 4), 0.25, dtype=torch.float64).log(), torch.arange(0, 1, 1 / 64).double()
+
+    def seen(top_p: float) -> int:
+        return len(draw_rows(equal, SamplingOptions(top_p=top_p), uniform).unique())
+
+    assert [seen(top_p) for top_p in (0.25, 0.5, 0.75, 1.0)] == [1, 2, 3, 4]
+    assert [seen(top_p) for top_p in (0.01, 0.26, 0.51, 0.76)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("forbidden", "message"),
+    [
+        (range(50), "All 50 tokens are forbidden"),
+        ((3, 50), "forbidden token 50 is outside the vocabulary of 50"),
+        ((-1,), "forbidden token -1 is outside"),
+    ],
+)
+def test_what_cannot_be_forbidden_is_refused(forbidden, message: str, temperature: float) -> None:
+    options = SamplingOptions(temperature, forbidden=tuple(forbidden))
+    log_probs, model = torch.full((50,), 1 / 50).log(), adaptive_model()
+    assert model.output.num_embeddings == 50
+    for attempt in (
+        lambda: draw(log_probs, options),
+        lambda: draw_rows(log_probs.expand(2, 50), options, torch.rand(2)),
+        lambda: generate(model, [1], 2, options),
+    ):
+        with pytest.raises(UserError, match=message):
+            attempt()
+
+
+def test_all_tokens_but_one_may_be_forbidden() -> None:
+    options = SamplingOptions(forbidden=(0, 1, 3, 3, 1))
+    assert {draw(torch.full((4,), 0.25).log(), options) for _ in range(20)} == {2}
+
+
+def test_a_prompt_may_be_a_tensor_or_an_array() -> None:
+    model, greedy = adaptive_model(), SamplingOptions(temperature=0)
+    expected = generate(model, [1, 2], 4, greedy)
+    assert generate(model, torch.tensor([1, 2]), 4, greedy) == expected
+    assert generate(model, np.array([1, 2], dtype=np.int32), 4, greedy) == expected
+    for empty in (torch.tensor([], dtype=torch.long), np.array([], dtype=np.int64)):
+        with pytest.raises(UserError, match="prompt is empty"):
+            generate(model, empty, 2)
 
 
 def test_a_draw_leaves_the_probabilities_as_they_are() -> None:

@@ -161,6 +161,13 @@ def test_config_and_files_round_trip(embedding: DeFINE, tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "here").iterdir()) == ["embedding.json", "embedding.safetensors"]
 
 
+def test_loading_leaves_the_random_state_alone(embedding: DeFINE, tmp_path: Path) -> None:
+    embedding.save(tmp_path)
+    before = torch.random.get_rng_state()
+    DeFINE.load(tmp_path)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_deepcopy_meta_and_float64(embedding: DeFINE) -> None:
     embedding.eval()
     assert torch.equal(copy.deepcopy(embedding)(IDS), embedding(IDS))

@@ -18,9 +18,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
-from torchdefine import load_run, train
+from torchdefine import build, load_run, register_output, train
 from torchdefine.errors import MachineError, UserError
+from torchdefine.output import OutputLayer
 from torchdefine.training import Interrupted, RunFolder
 from torchdefine.training.batches import Batch
 from torchdefine.training.evaluate import perplexity
@@ -335,6 +337,53 @@ def test_a_loss_scale_that_collapses_blames_no_batch(
     monkeypatch.setattr(Precision, "scale_collapsed", lambda self: True)
     with pytest.raises(MachineError, match=r"The loss scale of fp16 collapsed by step \d+\. No checkpoint"):
         train(recipe_file, out=tmp_path, optim={"optimizer": "sgd", "lr": 0.5})
+
+
+class Decoder(OutputLayer):
+    """An output layer as somebody else would write it: the embedding's table under a name of its own."""
+
+    def __init__(self, hidden_dim: int, table: nn.Parameter) -> None:
+        super().__init__(hidden_dim)
+        self.dec = nn.Linear(hidden_dim, len(table))
+        self.dec.weight = table
+
+    @property
+    def num_embeddings(self) -> int:
+        return self.dec.out_features
+
+    def loss(self, hidden: torch.Tensor, targets: torch.Tensor, *, hint: object = None, **how: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.dec(hidden).flatten(0, -2), targets.flatten(), **how)
+
+    def log_prob(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.dec(hidden).log_softmax(-1)
+
+    def resize(self, num_embeddings: int) -> None:
+        raise NotImplementedError
+
+
+def test_a_parameter_with_two_names_is_trained_saved_loaded_and_resumed(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(build, "_OUTPUTS", dict(build._OUTPUTS))
+    register_output("decoder", lambda settings, width, embedding, _: Decoder(width, embedding.map.table.weight))
+    changes: dict[str, Any] = {
+        "embedding": {"map": "standard", "unit": "none", "map_dim": 16, "row_dropout": 0.0},
+        "context": {"output_dim": 16},
+        "output": {"kind": "decoder"},
+        "train": {"steps": 12, "log_every": 3, "eval_every": 6, "checkpoint_every": 4},
+    }
+    run = train(recipe_file, out=tmp_path / "whole", **changes)
+    with pytest.raises(Interrupted):
+        train(recipe_file, out=tmp_path / "run", reporter=StopAt(5, signal.SIGTERM), **changes)
+    train(recipe_file, out=tmp_path / "run", resume=True, **changes)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    saved = weights(tmp_path / "run")
+    assert torch.equal(saved["model.embedding.map.table.weight"], saved["model.output.dec.weight"])
+    model = load_run(tmp_path / "run", checkpoint="last").model
+    assert model.output.dec.weight is model.embedding.map.table.weight
+    assert torch.equal(model.output.dec.weight, saved["model.output.dec.weight"])
+    assert run.evaluate("test").perplexity == pytest.approx(run.result["test_perplexity"], rel=1e-6)
 
 
 def test_existing_runs_are_never_overwritten(unbroken: Path, recipe_file: Path) -> None:

@@ -11,13 +11,13 @@ from torchdefine import StandardMap, train
 from torchdefine.context import LSTM, LayerSizes, Reach, TransformerXL
 from torchdefine.data import TokenStreams
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.models import LanguageModel, LossOptions
+from torchdefine.models import HostHint, LanguageModel, LossOptions
 from torchdefine.output import FullSoftmax
 from torchdefine.recipe import TrainSettings
 from torchdefine.training.batches import Batch, TextBatches
 from torchdefine.training.carried_state import flat_tensors
 from torchdefine.training.precision import Precision
-from torchdefine.training.recording import _without_garbage_collection, room_for
+from torchdefine.training.recording import _without_garbage_collection, room_for, with_room
 from torchdefine.training.step import StepParts, TrainingStep
 
 
@@ -38,6 +38,14 @@ def test_room_is_enough_round_and_not_much_more() -> None:
         assert room >= count
         assert room <= max(16, 1.5 * count)
     assert len({room_for(count) for count in range(190, 260)}) <= 3
+
+
+def test_a_hint_gets_room_in_both_of_its_fields() -> None:
+    assert with_room(None) is None
+    assert with_room(HostHint()) == HostHint()
+    assert with_room(HostHint(3, None)) == HostHint(16, None)
+    assert with_room(HostHint(None, (17, 0, 300))) == HostHint(None, (24, 16, 384))
+    assert with_room(HostHint(300, ())) == HostHint(384, ())
 
 
 @pytest.mark.parametrize("parts", [1, 2])
