@@ -59,6 +59,14 @@ def test_tokens_that_are_not_needed_to_reach_top_p_are_never_drawn() -> None:
     assert [seen(top_p) for top_p in (0.01, 0.26, 0.51, 0.76)] == [1, 2, 3, 4]
 
 
+def test_neither_the_smallest_number_nor_the_largest_draws_what_has_no_probability() -> None:
+    uniform = torch.tensor([0.0, 0.49, 0.5, 1 - 2**-53], dtype=torch.float64)
+    halves = torch.tensor([0, 0.5, 0.5, 0], dtype=torch.float64).log().expand(4, 4)
+    assert draw_rows(halves, SamplingOptions(), uniform).tolist() == [1, 1, 2, 2]
+    quarters = torch.full((4, 4), 0.25, dtype=torch.float64).log()
+    assert draw_rows(quarters, SamplingOptions(forbidden=(0, 3)), uniform).tolist() == [1, 1, 2, 2]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("forbidden", "message"),

@@ -1,4 +1,6 @@
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 from unittest.mock import Mock
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from torchdefine.build_translation import build_translator, loaded_facts, open_bitext  # noqa: E402
 from torchdefine.data import TokenizerPair  # noqa: E402
-from torchdefine.data.tokenizer import train_bpe_on  # noqa: E402
+from torchdefine.data.tokenizer import SubwordTokenizer, train_bpe_on  # noqa: E402
 from torchdefine.decoding import (  # noqa: E402
     LongLine,
     SamplingOptions,
@@ -53,6 +55,21 @@ def test_cuts_come_after_sentences_then_between_words() -> None:
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
     pieces = [TOKENIZER.decode_sentence(p) for p in cut_sentence(ids[:3] * 4, 5, TOKENIZER)]
     assert all(word in words for piece in pieces for word in piece.split())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first"),
+    [
+        (["▁one", "▁tw", "o", "▁th", "re", "e"], 3),  # before the last word that begins
+        (["▁on", "e.", "▁two", "▁three", "▁four", "▁five"], 2),  # after a sentence, if a third is in it
+        (["▁one.", "▁two", "▁three", "▁four", "▁five", "▁six"], 5),  # less would make many short pieces
+        (["▁o", "n", "e", "t", "w", "o"], 5),  # nowhere in particular
+    ],
+)
+def test_a_piece_is_as_long_as_a_good_place_to_cut_lets_it_be(tokens: list[str], first: int) -> None:
+    tokenizer = cast("SubwordTokenizer", SimpleNamespace(token=tokens.__getitem__))
+    pieces = cut_sentence(list(range(6)), 5, tokenizer)
+    assert pieces == [list(range(first)), list(range(first, 6))]
 
 
 def test_as_many_lines_come_out_as_go_in(untrained: tuple[Translator, TokenizerPair]) -> None:

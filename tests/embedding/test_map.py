@@ -90,6 +90,9 @@ def test_resize_keeps_old_rows_bit_for_bit(kind: str) -> None:
     assert layer.num_embeddings == 60
     assert torch.equal(layer(ids), old)
     assert layer(torch.arange(50, 60)).std() > 0.3
+    with_all = layer(torch.arange(60))
+    layer.resize(60)  # as many as there are
+    assert torch.equal(layer(torch.arange(60)), with_all)
     if kind != "adaptive-ranked":
         layer.resize(45)
         assert torch.equal(layer(ids[:45]), old[:45])
@@ -148,6 +151,7 @@ def test_bad_ids_are_refused(kind: str) -> None:
 
 def test_bad_tables_are_refused() -> None:
     cases = {
+        "cutoff 30 does not fit a vocabulary of 30: use \\(10,\\)": lambda: AdaptiveMap(30, 16, (10, 30)),
         "cutoff 30 does not fit a vocabulary of 20: use \\(10,\\)": lambda: AdaptiveMap(20, 16, (10, 30)),
         "not positive and increasing: use \\(10, 30\\)": lambda: AdaptiveMap(50, 16, (30, 10)),
         "at least one cutoff": lambda: AdaptiveMap(50, 16, ()),

@@ -151,6 +151,16 @@ def test_a_gradient_that_is_not_finite_is_noted_though_the_loss_is() -> None:
     assert int(step.first_bad_step) == 1
 
 
+def test_of_several_steps_that_are_not_finite_the_first_is_noted() -> None:
+    step, batch = small_step()
+    step(batch, 0.5)
+    assert int(step.first_bad_step) == -1
+    step.parameters[0].register_hook(lambda gradient: gradient * torch.inf)
+    for _ in range(3):
+        step(batch, 0.0)
+    assert int(step.first_bad_step) == 2
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
