@@ -329,6 +329,9 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
     assert all(tensor.isfinite().all() for tensor in kept.values())
     assert all(math.isfinite(record["loss"]) for record in RunFolder(tmp_path).records("valid"))
     assert json.loads(safe_open(RunFolder(tmp_path).last, "pt").metadata()["facts"])["position"]["step"] == 20
+    with pytest.raises(MachineError) as again:  # a run that goes on from there says the same
+        train(recipe_file, out=tmp_path, optim={"optimizer": "sgd", "lr": 0.5}, resume=True)
+    assert str(again.value) == message
 
 
 def test_a_loss_scale_that_collapses_blames_no_batch(
