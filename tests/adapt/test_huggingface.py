@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,32 @@ def test_lora_on_top(family: tuple[Family, Any], tmp_path: Path) -> None:
     assert torch.equal(logits(adapted, given), logits(loaded, given))
     merged = adapted.merge_and_unload()
     torch.testing.assert_close(logits(merged, given), logits(loaded, given), atol=1e-5, rtol=1e-4)
+
+
+def test_lora_on_a_model_that_was_loaded(family: tuple[Family, Any], tmp_path: Path) -> None:
+    """PEFT then reads the configuration in the base's folder, by its class, and warns of sizes that differ."""
+    peft = pytest.importorskip("peft")
+    kind, model = family
+    model.save_pretrained(tmp_path / "base")
+    base = kind.auto_class.from_pretrained(tmp_path / "base")
+    lora = peft.LoraConfig(r=2, target_modules=list(kind.lora_targets), init_lora_weights=False)
+    adapted = peft.get_peft_model(base, lora).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        adapted.save_pretrained(tmp_path / "adapter")
+    again = kind.auto_class.from_pretrained(tmp_path / "base")
+    loaded = peft.PeftModel.from_pretrained(again, tmp_path / "adapter").eval()
+    given = batch(model)
+    assert torch.equal(logits(adapted, given), logits(loaded, given))
+    assert not torch.equal(logits(model, given), logits(loaded, given))
+
+
+def test_a_configuration_reads_its_own_file(family: tuple[Family, Any], tmp_path: Path) -> None:
+    _, model = family
+    model.save_pretrained(tmp_path)
+    read = type(model.config).from_pretrained(tmp_path)
+    assert read.torchdefine == model.config.torchdefine
+    assert (read.vocab_size, read.model_type) == (V, model.config.model_type)
 
 
 def test_lora_finds_its_usual_layers_and_may_train_the_table() -> None:

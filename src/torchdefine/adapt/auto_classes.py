@@ -7,6 +7,7 @@ old type, so that everything in transformers that depends on the type still work
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -42,6 +43,12 @@ class CompactConfigMixin:
             settings["vocab_size"] = HOW_TO_LOAD  # code that expects a whole number refuses it, showing this sentence
         write_text(Path(json_file_path), json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
+    @classmethod
+    def get_config_dict(cls, *arguments: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the file says, in the model's own terms: PEFT reads it by this class, and not by ``AutoConfig``."""
+        settings, unused = super().get_config_dict(*arguments, **options)  # type: ignore[misc]
+        return _in_own_terms(settings), unused
+
 
 class CompactConfig:
     """What ``AutoConfig`` finds under the model type "torchdefine"; it makes a configuration of the model's own."""
@@ -52,20 +59,25 @@ class CompactConfig:
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
         from transformers import CONFIG_MAPPING
 
-        settings = dict(config_dict)
-        recipe = dict(settings.get(RECIPE) or {})
-        own_type = recipe.get("own_type")
+        settings = _in_own_terms(config_dict)
+        own_type = settings["model_type"]
         if own_type not in CONFIG_MAPPING:
             raise UserError(
                 f"This model is a {own_type!r} with tables of torchdefine, but this transformers knows no such model: "
                 "import what defines it, or use a newer transformers."
             )
-        if "vocab_size" in recipe:
-            settings["vocab_size"] = recipe.pop("vocab_size")
-        settings |= {"model_type": own_type, RECIPE: recipe}
         plain = CONFIG_MAPPING[own_type]
         register_compact_classes(plain)
         return compact_config_class(plain).from_dict(settings, **options)
+
+
+def _in_own_terms(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they were before ``to_json_file``; those of a model without replaced tables are left as they are."""
+    if settings.get("model_type") != MODEL_TYPE:
+        return dict(settings)
+    recipe = dict(settings.get(RECIPE) or {})
+    own = {"vocab_size": recipe.pop("vocab_size")} if "vocab_size" in recipe else {}
+    return {**settings, **own, "model_type": recipe.get("own_type"), RECIPE: recipe}
 
 
 def _empty_compact(plain: Any) -> Any:
