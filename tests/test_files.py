@@ -92,6 +92,18 @@ def test_nothing_but_an_empty_folder_is_replaced_by_one(tmp_path: Path) -> None:
             check_new_folder(taken)
 
 
+def test_a_place_that_a_disk_is_mounted_at_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be neither removed nor replaced, so that everything would be lost at the end."""
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == tmp_path / "disk")
+    with pytest.raises(UserError, match=r"disk is where a disk is mounted, .*: choose one within it"):
+        check_new_folder(tmp_path / "disk")
+    write_folder(tmp_path / "disk" / "new")
+    assert (tmp_path / "disk" / "new" / "whole").exists()
+
+
 def test_a_lack_of_memory_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     write_safetensors(path, {"a": torch.ones(3)})

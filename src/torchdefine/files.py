@@ -182,6 +182,8 @@ def check_new_folder(path: str | Path) -> None:
         raise UserError(f"{path} cannot be the name of a new folder: choose another.")
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"{path} exists already and is not empty: choose another folder.")
+    if os.path.ismount(path):  # the finished folder could not take its place
+        raise UserError(f"{path} is where a disk is mounted, so no folder can take its place: choose one within it.")
     check_writable(path)
 
 
