@@ -31,6 +31,8 @@ Progress = Callable[[int, int], None]
 
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 """System errors that mean a badly chosen path."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""System errors that mean a full disk."""
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:
@@ -189,7 +191,7 @@ def check_new_folder(path: str | Path) -> None:
 
 def write_failure(path: Path, error: OSError) -> UserError | MachineError:
     """The sentence for a write to ``path`` that failed: the user's fault where it is not allowed there."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _FULL:
         return _disk_full(path)
     cached = cache_folder().absolute() in path.absolute().parents
     way_out = "let TORCHDEFINE_CACHE name" if cached else "choose"
@@ -225,14 +227,20 @@ def finite_only(value: Any) -> Any:
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with replacing(path) as temporary:
-        try:
-            save_file(whole, temporary, metadata=metadata)
-            temporary.chmod(0o666 & ~_UMASK)  # the package would make it readable for this user only
-        except SafetensorError as error:
-            if "No space left" in str(error):  # the package wraps the system's error in its own
-                raise _disk_full(path) from error
-            raise MachineError(f"{path} could not be written ({error}).") from error
+    with replacing(path) as temporary, writing_safetensors(path):
+        save_file(whole, temporary, metadata=metadata)
+        temporary.chmod(0o666 & ~_UMASK)  # the package would make it readable for this user only
+
+
+@contextmanager
+def writing_safetensors(path: Path) -> Iterator[None]:
+    """Turn what the package safetensors fails with while it writes ``path``, or into it, into one of our sentences."""
+    try:
+        yield
+    except SafetensorError as error:
+        if any(os.strerror(number) in str(error) for number in _FULL):  # the package wraps the system's error in its own
+            raise _disk_full(path) from error
+        raise MachineError(f"{path} could not be written ({error}).") from error
 
 
 @contextmanager

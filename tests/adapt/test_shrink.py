@@ -1,6 +1,7 @@
 """A model folder and a text in, a smaller model folder out; from Python and by the command."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import torch
 pytest.importorskip("transformers")
 import tokenizers
 import transformers
+from safetensors import SafetensorError
 
 from tests.adapt.tiny_models import FAMILIES
 from tests.test_cli import Command, assert_refused, torchdefine  # noqa: F401
 from torchdefine.adapt import FitOptions, Fitted, ShrinkOptions, UnitFitting, fit, shrink, shrink_model
 from torchdefine.adapt.likeness import likeness, sentence_vectors
 from torchdefine.adapt.plain_text import sentence_parts
-from torchdefine.errors import UserError
+from torchdefine.errors import MachineError, UserError
 from torchdefine.inference import CodeLearning
 
 transformers.logging.set_verbosity_error()
@@ -68,6 +70,16 @@ def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
     )
     return save_with_tokenizer(transformers.BertModel(config), tmp_path_factory.mktemp("bert") / "model")
+
+
+@pytest.fixture
+def fails_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known beforehand must be said before anything is fitted."""
+
+    def work(*_: Any, **__: Any) -> None:
+        pytest.fail("the work has begun")
+
+    monkeypatch.setattr("torchdefine.adapt.shrink.fit", work)
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5"])
@@ -140,9 +152,42 @@ def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_pa
     assert not (tmp_path / "new").exists()
 
 
-def test_damaged_models_and_tokenizers_are_refused(bert_folder: Path, text: Path, tmp_path: Path) -> None:
-    import shutil
+@pytest.mark.parametrize("within", ["model/smaller", "model/pooling/smaller"])
+def test_a_place_within_the_model_is_refused_before_the_work(
+    within: str, bert_folder: Path, text: Path, tmp_path: Path, fails_at_work: None
+) -> None:
+    """The copy would be copied into itself."""
+    shutil.copytree(bert_folder, tmp_path / "model")
+    (tmp_path / "model" / "pooling").mkdir()
+    with pytest.raises(UserError, match=r"lies within .*: choose a folder outside"):
+        shrink_model(tmp_path / "model", text, tmp_path / within, "5KB", options=OPTIONS)
 
+
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "pooling/config.json"])
+def test_a_link_to_nothing_is_named_before_the_work(
+    name: str, bert_folder: Path, text: Path, tmp_path: Path, fails_at_work: None
+) -> None:
+    shutil.copytree(bert_folder, tmp_path / "model")
+    (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "model" / name).unlink(missing_ok=True)
+    (tmp_path / "model" / name).symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match=f"model/{name} is to be copied .* a link to nothing .*: mend or remove it"):
+        shrink_model(tmp_path / "model", text, tmp_path / "new", "5KB", options=OPTIONS)
+
+
+def test_a_disk_that_is_full_in_the_end_is_told_in_a_sentence(
+    bert_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(transformers.BertModel, "save_pretrained", no_space)
+    with pytest.raises(MachineError, match=r"The disk is full, so .*new could not be written"):
+        shrink_model(bert_folder, text, tmp_path / "new", "5KB", options=OPTIONS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_models_and_tokenizers_are_refused(bert_folder: Path, text: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(bert_folder, broken)
     (broken / "model.safetensors").write_bytes(b"short")

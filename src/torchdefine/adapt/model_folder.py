@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,16 +59,39 @@ def open_model(folder: str | Path, device: str = "cpu") -> OpenedModel:
     return OpenedModel(folder, model.to(device).eval(), tokenizer)
 
 
+def check_carried_over(source: Path, target: str | Path) -> None:
+    """Refuse, before any work, what ``carry_over`` would fail at."""
+    if source.resolve() in Path(target).resolve().parents:
+        raise UserError(
+            f"{target} lies within {source}, whose files are copied with the model, so that it would be copied into "
+            "itself: choose a folder outside."
+        )
+    for path in _beside_the_weights(source):
+        for one in (path, *path.rglob("*")):
+            if not (one.is_dir() or one.is_file()) or not os.access(one, os.R_OK):
+                raise UserError(
+                    f"{one} is to be copied with the model, but is a link to nothing or cannot be read: mend or "
+                    "remove it."
+                )
+
+
 def carry_over(source: Path, target: Path) -> None:
     """Copy files beside a model's weights: tokenizer, pooling, licences. Those that ``target`` has already stay."""
-    for path in sorted(source.iterdir()):
-        is_weights = path.name.split(".")[0].split("-")[0] in _OF_THE_MODEL
-        if is_weights or path.name.startswith(".") or (target / path.name).exists():
+    for path in _beside_the_weights(source):
+        if (target / path.name).exists():
             continue
         if path.is_dir():
             shutil.copytree(path, target / path.name)
         else:
             shutil.copyfile(path, target / path.name)
+
+
+def _beside_the_weights(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.name.split(".")[0].split("-")[0] not in _OF_THE_MODEL and not path.name.startswith(".")
+    ]
 
 
 def import_transformers() -> Any:

@@ -23,13 +23,13 @@ from torchdefine.adapt.likeness import (
     sentence_batches,
     sentence_vectors,
 )
-from torchdefine.adapt.model_folder import OpenedModel, carry_over, open_model
+from torchdefine.adapt.model_folder import OpenedModel, carry_over, check_carried_over, open_model
 from torchdefine.adapt.plain_text import SentenceParts, sentence_parts, token_counts
 from torchdefine.adapt.replace import ReplacementReport, replace_embeddings
 from torchdefine.adapt.stand_in import StandIn
 from torchdefine.adapt.survey import Table, choose, lookup_scale, survey
 from torchdefine.errors import UserError
-from torchdefine.files import Progress, check_new_folder, new_folder, write_json
+from torchdefine.files import Progress, check_new_folder, new_folder, write_json, writing_safetensors
 
 REPORT_FILE, PICTURE_FILE = "adapt.json", "front.svg"
 REPORT_VERSION = 1
@@ -108,6 +108,7 @@ def shrink_model(
     check_new_folder(out)
     parts = sentence_parts(text, choosing=options.choosing, held_out=options.held_out)
     opened = open_model(folder, options.device)
+    check_carried_over(opened.folder, out)
     tables = _token_tables(opened)
     _check_too_large(tables, allowed)
     with stage("reading the held-out sentences") as progress:
@@ -123,7 +124,8 @@ def shrink_model(
         after = sentence_vectors(opened.model, opened.tokenizer, parts.held_out, progress)
     with new_folder(out) as folder_in_making:
         carry_over(opened.folder, folder_in_making)  # first, so that the model's own README stays
-        opened.model.save_pretrained(folder_in_making)
+        with writing_safetensors(Path(out)):
+            opened.model.save_pretrained(folder_in_making)
         sizes = (_weight_bytes(opened.folder), _weight_bytes(folder_in_making))
         alike, seconds = likeness(before, after), time.monotonic() - began
         shrunk = Shrunk(Path(out), fitted, alike, len(parts.held_out), report, sizes, seconds)
