@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("transformers")
 import transformers
 
-from tests.adapt.tiny_models import V, bert, gpt2, t5
-from torchdefine.adapt.likeness import likeness, sentence_vectors
+from tests.adapt.tiny_models import WIDTH, V, bert, gpt2, t5
+from torchdefine.adapt.likeness import likeness, sentence_batches, sentence_vectors
 from torchdefine.errors import UserError
 
 
@@ -37,6 +37,39 @@ def test_vectors_are_means_over_the_tokens_that_are_there(make: Any) -> None:
         with torch.no_grad():
             alone = body(input_ids=ids).last_hidden_state[0].mean(0)
         torch.testing.assert_close(vector, alone, atol=1e-5, rtol=1e-4)
+
+
+def roberta(positions: int) -> Any:
+    """Its positions are counted from the padding's, 1, on."""
+    config = transformers.RobertaConfig(
+        vocab_size=V,
+        hidden_size=WIDTH,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=positions + 2,
+    )
+    return transformers.RobertaModel(config)
+
+
+@pytest.mark.parametrize("make", [lambda: bert(True), lambda: gpt2(True), lambda: roberta(64)])
+def test_sentences_end_where_a_model_has_no_more_positions(make: Any) -> None:
+    model = make().eval()
+    longest, longer = "the words " * 7, "the words " * 30
+    (batch,) = sentence_batches(model, Letters(), [longer])
+    assert batch["input_ids"].shape == (1, 64)
+    assert sentence_vectors(model, Letters(), [longest, longer]).shape == (2, WIDTH)
+
+
+def test_tokenizers_that_do_not_fit_are_refused() -> None:
+    model = bert(True).eval()
+    ending = Letters()
+    ending.eos_token = None  # type: ignore[assignment]
+    with pytest.raises(UserError, match="neither a padding token nor one that ends a text"):
+        sentence_vectors(model, ending, ["some words"])
+    model.resize_token_embeddings(20)
+    with pytest.raises(UserError, match=r"gave the token \d+, but the model's table has 20 rows"):
+        sentence_vectors(model, Letters(), ["some words"])
 
 
 def test_likeness_is_cosine_and_spearman() -> None:

@@ -187,6 +187,27 @@ def test_a_disk_that_is_full_in_the_end_is_told_in_a_sentence(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("hidden_size", "abc"), ("hidden_size", None), ("num_attention_heads", 0), ("hidden_act", "no")]
+)
+def test_a_wrong_setting_of_the_model_is_told_in_a_sentence(
+    name: str, value: Any, bert_folder: Path, text: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(bert_folder, tmp_path / "model")
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(settings | {name: value}))
+    with pytest.raises(UserError, match=r"The model in .*model cannot be read \(.*\): save it again"):
+        shrink_model(model, text, tmp_path / "new", "5KB", options=OPTIONS)
+
+
+def test_a_damaged_tokenizer_is_told_in_a_sentence(bert_folder: Path, text: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(bert_folder, tmp_path / "model")
+    settings = json.loads((model / "tokenizer.json").read_text())
+    (model / "tokenizer.json").write_text(json.dumps(settings | {"pre_tokenizer": {"type": "unknown"}}))
+    with pytest.raises(UserError, match=r"The tokenizer in .*model cannot be read \(.*\): save it beside the model"):
+        shrink_model(model, text, tmp_path / "new", "5KB", options=OPTIONS)
+
+
 def test_damaged_models_and_tokenizers_are_refused(bert_folder: Path, text: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(bert_folder, broken)

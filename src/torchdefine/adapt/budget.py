@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class Budget:
 
     @classmethod
     def _checked(cls, bytes_: float, floats_only: bool) -> Budget:
-        if bytes_ < 1:
+        if not 1 <= bytes_ < math.inf:  # float takes hundreds of digits for infinity
             raise ValueError
         return cls(int(bytes_), floats_only)
 

@@ -15,7 +15,7 @@ from torchdefine.files import Progress
 
 SENTENCES_AT_ONCE = 32
 LONGEST_SENTENCE = 128
-"""In tokens; longer ones are cut."""
+"""In tokens; longer ones are cut, and so are those that a model has no positions for."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,43 @@ class Likeness:
 def sentence_batches(model: Any, tokenizer: Any, sentences: Sequence[str]) -> list[dict[str, Tensor]]:
     """Sentences as a model takes them, ``SENTENCES_AT_ONCE`` together, on its device."""
     if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise UserError(
+                "The tokenizer has neither a padding token nor one that ends a text, so sentences of different lengths "
+                "cannot be put together: set its pad_token, and save it again."
+            )
         tokenizer.pad_token = tokenizer.eos_token
-    batches = []
+    longest, batches = min(LONGEST_SENTENCE, _positions(model)), []
     for start in range(0, len(sentences), SENTENCES_AT_ONCE):
         batch = tokenizer(
             list(sentences[start : start + SENTENCES_AT_ONCE]),
             padding=True,
             truncation=True,
-            max_length=LONGEST_SENTENCE,
+            max_length=longest,
             return_tensors="pt",
         )
+        _check_ids(batch["input_ids"], model.get_input_embeddings().num_embeddings)
         batches.append({name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")})
     return batches
+
+
+def _positions(model: Any) -> int:
+    """How many tokens a model can read at most; ``LONGEST_SENTENCE`` where it does not say."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return LONGEST_SENTENCE
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    padding = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
+    return positions - max((row + 1 for row in padding), default=0)  # RoBERTa's count from there
+
+
+def _check_ids(ids: Tensor, rows: int) -> None:
+    largest = int(ids.max())
+    if largest >= rows:
+        raise UserError(
+            f"The tokenizer gave the token {largest}, but the model's table has {rows:,} rows, counted from 0: use "
+            "the model's own tokenizer, or resize the model to this one."
+        )
 
 
 def encode_batch(model: Any, batch: dict[str, Tensor]) -> Tensor:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from torchdefine.errors import UserError
 
 CONFIG_FILE = "config.json"
@@ -46,13 +44,13 @@ def open_model(folder: str | Path, device: str = "cpu") -> OpenedModel:
                 f"The tables of the model in {folder} were replaced already: give the model it was made of."
             )
         model = model_class.from_pretrained(folder, config=config, local_files_only=True)
-    except UserError:
+    except (UserError, MemoryError):
         raise
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # of whatever kind: a wrong setting fails wherever some model first uses it
         raise UserError(f"The model in {folder} cannot be read ({_first_line(error)}): save it again.") from None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the package tokenizers raises nothing more precise
         raise UserError(
             f"The tokenizer in {folder} cannot be read ({_first_line(error)}): save it beside the model."
         ) from None
