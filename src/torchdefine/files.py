@@ -92,7 +92,7 @@ def _room_beside(path: Path) -> Iterator[Path]:
 
     It is a folder even for a single file, because packages that write one may put other files beside it.
     """
-    _remove_abandoned(path)
+    remove_abandoned(path)
     room = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         room.mkdir(parents=True)
@@ -125,7 +125,7 @@ def _claimed(folder: Path) -> Iterator[bool]:
         os.close(place)
 
 
-def _remove_abandoned(path: Path) -> None:
+def remove_abandoned(path: Path) -> None:
     """Remove what killed processes of this machine left of ``path``: their locks are gone too.
 
     Files that another machine left on a shared disk stay, since its process may still be running.

@@ -418,6 +418,33 @@ def test_a_refused_run_leaves_nothing_behind(recipe_file: Path, tmp_path: Path) 
     assert (out / "vocab.txt").read_text() == "mine"
 
 
+KILLED_AT_A_FILE = """
+import os, signal, sys
+from torchdefine import train
+recipe, out, fatal = sys.argv[1:]
+replace = os.replace
+def replace_or_die(source, target):
+    if os.path.basename(target) == fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target)
+os.replace = replace_or_die
+train(recipe, out=out)
+"""
+
+
+@pytest.mark.parametrize(("fatal", "resume"), [("config.yaml", False), ("vocab.txt", True)])
+def test_a_run_that_is_killed_while_it_is_made_can_go_on(
+    recipe_file: Path, tmp_path: Path, fatal: str, resume: bool
+) -> None:
+    out = tmp_path / "run"
+    killed = subprocess.run([sys.executable, "-c", KILLED_AT_A_FILE, recipe_file, out, fatal], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert any(out.iterdir())
+    train(None if resume else recipe_file, out=out, resume=resume)
+    assert load_run(out).result["steps"] == 60
+    assert not list(out.glob(".*"))
+
+
 @pytest.mark.parametrize(
     ("setting", "changes"),
     [

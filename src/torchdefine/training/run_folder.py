@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torchdefine.errors import UserError
-from torchdefine.files import cache_folder, finite_only, read_json, write_failure, write_json, write_text
+from torchdefine.files import (
+    cache_folder,
+    finite_only,
+    read_json,
+    remove_abandoned,
+    write_failure,
+    write_json,
+    write_text,
+)
 from torchdefine.recipe import FILE_ENDINGS, RUN_SETTINGS_FILE, Recipe, load_recipe, recipe_names
 from torchdefine.spelling import option
 
@@ -65,6 +73,7 @@ class RunFolder:
             )
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file, but a run is a folder: choose another {option('out')}.")
+        remove_abandoned(self.config)  # of a run that was killed before it had anything
         found = sorted(file.name for file in self.path.iterdir()) if self.path.is_dir() else []
         if found:
             shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
@@ -107,8 +116,8 @@ class RunFolder:
             raise UserError(
                 f"The folder {self.path} cannot be made ({error.strerror}): choose another {option('out')}."
             ) from error
+        write_text(self.config, recipe.to_yaml())  # first: from here on a run that is killed can go on
         tokenization.save(self.path)
-        write_text(self.config, recipe.to_yaml())
 
     def recipe(self) -> Recipe:
         if not self.exists():
