@@ -104,6 +104,11 @@ def test_a_place_that_a_disk_is_mounted_at_is_refused_before_any_work(
     assert (tmp_path / "disk" / "new" / "whole").exists()
 
 
+def test_a_path_that_no_file_can_name_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"strange-\\udcff' is not in UTF-8"):
+        check_new_folder(tmp_path / os.fsdecode(b"strange-\xff"))
+
+
 def test_a_lack_of_memory_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     write_safetensors(path, {"a": torch.ones(3)})

@@ -168,6 +168,16 @@ def _is_running(process: int) -> bool:
     return True
 
 
+def check_utf8(path: str | Path) -> None:
+    """Refuse a path that no text file can name and that the package safetensors cannot open."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"The path {str(path)!r} is not in UTF-8, so it cannot be kept in a file: rename it, or choose another."
+        ) from None
+
+
 def check_writable(path: Path) -> None:
     """Refuse a path that cannot be written to, before the work whose result goes there."""
     existing = next(above for above in path.absolute().parents if above.exists())
@@ -180,6 +190,7 @@ def check_writable(path: Path) -> None:
 def check_new_folder(path: str | Path) -> None:
     """Refuse a path that exists already, or where no folder can be made."""
     path = Path(path)
+    check_utf8(path)
     if path.name in ("", "..") or path.is_symlink():
         raise UserError(f"{path} cannot be the name of a new folder: choose another.")
     if path.is_file() or (path.is_dir() and any(path.iterdir())):

@@ -1,5 +1,6 @@
 """What a run starts with: recipes, changes and folders, and the sentences about those that do not fit."""
 
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -35,6 +36,20 @@ def test_settings_that_a_run_has_already_change_nothing_of_it(recipe_file: Path,
     for name, before, now in (("eval_every", 15, 5), ("seed", 1, 2)):
         with pytest.raises(UserError, match=rf"another train\.{name} \({before}, not {now}\)"):
             train(out=tmp_path, resume=True, train={name: now})
+
+
+def test_paths_that_no_file_can_name_are_refused_before_training(
+    recipe_file: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """Nothing could be kept in such a folder, and no result could be written of such a text."""
+    strange = tmp_path / os.fsdecode(b"strange-\xff")
+    with pytest.raises(UserError, match=r"The path '.*strange-\\udcff' is not in UTF-8, .*: rename it, or choose"):
+        train(recipe_file, out=strange)
+    assert not strange.exists()
+    shutil.copytree(corpus, strange)
+    with pytest.raises(UserError, match=r"strange-\\udcff' is not in UTF-8"):
+        train(recipe_file, data=strange, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_goes_on_after_its_text_was_moved(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:

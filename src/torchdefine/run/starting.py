@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdefine.errors import UserError
+from torchdefine.files import check_utf8
 from torchdefine.recipe import SECTIONS, Recipe, load_recipe, short_name
 from torchdefine.recipe.settings import explain, merge, to_plain
 from torchdefine.spelling import did_you_mean_section, option
@@ -74,7 +75,9 @@ def _with_whole_paths(recipe: Recipe) -> Recipe:
 
 
 def _whole_path(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
+    whole = str(Path(path).expanduser().resolve())
+    check_utf8(whole)  # the run's settings and its result will name it
+    return whole
 
 
 @contextmanager
@@ -87,6 +90,7 @@ def chosen_folder(recipe: Recipe, out: str | Path | None, resume: bool, processe
     if out is not None and not str(out):
         raise UserError(f"The run's folder is empty text: pass a name as {option('out')}.")
     folder = RunFolder(out if out is not None else _new_path(recipe.name))
+    check_utf8(folder.path)
     if resume:
         _check_same_settings(folder, recipe)
     else:
