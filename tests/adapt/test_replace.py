@@ -116,6 +116,7 @@ def test_a_classifier_gets_define_and_learns() -> None:
     assert report.parameters_before - report.parameters_after == only.parameters_before - only.parameters_after
     assert only.bytes_after == 4 * (only.parameters_after + 1)
     assert "embedding: 50 × 24, 1,200 →" in str(report)
+    assert repr(report) == str(report)
     assert report.to_dict()["tables"][0]["rows"] == 50
 
 

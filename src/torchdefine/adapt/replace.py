@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,7 +47,7 @@ class ReplacedTable:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ReplacementReport:
     """What ``replace_embeddings`` did, table by table, and what ``restore`` needs: it keeps the old tables alive."""
 
@@ -55,8 +55,8 @@ class ReplacementReport:
     parameters_before: int
     parameters_after: int
     """Of the whole model."""
-    swaps: tuple[Swap, ...] = field(repr=False)
-    adoptions: tuple[Adoption, ...] = field(repr=False)
+    swaps: tuple[Swap, ...]
+    adoptions: tuple[Adoption, ...]
 
     def to_dict(self) -> dict[str, Any]:
         tables = [
@@ -69,6 +69,8 @@ class ReplacementReport:
     def __str__(self) -> str:
         whole = f"whole model: {self.parameters_before:,} → {self.parameters_after:,} parameters"
         return "\n".join([*map(str, self.tables), whole])
+
+    __repr__ = __str__  # what a notebook shows
 
 
 def replace_embeddings(
