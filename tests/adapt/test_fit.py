@@ -1,5 +1,7 @@
 import json
 import math
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,10 +149,24 @@ def test_a_polish_after_which_nothing_can_be_measured_is_undone() -> None:
     assert made.skipped[-1].name.endswith("distilled")
 
 
+@pytest.mark.parametrize(("budget", "unit"), [("200", "bytes"), ("50 parameters", "parameters")])
+@pytest.mark.parametrize("families", [(), ("quantised", "weighted SVD"), ("transform", "weighted SVD")])
+def test_a_budget_that_is_too_small_is_told_how_much_would_do(
+    budget: str, unit: str, families: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tltorch", None)  # the advice must hold without this extra
+    options = FitOptions(families=families, **FAST)
+    with pytest.raises(UserError, match=r"^(200 bytes|5e-05 M parameters .*) is too little for any .*: allow ") as said:
+        fit(Encoder().tokens, counts(), budget, options=options)
+    (enough,) = re.findall(rf"allow ([\d,]+) {unit} or more", str(said.value))
+    made = fit(Encoder().tokens, counts(), f"{enough} {unit}".replace(",", "").replace("bytes", "b"), options=options)
+    assert made.chosen.bytes <= made.budget.bytes
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"budget": 100}, "too little|allow more"),
+        ({"budget": 100}, r"100 bytes is too little .*: allow 2,528 bytes or more \(a number alone counts bytes\)"),
         ({"budget": "many"}, "not a size"),
         ({"budget": "1GB"}, "1 GB are no less than the 51.2 KB of the table itself: allow less"),
         ({"options": FitOptions(families=("quantized",))}, "'quantized' is unknown.*quantised"),

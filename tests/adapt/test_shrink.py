@@ -142,7 +142,7 @@ def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_pa
         "as in the model, 0.0031 M parameters (12.4 KB in float32), and": [
             *(bert_folder, *arguments, "--budget", "3104 parameters")
         ],
-        "allow more": [bert_folder, *arguments, "--budget", "10"],
+        "10 bytes is too little": [bert_folder, *arguments, "--budget", "10"],
         "distill_steps is -1, but must be at least 0": [bert_folder, *arguments, "--distill", "-1"],
         "held_out is 1, but must be at least 2": [bert_folder, *arguments, "--held-out", "1"],
         "The device 'tpu' is unknown": [bert_folder, *arguments, "--device", "tpu"],

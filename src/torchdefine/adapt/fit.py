@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from torchdefine.spelling import did_you_mean
 Quality = Callable[[nn.Module], float]
 TICKS = 100
 """Units of progress for each candidate."""
+_UNSURE = ("transform", "tensor train")
+"""Families that are planned without knowing whether they can be made: by their size, or for want of a package."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ def fit(
         raise UserError(f"{allowed} are no less than the {readable_bytes(whole)} of the table itself: allow less.")
     planned = [c for share in options.shares for c in _planned(source, allowed.share(share), options)]
     if not planned:
-        raise UserError(f"{allowed} is too little for any replacement of this table: allow more.")
+        raise _too_little(allowed, _least_budget(source, allowed, options))
     judge = _Judge(source.table, weights, options.quality)
     best: tuple[Measured, CompactTable] | None = None
     measured: list[Measured] = []
@@ -197,10 +200,14 @@ def fit(
         if one.bytes <= allowed.bytes and (best is None or one.quality > best[0].quality):
             best = (one, made)
     if not measured:
+        least = _least_budget(source, allowed, options)
+        if least is not None and least > allowed.bytes:
+            raise _too_little(allowed, least)
         why = f"{skipped[0].name}, failed because: {skipped[0].reason}"
         raise UserError(f"None of {len(planned)} replacements of this table could be measured; the first, {why}")
     if best is None:
-        raise UserError(f"No replacement of this table came out within {allowed}: allow more.")
+        least = min(one.bytes for one in measured)
+        raise UserError(f"No replacement of this table came out within {allowed}: allow {least:,} bytes or more.")
     if options.polish is not None:
         best = _polished(best, judge, options.polish, measured, skipped)
         if progress:
@@ -214,9 +221,28 @@ def _check_families(families: tuple[str, ...]) -> None:
             raise UserError(f"The family {family!r} is unknown{did_you_mean(family, FAMILIES)}")
 
 
-def _planned(source: Source, budget: Budget, options: FitOptions) -> list[Candidate]:
+def _planned(source: Source, budget: Budget, options: FitOptions) -> Iterator[Candidate]:
     made = candidates(source, budget, units=options.units, codes=options.codes)
-    return [one for one in made if not options.families or one.family in options.families]
+    return (one for one in made if not options.families or one.family in options.families)
+
+
+def _least_budget(source: Source, allowed: Budget, options: FitOptions) -> int | None:
+    """The fewest bytes that something is sure to fit; None where nothing is tried that is sure of its size."""
+
+    def has_room(size: int) -> bool:
+        planned = _planned(source, Budget(size, allowed.floats_only), options)
+        return any(one.family not in _UNSURE for one in planned)
+
+    sizes = range(1, 4 * source.table.numel())
+    found = bisect_left(sizes, True, key=has_room)
+    return sizes[found] if found < len(sizes) else None
+
+
+def _too_little(allowed: Budget, least: int | None) -> UserError:
+    needed = "more" if least is None else f"{least:,} bytes or more (a number alone counts bytes)"
+    if least is not None and allowed.floats_only:
+        needed = f"{math.ceil(least / 4):,} parameters or more"
+    return UserError(f"{allowed} is too little for any replacement of this table: allow {needed}.")
 
 
 def _within(progress: Progress | None, index: int, total: int) -> Progress | None:
