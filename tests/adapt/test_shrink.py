@@ -127,12 +127,21 @@ def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_pa
     assert "mean cosine" in done.stdout
     assert tried(out)
     assert not tried(out) & TRAINED
+    assert "perplexity" not in done.stdout
+    assert "measuring the sensitivity of embeddings.word_embeddings" in done.stderr
     assert transformers.AutoModel.from_pretrained(out).get_input_embeddings().num_embeddings == 97
 
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("name: mine\n")
     arguments = ["--budget", "5KB", "--text", text, "--out", tmp_path / "new", *few]
     changed = {
         "exists already and is not empty": [bert_folder, *arguments[:5], out, *few],
         "has no config.json": [tmp_path, *arguments],
+        f"There is no folder {tmp_path / 'modell'}: give one": [tmp_path / "modell", *arguments],
+        f"is a run of torchdefine and no model of transformers: make it smaller by `torchdefine compress {run}`": [
+            *(run, *arguments)
+        ],
         "were replaced already": [out, *arguments],
         "There is no text file": [bert_folder, *arguments, "--text", tmp_path / "missing.txt"],
         "The budget 'much' is not a size": [bert_folder, *arguments, "--budget", "much"],
@@ -150,6 +159,18 @@ def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_pa
     for words, given in changed.items():
         assert_refused(torchdefine("adapt", *given), words)
     assert not (tmp_path / "new").exists()
+
+
+def test_the_command_says_what_was_not_compared(
+    torchdefine: Command,  # noqa: F811
+    text: Path,
+    tmp_path: Path,
+) -> None:
+    old = save_with_tokenizer(FAMILIES["llama"].make(True), tmp_path / "old")
+    few = ("--choosing", "20", "--held-out", "30", "--distill", "0", "--quick")
+    done = torchdefine("adapt", old, "--budget", "5KB", "--text", text, "--out", tmp_path / "new", *few)
+    assert done.returncode == 0, done.stderr
+    assert "only hidden states were compared: measure the model's perplexity before you use it." in done.stdout
 
 
 @pytest.mark.parametrize("within", ["model/smaller", "model/pooling/smaller"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torchdefine.errors import UserError
+from torchdefine.recipe import RUN_SETTINGS_FILE
 
 CONFIG_FILE = "config.json"
 _OF_THE_MODEL = ("model", "pytorch_model", "tf_model", "flax_model", "rust_model", "openvino", "onnx")
@@ -30,6 +32,13 @@ class OpenedModel:
 def open_model(folder: str | Path, device: str = "cpu") -> OpenedModel:
     """Read a folder that ``save_pretrained`` wrote; nothing is downloaded."""
     folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}: give one that a model's save_pretrained wrote.")
+    if (folder / RUN_SETTINGS_FILE).is_file():
+        raise UserError(
+            f"{folder} is a run of torchdefine and no model of transformers: make it smaller by `torchdefine compress "
+            f"{shlex.quote(str(folder))}`."
+        )
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{folder} has no {CONFIG_FILE}: give a folder that a model's save_pretrained wrote.")
     if not any(path for pattern in _VOCABULARIES for path in folder.glob(pattern)):

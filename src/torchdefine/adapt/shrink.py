@@ -189,7 +189,7 @@ def _fitted(
         _InPlace(opened.model, looked_up, scale, sentence_batches(opened.model, opened.tokenizer, some))
         for some in sentences
     )
-    with stage(f"feeling {table.name}") as progress:
+    with stage(f"measuring the sensitivity of {table.name}") as progress:
         sensitivity = choosing.sensitivity(progress=progress)
     polish = None
     if options.distill_steps:

@@ -55,6 +55,11 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
         f"On {shrunk.held_out:,} held-out sentences, mean cosine {shrunk.likeness.mean_cosine:.4f} and rank "
         f"correlation {shrunk.likeness.rank_correlation:.4f} to the old model."
     )
+    if any(table.heads for table in shrunk.replacement.tables):
+        print(
+            "The output layer uses the new table too, but only hidden states were compared: measure the model's "
+            "perplexity before you use it."
+        )
     before, after = (size / 1e6 for size in shrunk.file_bytes)
     print(f"Weights {before:,.1f} → {after:,.1f} MB on disk, in {shrunk.seconds:,.0f} s.")
     print(f"The model is in {shrunk.folder}.")
