@@ -207,6 +207,23 @@ def test_a_few_words_more_that_are_unknown_do_no_harm(runs: list[Path], more: fl
         assert words in warning
 
 
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        (None, "; bits per byte do."),
+        (0.0008, "; bits per byte do."),
+        (0.04, "loses 4.0% of the characters of the test text: neither perplexities nor bits per byte compare."),
+    ],
+)
+def test_bytes_that_a_tokenizer_loses_are_no_credit(runs: list[Path], lost: float | None, words: str) -> None:
+    def other_vocabulary(result: dict[str, Any]) -> None:
+        result["data"]["vocabulary_sha256"] = "x"
+        result["data"]["splits"]["test"]["lost_share"] = lost
+
+    (warning,) = changed(runs, other_vocabulary).warnings
+    assert warning.endswith(words)
+
+
 def test_other_words_of_another_text_compare_in_nothing(runs: list[Path]) -> None:
     def other_words_and_text(result: dict[str, Any]) -> None:
         result["data"]["vocabulary_sha256"] = "x"

@@ -40,8 +40,15 @@ def test_tokens_and_header(token_path: Path) -> None:
         "vocabulary_sha256": VOCABULARY.sha256,
         "text_sha256": hashlib.sha256(text).hexdigest(),
         "tokens_sha256": hashlib.sha256(np.array(file.tokens, dtype="<u2").tobytes()).hexdigest(),
+        "lost_share": 0.0,
     }
     file.verify()
+
+
+def test_a_header_that_does_not_know_what_is_lost_is_read(token_path: Path) -> None:
+    content = token_path.read_bytes()
+    token_path.write_bytes(content.replace(b', "lost_share": 0.0}', b"}" + b" " * 19))
+    assert TokenFile.open(token_path).header.lost_share is None
 
 
 @pytest.mark.parametrize("read_at_once", [1, 4, 100])

@@ -1,5 +1,6 @@
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,3 +141,48 @@ def test_absent_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, foreign
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UserError, match=r"pip install 'torchdefine\[bpe\]'"):
         SubwordTokenizer.load(foreign_file)
+
+
+def loaded(tokenizer: Any) -> SubwordTokenizer:
+    return SubwordTokenizer(tokenizer.to_str())
+
+
+def test_the_unknown_piece_of_a_unigram_model_is_its_unknown_token() -> None:
+    """Its file has the number of that piece, and no name."""
+    pieces = [("a", -1.0), ("<nothing>", -9.0), ("b", -1.0)]
+    tokenizer = loaded(tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=1)))
+    assert tokenizer.unk_id == 1
+    assert tokenizer.encode("axb") == [0, 1, 2, tokenizer.eos_id]
+    assert tokenizer.lost_characters(["axb"]) == (0, 3), "an unknown piece is counted as such"
+
+
+def test_characters_that_vanish_or_change_are_lost() -> None:
+    dropping = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "c": 2}, []))
+    dropping.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    assert loaded(dropping).lost_characters(["abx cab", "  yya"]) == (3, 9)
+    lowering = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "c": 2}, []))
+    lowering.normalizer = tokenizers.normalizers.Lowercase()
+    assert loaded(lowering).lost_characters(["AbA", "c", ""]) == (2, 4)
+
+
+def test_what_is_only_spelled_otherwise_is_not_lost(trained: SubwordTokenizer) -> None:
+    lines = [*TEXT.split("\n"), "unseen ümlaut 🙂"]
+    assert trained.lost_characters(lines)[0] == 0
+    letters = {letter: index for index, letter in enumerate("▁abĠÄ")}
+    for normalizer, pre_tokenizer in (
+        (tokenizers.normalizers.Replace(" ", "▁"), None),
+        (tokenizers.normalizers.Prepend("▁"), tokenizers.pre_tokenizers.Whitespace()),
+        (tokenizers.normalizers.ByteLevel(), None),
+        (None, tokenizers.pre_tokenizers.Metaspace()),
+    ):
+        spelling = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
+        if normalizer is not None:
+            spelling.normalizer = normalizer
+        if pre_tokenizer is not None:
+            spelling.pre_tokenizer = pre_tokenizer
+        assert loaded(spelling).lost_characters(["ab ba", "a"]) == (0, 5)
+
+
+def test_of_many_long_lines_a_sample_is_looked_at(trained: SubwordTokenizer) -> None:
+    assert trained.lost_characters(["a"] * 5000)[1] == 834
+    assert trained.lost_characters(["a" * 20_000]) == (0, 10_000)

@@ -117,3 +117,15 @@ def test_bands_beyond_the_vocabulary_are_named(
     recipe = Recipe(embedding=EmbeddingSettings(**embedding), output=OutputSettings(**output))
     found = describe_bands(encode_corpus(texts), recipe)  # of 10 entries
     assert [sentence.startswith(said) for sentence in found] == ([True] if said else [])
+
+
+def test_a_tokenizer_that_drops_characters_is_called_so(texts: Path, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.BPE({letter: index for index, letter in enumerate("abcdefgh")}, [])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "bpe.json"))
+    assert said(texts, tokenizer=str(tmp_path / "bpe.json")) == [
+        "The tokenizer has 12 subwords. It loses 25.0% of the characters of the text, by dropping or changing them, so "
+        "that bits per byte come out too low: use a tokenizer that keeps them, as byte-level ones do."
+    ]

@@ -34,6 +34,8 @@ from torchdefine.spelling import option
 
 MANIFEST_FILE = "corpus.json"
 VERSION = 1
+SUBWORD_COUNTS = 2
+"""A cached text of subwords is encoded again where its header may count unknown and lost text wrongly, as before 2."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ def encode_corpus(
         with new_folder(out) as folder:
             _encode(texts, folder, name, rule, chosen, progress)
         return Corpus.open(out)
-    key = _cache_key(texts, [min_count, max_size, chosen.sha256 if chosen else None])
+    counted = [SUBWORD_COUNTS] if chosen is not None and chosen.kind == "subwords" else []
+    key = _cache_key(texts, [min_count, max_size, chosen.sha256 if chosen else None, *counted])
     folder = cache_folder(cache) / "corpora" / f"{name}-{key[:16]}"
     if is_encoded(folder):
         try:
@@ -248,7 +251,7 @@ def _token_path(folder: Path, split: str) -> Path:
     return folder / f"{split}.tokens"
 
 
-def _cache_key(texts: dict[str, list[Path]], settings: list[int | str | None]) -> str:
+def _cache_key(texts: dict[str, list[Path]], settings: Sequence[int | str | None]) -> str:
     files = {split: [file_identity(path) for path in paths] for split, paths in texts.items()}
     return hashlib.sha256(json.dumps([VERSION, files, settings]).encode()).hexdigest()
 

@@ -57,6 +57,8 @@ class TokenHeader:
     """Of the unpacked bytes of all the text's files, in order."""
     tokens_sha256: str
     """Of the data as it stands in the file."""
+    lost_share: float | None = None
+    """How many of the text's characters the tokens do not tell, by a sample; None where nobody looked."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def write_token_file(
         for text in texts:
             for block in read_text(text):
                 writer.add(tokenization.encode_lines(block.lines), block.raw, len(block.lines))
+                writer.note_lost(*tokenization.lost_characters(block.lines))
                 advance(block.disk_bytes)
 
 
@@ -121,6 +124,7 @@ class TokenFileWriter:
         self.dtype = "uint16" if len(tokenization) <= 1 << 16 else "uint32"
         self._text_hash, self._tokens_hash = hashlib.sha256(), hashlib.sha256()
         self._lines = self._bytes = self._unknown = 0
+        self._lost = self._looked_at = 0
         self.tokens = 0
 
     def add(self, ids: np.ndarray, raw: bytes, lines: int) -> None:
@@ -135,6 +139,11 @@ class TokenFileWriter:
         if self._tokenization.unk_id is not None:
             self._unknown += int(np.count_nonzero(ids == self._tokenization.unk_id))
 
+    def note_lost(self, characters: int, looked_at: int) -> None:
+        """So many characters, of those that were looked at, cannot be told from the ids."""
+        self._lost += characters
+        self._looked_at += looked_at
+
     def header(self) -> TokenHeader:
         return TokenHeader(
             dtype=self.dtype,
@@ -145,6 +154,7 @@ class TokenFileWriter:
             vocabulary_sha256=self._tokenization.sha256,
             text_sha256=self._text_hash.hexdigest(),
             tokens_sha256=self._tokens_hash.hexdigest(),
+            lost_share=self._lost / self._looked_at if self._looked_at else None,
         )
 
 
@@ -190,8 +200,9 @@ def _read_header(path: Path) -> tuple[TokenHeader, int]:
         raise _damaged(path, "it ends within its header")
     try:
         values = json.loads(packed)
-        header = TokenHeader(**{field.name: values[field.name] for field in fields(TokenHeader)})
-    except (ValueError, KeyError, TypeError) as error:
+        known = {field.name for field in fields(TokenHeader)} & values.keys()
+        header = TokenHeader(**{name: values[name] for name in known})
+    except (ValueError, AttributeError, TypeError) as error:
         raise _damaged(path, "its header cannot be read") from error
     if header.dtype not in _DTYPES or not isinstance(header.tokens, int) or header.tokens < FEWEST_TOKENS:
         raise _damaged(path, "its header is not one that torchdefine writes")

@@ -52,6 +52,9 @@ class Tokenization(Protocol):
     def encode_lines(self, lines: Sequence[str]) -> np.ndarray:
         """The fast way for many lines: the ids of each, each ended by ``eos_id``, as one array of uint32."""
 
+    def lost_characters(self, lines: Sequence[str]) -> tuple[int, int]:
+        """How many characters are told by no id, not even by that of ``<unk>``, and of how many that were looked at."""
+
     def decode(self, ids: Iterable[int]) -> str: ...
 
     def save(self, path: str | Path) -> Path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +27,7 @@ TOKENIZER_FILE = "tokenizer.json"
 SMALLEST_BPE = 256 + len(SPECIALS)
 """Byte-level BPE starts from one token for each byte, so that no text is unknown to it."""
 
+_CHECKED_LINES, _CHECKED_CHARACTERS = 1000, 10_000  # of a block, and of each of these lines
 _LINES_AT_ONCE = 1024  # what the package returns for a line is many times its size
 
 
@@ -54,8 +57,7 @@ class SubwordTokenizer:
         self.pad_id: int = vocabulary[PAD]
         self.bos_id: int = vocabulary[BOS]
         self.eos_id: int = vocabulary[EOS]
-        own_unknown = getattr(tokenizer.model, "unk_token", None)
-        self.unk_id: int = vocabulary.get(own_unknown, vocabulary[UNK])
+        self.unk_id: int = _unknown_id(json_text, vocabulary)
 
     def __len__(self) -> int:
         return self._size
@@ -90,6 +92,23 @@ class SubwordTokenizer:
                 ids.append(self.eos_id)
             arrays.append(np.array(ids, dtype=np.uint32))
         return np.concatenate(arrays)
+
+    def lost_characters(self, lines: Sequence[str]) -> tuple[int, int]:
+        """How many characters the ids do not tell, and of how many, in a sample of the lines; white space aside.
+
+        An unknown token stands for its characters: they are counted elsewhere. Decoding would tell less, since a
+        file need not say how.
+        """
+        sample = [line[:_CHECKED_CHARACTERS] for line in lines[:: len(lines) // _CHECKED_LINES + 1]]
+        encodings = self._tokenizer.encode_batch(sample, add_special_tokens=False)
+        lost = sum(_uncovered(line, encoding.offsets) for line, encoding in zip(sample, encodings, strict=True))
+        if (normalizer := self._tokenizer.normalizer) is not None:
+            normalized = [normalizer.normalize_str(line) for line in sample]
+            again = self._tokenizer.encode_batch(normalized, add_special_tokens=False)
+            for line, other, one, two in zip(sample, normalized, encodings, again, strict=True):
+                if one.ids == two.ids:  # else the change is a spelling, as that of spaces
+                    lost += _changed(line, other)
+        return lost, sum(len(_printed(line)) for line in sample)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, each line ended by ``<eos>``, the last one too where its newline is missing."""
@@ -176,6 +195,32 @@ def train_bpe_on(blocks: Iterable[list[str]], vocabulary_size: int, *, sentences
     )
     tokenizer.train_from_iterator(blocks, trainer)
     return SubwordTokenizer(tokenizer.to_str())
+
+
+def _unknown_id(json_text: str, vocabulary: dict[str, int]) -> int:
+    """The id of the model's own unknown token; a Unigram model has it as a number, the others by name."""
+    model = json.loads(json_text)["model"]
+    own = model.get("unk_id")
+    return vocabulary.get(model.get("unk_token"), vocabulary[UNK]) if own is None else int(own)
+
+
+def _printed(text: str) -> str:
+    """The text without white space, and without the sign that stands for it in some tokenizers."""
+    return "".join(text.replace("\u2581", " ").split())
+
+
+def _uncovered(line: str, offsets: Sequence[tuple[int, int]]) -> int:
+    """How many characters no token was made of."""
+    rest, end = [], 0
+    for start, stop in sorted(offsets):
+        rest.append(line[end:start])
+        end = max(end, stop)
+    return len(_printed("".join([*rest, line[end:]])))
+
+
+def _changed(line: str, other: str) -> int:
+    """How many characters of a line another line does not have."""
+    return 0 if line == other else (Counter(_printed(line)) - Counter(_printed(other))).total()
 
 
 def check_bpe_size(vocabulary_size: int) -> None:

@@ -92,6 +92,10 @@ class Vocabulary:
         words = split_words(lines)
         return np.fromiter(map(self._ids.get, words, repeat(self.unk_id)), dtype=np.uint32, count=len(words))
 
+    def lost_characters(self, lines: Sequence[str]) -> tuple[int, int]:
+        """None of all: a word that is unknown is ``<unk>``, and white space is not counted."""
+        return 0, sum(map(len, lines))
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, each line ended by ``<eos>``, the last one too where its newline is missing."""
         return self.encode_lines(text.removesuffix("\n").split("\n")).tolist() if text else []

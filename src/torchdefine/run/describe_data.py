@@ -8,6 +8,8 @@ from torchdefine.training.batches import TrainingData
 
 MANY_UNKNOWN = 0.05
 """Share of <unk> in the validation text above which a run suggests a remedy."""
+LOST_IS_SAID = 0.001
+"""Share of a text's characters whose loss is mentioned."""
 
 
 def describe_amount(corpus: Corpus | Bitext, data: TrainingData) -> str:
@@ -26,6 +28,7 @@ def describe_tokens(corpus: Corpus | Bitext, recipe: Recipe) -> list[str]:
         return [_describe_pair(corpus, recipe)]
     words = corpus.tokenization.kind == "words"
     entries = _describe_words(corpus, recipe) if words else f"The tokenizer has {len(corpus.tokenization):,} subwords."
+    entries += _describe_lost(corpus)
     valid = corpus.splits.get("valid")
     share = valid.header.unknown / len(valid) if valid is not None else 0.0
     if valid is None or not (words or share):
@@ -54,6 +57,17 @@ def describe_measuring(corpus: Corpus | Bitext) -> list[str]:
         "There is neither a valid nor a test text, so nothing will be validated or tested: add one to the folder of "
         f"the text, or measure the run afterwards by `torchdefine eval RUN --data {named}`."
     ]
+
+
+def _describe_lost(corpus: Corpus) -> str:
+    """A sentence after another one, where the tokens do not tell the whole text."""
+    lost = max(text.header.lost_share or 0.0 for text in corpus.splits.values())
+    if lost < LOST_IS_SAID:
+        return ""
+    return (
+        f" It loses {lost:.1%} of the characters of the text, by dropping or changing them, so that bits per byte come "
+        "out too low: use a tokenizer that keeps them, as byte-level ones do."
+    )
 
 
 def _describe_words(corpus: Corpus, recipe: Recipe) -> str:

@@ -41,6 +41,7 @@ def describe_result(
                     "tokens": len(text),
                     "text_sha256": text.header.text_sha256,
                     "tokens_sha256": text.header.tokens_sha256,
+                    "lost_share": text.header.lost_share,
                 }
                 for name, text in corpus.splits.items()
             },
