@@ -75,7 +75,7 @@ def test_train_eval_generate_compare(torchdefine: Command, recipe_file: Path, fi
     assert "second" in done.stdout
     compared = json.loads(torchdefine("compare", finished, out, "--json").stdout)
     assert [run["run"] for run in compared["runs"]] == ["run", "second"]
-    assert compared["warnings"] == ["Settings outside embedding and output differ: optim.lr (0.005, 0.01)."]
+    assert compared["warnings"] == ["Settings beside the kinds of embedding and output differ: optim.lr (0.005, 0.01)."]
 
 
 def test_tensorboard_logs_lie_in_the_run(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:

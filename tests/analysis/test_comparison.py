@@ -287,7 +287,7 @@ def test_settings_that_differ_beside_the_embedding_are_named(runs: list[Path]) -
     )
     other = dataclasses.replace(second, recipe=recipe)
     named = "context.input_dropout (0.2, 0.5), optim.lr (0.005, 0.1)"
-    sentence = "Settings outside embedding and output differ: "
+    sentence = "Settings beside the kinds of embedding and output differ: "
     assert Comparison([first, other]).warnings == [f"{sentence}{named}, train.steps (20, 30)."]
     assert second.result is not None
     longer = dataclasses.replace(other, result={**second.result, "tokens": 999_999})
@@ -303,6 +303,26 @@ def test_settings_that_differ_beside_the_embedding_are_named(runs: list[Path]) -
     batches = dataclasses.replace(second.recipe, train=dataclasses.replace(second.recipe.train, batch_size=8))
     other = dataclasses.replace(second, recipe=batches)
     assert Comparison([first, other]).warnings == [f"{sentence}train.batch_size (4, 8)."]
+
+
+def test_ways_to_train_are_named_wherever_they_stand(runs: list[Path]) -> None:
+    first, second = compare_runs(runs).runs
+    output = dataclasses.replace(second.recipe.output, label_smoothing=0.3)
+    embedding = dataclasses.replace(second.recipe.embedding, row_dropout=0.5)
+    other = dataclasses.replace(second, recipe=dataclasses.replace(second.recipe, output=output, embedding=embedding))
+    (warning,) = Comparison([first, other]).warnings
+    assert "embedding.row_dropout (0.1, 0.5), output.label_smoothing (0.0, 0.3)" in warning
+
+
+def test_the_precision_that_was_computed_in_counts(runs: list[Path], recipe_file: Path, tmp_path: Path) -> None:
+    train(recipe_file, out=tmp_path / "bf16", device="cpu", train={"precision": "bf16", "steps": 20})
+    assert compare_runs([runs[0], tmp_path / "bf16"]).warnings == []
+
+    def on_a_gpu(result: dict[str, Any]) -> None:
+        result["precision"] = "bf16"
+
+    (warning,) = changed(runs, on_a_gpu).warnings
+    assert "train.precision (fp32, bf16)" in warning
 
 
 def test_a_translator_beside_a_language_model(runs: list[Path]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.analysis.settings_table import differing_settings
+from torchdefine.recipe import Recipe
 from torchdefine.recipe.effects import implied_settings
 from torchdefine.training.evaluate import short_stream_warning
 
@@ -18,7 +20,9 @@ PASSES_MAY_DIFFER = 1.01
 """By this factor."""
 MOST_SETTINGS_NAMED = 6
 SPOKEN_OF_ELSEWHERE = ("task", "data", "embedding", "output", "eval")
-"""Sections whose differences are what is compared, or show in texts, vocabularies and protocols."""
+"""Sections whose differences are what is compared, or show in texts, vocabularies and protocols …"""
+WAYS_TO_TRAIN = {"embedding.row_dropout", "output.label_smoothing"}
+"""… but for these, which any embedding may have."""
 IMMATERIAL = {
     *(f"train.{name}" for name in ("seed", "log_every", "checkpoint_every", "keep", "record", "compile")),
     "beam.batch_size",
@@ -148,14 +152,20 @@ def _different_settings(runs: Sequence[RunSummary], *, tokens_named: bool) -> li
     silent = IMMATERIAL | ({"train.steps", "train.epochs"} if tokens_named else set())
     rows = [
         (name, list(dict.fromkeys(values)))
-        for name, *values in differing_settings([run.recipe for run in runs], only_chosen=True)
-        if name.partition(".")[0] not in SPOKEN_OF_ELSEWHERE and name not in silent
+        for name, *values in differing_settings([_recipe_as_run(run) for run in runs], only_chosen=True)
+        if (name.partition(".")[0] not in SPOKEN_OF_ELSEWHERE or name in WAYS_TO_TRAIN) and name not in silent
     ]
     if not rows:
         return []
     shown = [f"{name} ({', '.join(values)})" for name, values in rows[:MOST_SETTINGS_NAMED]]
-    more = len(rows) - len(shown)
-    return [f"Settings outside embedding and output differ: {', '.join(shown)}{f' and {more} more' if more else ''}."]
+    more = f" and {len(rows) - len(shown)} more" if len(rows) > len(shown) else ""
+    return [f"Settings beside the kinds of embedding and output differ: {', '.join(shown)}{more}."]
+
+
+def _recipe_as_run(run: RunSummary) -> Recipe:
+    """The recipe with the precision that was computed in, which on a CPU is not always the one that was asked for."""
+    computed = (run.result or {}).get("precision", run.recipe.train.precision)
+    return replace(run.recipe, train=replace(run.recipe.train, precision=computed))
 
 
 def which_texts_are_short(runs: Sequence[RunSummary]) -> list[str]:
