@@ -55,3 +55,15 @@ def test_a_seed_without_a_number_leaves_no_mean(runs: list[RunSummary]) -> None:
     (group,) = same_but_for_seed([runs[0], with_test(runs[1], math.inf)])
     assert group.cells()[-2:] == ["–", "–"]
     assert json.loads(json.dumps(group.to_dict()))["test_perplexity"] is None
+
+
+def test_runs_on_other_texts_are_not_averaged(runs: list[RunSummary]) -> None:
+    """One folder, whose text was changed between the runs."""
+    one, two = runs[0], copy.deepcopy(runs[1])
+    assert two.result is not None
+    two.result["data"]["splits"]["train"]["text_sha256"] = "x"
+    assert same_but_for_seed([one, two]) == []
+    two = copy.deepcopy(runs[1])
+    assert two.result is not None
+    two.result["data"]["vocabulary_sha256"] = "x"
+    assert same_but_for_seed([one, two]) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
@@ -55,5 +55,11 @@ def same_but_for_seed(runs: Sequence[RunSummary]) -> list[SeedGroup]:
         if run.result is not None:
             settings = to_plain(run.recipe)
             seed = settings["train"].pop("seed")
-            by_settings.setdefault(json.dumps(settings, sort_keys=True, default=str), {}).setdefault(seed, run)
+            key = json.dumps([settings, _texts(run.result["data"])], sort_keys=True, default=str)
+            by_settings.setdefault(key, {}).setdefault(seed, run)
     return [SeedGroup(tuple(seeds.values())) for seeds in by_settings.values() if len(seeds) > 1]
+
+
+def _texts(data: Mapping[str, Any]) -> list[Any]:
+    """The hashes of vocabulary and texts: a folder may have held another text when another run read it."""
+    return [data.get("vocabulary_sha256"), {name: text.get("text_sha256") for name, text in data["splits"].items()}]
