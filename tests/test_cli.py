@@ -445,6 +445,13 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         assert_refused(torchdefine(*arguments), words)
 
 
+def test_a_language_model_is_refused_before_standard_input_is_waited_for(
+    torchdefine: Command, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # so that reading it fails
+    assert_refused(torchdefine("translate", finished), "is a language model, which does not translate")
+
+
 def test_a_run_and_its_recipe_are_told_apart(torchdefine: Command, recipe_file: Path, finished: Path) -> None:
     is_run = f"{finished} is a run and no recipe: go on with it by `torchdefine train --out {finished} --resume`"
     for arguments in (["train", finished], ["recipes", finished], ["train", "--resume", finished]):

@@ -58,6 +58,7 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
         return [line for block in read_text(Path(path), may_be_empty=True) for line in block.lines]
 
     run = load_run(options.folder, **loading(options))  # before waiting for standard input
+    run.check_translates()
     how = _translation_options(run.recipe, options)
     lines = lines_of(options.input) if options.input else decode_text(sys.stdin.buffer.read(), "The standard input")
     if not lines:

@@ -270,7 +270,7 @@ class Run:
         on_long_line: Callable[[LongLine], None] | None = None,
     ) -> list[list[Translation]]:
         """The best translations of every line, as many lists as lines; without options, by the recipe's beam."""
-        self._check_translates()
+        self.check_translates()
         return translate_text(
             self.recipe, self.model, self.tokenization, lines, options, progress=progress, on_long_line=on_long_line
         )
@@ -279,7 +279,7 @@ class Run:
         self, split: str = "test", *, data: str | Path | None = None, progress: Progress | None = None
     ) -> TranslationEvaluation:
         """Perplexity, BLEU and chrF on a split of the run's own bitext, or of another one."""
-        self._check_translates()
+        self.check_translates()
         _check_split(split)
         return evaluate_translator(
             self.recipe, self.model, self.tokenization, split=split, data=data, progress=progress
@@ -289,7 +289,8 @@ class Run:
         """Refuse a translator, which cannot continue a text."""
         check_generates(self.folder, self.recipe)
 
-    def _check_translates(self) -> None:
+    def check_translates(self) -> None:
+        """Refuse a language model, which translates nothing."""
         if self.recipe.task != "translation":
             raise UserError(
                 f"The run in {self.folder.path} is a language model, which does not translate: use `torchdefine "
