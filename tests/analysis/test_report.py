@@ -18,7 +18,7 @@ from tests.training.test_loop import StopAt
 from torchdefine import load_run, train
 from torchdefine.analysis.correlation import CorrelationMap
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours, readable_token
-from torchdefine.analysis.pictures import curve_figure, parameter_figure, readable_ticks, undrawn_curves
+from torchdefine.analysis.pictures import curve_figure, parameter_figure, readable_ticks, save_figure, undrawn_curves
 from torchdefine.analysis.plots import draw
 from torchdefine.analysis.report import ReportOptions, write_report
 from torchdefine.analysis.report_maps import _reference, layout_rows
@@ -275,6 +275,17 @@ def test_a_name_that_looks_like_a_number_is_a_name(
     assert caplog.messages == []
     assert tuple(text.get_text() for text in axes.get_yticklabels()) == names
     assert len({bar.get_y() for bar in axes.patches}) == 2
+
+
+def test_a_name_with_signs_that_mean_something_to_matplotlib_is_a_name(runs: dict[str, Path], tmp_path: Path) -> None:
+    (define,) = summarise([runs["define"]])
+    named = [dataclasses.replace(define, name=name) for name in ("x$_$", "_hidden")]
+    curves = curve_figure(named)
+    labels = [text.get_text().strip() for text in curves.axes[0].get_legend().get_texts()]
+    assert labels[:2] == ["x$_$", "_hidden"]
+    for figure in (curves, parameter_figure(named)):
+        save_figure(figure, tmp_path / "picture.svg")
+        assert {"x$_$", "_hidden"} <= set(re.findall(r">\s*([^<>]*?)</text>", (tmp_path / "picture.svg").read_text()))
 
 
 @given(st.floats(1.0, 1e5), st.floats(1.01, 1e4))

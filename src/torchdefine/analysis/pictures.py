@@ -51,6 +51,7 @@ def drawing() -> Iterator[type[Figure]]:
         "svg.hashsalt": "torchdefine",
         "savefig.transparent": True,
         "font.size": 10,
+        "text.parse_math": False,  # what stands between dollars is a part of some run's name
     }
     with rc_context(more | dict.fromkeys(ink, INK)):
         yield Figure
@@ -72,7 +73,7 @@ def curve_figure(runs: Sequence[RunSummary], by: Axis = "tokens") -> Figure:
             if valid and train:
                 axes.plot(*zip(*train, strict=True), linewidth=0.7, alpha=0.6, **style)
             if valid or train:
-                label = run.name if valid else f"{run.name} (training)"
+                label = _in_legend(run.name if valid else f"{run.name} (training)")
                 axes.plot(*zip(*(valid or train), strict=True), label=label, marker="o", markersize=3.5, **style)
         if any(_points(run.valid, by) and _points(_unsmoothed(run), by) for run in runs):
             axes.plot([], [], color="#888888", linewidth=0.7, label="training")
@@ -80,7 +81,7 @@ def curve_figure(runs: Sequence[RunSummary], by: Axis = "tokens") -> Figure:
         if len(counted) == 1:  # that of other vocabularies is another
             axes.axhline(counted.pop(), color="#888888", linewidth=1, linestyle=":", label="unigram")
         for sentence in undrawn_curves(runs):
-            axes.plot([], [], linestyle="none", label=sentence.rstrip("."))
+            axes.plot([], [], linestyle="none", label=_in_legend(sentence.rstrip(".")))
         axes.set(xlabel=AXIS_NAMES[by], ylabel="perplexity (log scale)", yscale="log")
         axes.xaxis.set_major_formatter(EngFormatter())
         axes.yaxis.set_major_locator(FixedLocator(readable_ticks(*axes.get_ylim())))
@@ -90,6 +91,11 @@ def curve_figure(runs: Sequence[RunSummary], by: Axis = "tokens") -> Figure:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
         return figure
+
+
+def _in_legend(label: str) -> str:
+    """The label with a space before an underscore, for a legend leaves out what begins with one."""
+    return f" {label}" if label.startswith("_") else label
 
 
 def undrawn_curves(runs: Sequence[RunSummary]) -> list[str]:
