@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.training.test_loop import StopAt, assert_same_run
@@ -108,6 +109,24 @@ def test_a_run_that_wrote_no_checkpoint_keeps_what_was_changed(recipe_file: Path
         train(recipe_file, out=tmp_path, reporter=StopAt(7, signal.SIGTERM), **changes)
     RunFolder(tmp_path).last.unlink()
     assert train(out=tmp_path, resume=True).result["overrides"] == changes
+
+
+def test_a_second_end_before_the_first_step_leaves_what_was_changed(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"train": {"steps": 30, "checkpoint_every": 30}}
+    with pytest.raises(Interrupted):
+        train(recipe_file, out=tmp_path, reporter=StopAt(7, signal.SIGTERM), **changes)
+    RunFolder(tmp_path).last.unlink()
+    with monkeypatch.context() as killed:
+        killed.setattr(RunFolder, "log_start", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(out=tmp_path, resume=True)
+    assert train(out=tmp_path, resume=True).result["overrides"] == changes
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_finished_run_says_that_it_was(

@@ -237,8 +237,13 @@ class RunFolder:
         return found
 
     def forget_after(self, step: int) -> None:
-        """Drop what was logged after the checkpoint that a run goes on from; it will be logged again."""
-        kept = [r for r in self.records() if r["step"] <= step]
+        """Drop what was logged after the checkpoint that a run goes on from; it will be logged again.
+
+        The first start stays in any case: nothing else knows what was changed of the recipe.
+        """
+        records = self.records()
+        first_start = next((r for r in records if r.get("kind") == "start"), None)
+        kept = [r for r in records if r["step"] <= step or r is first_start]
         write_text(self.journal, "".join(map(_line, kept)))
 
     def write_result(self, result: dict[str, Any]) -> None:
