@@ -305,6 +305,20 @@ finally:
     assert done.stdout.splitlines() == [f"torchdefine {__version__}", found]
 
 
+def test_an_output_that_lacks_a_character_ends_no_command(finished: Path, tmp_path: Path) -> None:
+    """A run may be named as one likes, and the JSON of it stays JSON."""
+    run = tmp_path / "Lauf–é"
+    shutil.copytree(finished, run)
+    for encoding, shown in (("latin-1", "Lauf\\u2013é"), ("ascii", "Lauf\\u2013\\xe9")):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        command = [sys.executable, "-m", "torchdefine", "compare", str(run)]
+        done = subprocess.run(command, capture_output=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert shown in done.stdout.decode(encoding)
+        done = subprocess.run([*command, "--json"], capture_output=True, env=environment)
+        assert json.loads(done.stdout)["runs"][0]["run"] == run.name
+
+
 def test_an_interrupt_while_torch_is_being_imported_is_one_word() -> None:
     code = """
 import os, signal, sys

@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from torchdefine import __version__
 from torchdefine.cli import counting, exporting, inference, looking, models, recipes, runs, translation
@@ -44,6 +44,7 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
     for name in ("stdout", "stderr"):  # the caller closed them, so nothing is to be printed
         if getattr(sys, name) is None:
             setattr(sys, name, io.StringIO())
+        _write_all_characters(getattr(sys, name))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         words, settings = _without_settings(sys.argv[1:] if arguments is None else arguments)
@@ -68,6 +69,12 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
         if "allocate" not in str(error) and not isinstance(error, MemoryError):
             raise
         _fail("There is not enough memory for this: use a smaller model or batch.", 1)
+
+
+def _write_all_characters(stream: TextIO) -> None:
+    """Let a stream write what its encoding lacks as \\u2013, say, rather than end a command that has done its work."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="backslashreplace")
 
 
 def _fail(message: object, code: int) -> NoReturn:

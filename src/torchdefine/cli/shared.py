@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +18,9 @@ CHECKPOINTS = ["best", "last", "average"]
 
 
 def print_json(value: Any) -> None:
-    """Print JSON with null for numbers that are not finite."""
-    print(json.dumps(finite_only(value), indent=2, ensure_ascii=False, allow_nan=False))
+    """Print JSON with null for numbers that are not finite, and escapes where the output may lack a character."""
+    escaped = (sys.stdout.encoding or "utf-8").lower() not in ("utf-8", "utf8")
+    print(json.dumps(finite_only(value), indent=2, ensure_ascii=escaped, allow_nan=False))
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
