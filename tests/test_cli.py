@@ -449,6 +449,9 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "--codebooks means nothing to the method int8": ["compress", finished, "--method", "int8", "--codebooks", "5"],
         "--steps means nothing to the method bits": ["compress", finished, "--method", "bits", "--steps", "10"],
         "give one of them": ["compress", finished, "--budget", "1KB", "--codebooks", "5"],
+        "--entries means nothing to the method bits with a --budget": [
+            *("compress", finished, "--method", "bits", "--budget", "3KB", "--entries", "256")
+        ],
         "int4 takes as many bytes as it needs": ["compress", finished, "--method", "int4", "--budget", "1KB"],
         "counts parameters, not bytes": ["compress", finished, "--budget", "1k parameters"],
         "--by is the horizontal axis of curves": ["plot", "maps", finished, "--by", "step", "--out", "x.svg"],
@@ -457,6 +460,11 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
     }
     for words, arguments in cases.items():
         assert_refused(torchdefine(*arguments), words)
+
+
+@pytest.mark.parametrize("option", [("--license", "MIT"), ("--checkpoint", "last"), ("--cached",)])
+def test_a_check_of_an_export_takes_nothing_else(torchdefine: Command, tmp_path: Path, option: tuple[str, ...]) -> None:
+    assert_refused(torchdefine("export", "--check", tmp_path, *option), "leave all other options out")
 
 
 def test_a_language_model_is_refused_before_standard_input_is_waited_for(

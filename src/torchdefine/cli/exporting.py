@@ -13,6 +13,9 @@ EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Tr
   token; a translator its encoder and the step of its decoder. The folder holds them with weights, vocabulary,
   settings, export.json and a model card. Every program is compared with the model before the folder appears."""
 
+OF_AN_EXPORT = ("folder", "out", "format", "license", "checkpoint", "cached", "compressed")
+"""What means nothing to a check."""
+
 
 def add_commands(command: Command) -> None:
     """The command that exports."""
@@ -25,7 +28,7 @@ def add_commands(command: Command) -> None:
     )
     sub.add_argument("--out", help="needed: the new folder")
     sub.add_argument("--license", metavar="TEXT", help="the licence to name in the card")
-    sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
+    sub.add_argument("--checkpoint", choices=CHECKPOINTS, help="which weights (default: best)")
     add_cached(sub)
     sub.add_argument("--check", metavar="FOLDER", help="check an export instead: its files, and that its programs run")
     sub.add_argument("--json", action="store_true", help="print JSON")
@@ -33,7 +36,7 @@ def add_commands(command: Command) -> None:
 
 def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if options.check is not None:
-        if options.folder or options.out or options.format or options.cached or options.compressed:
+        if any(getattr(options, name) for name in OF_AN_EXPORT):
             raise UserError("--check takes the folder of an export and nothing else: leave all other options out.")
         _check(options)
         return
@@ -44,7 +47,7 @@ def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.training.progress import work_bar
 
     check_new_folder(options.out)
-    options.device = "cpu"
+    options.device, options.checkpoint = "cpu", options.checkpoint or "best"
     run = load_run(options.folder, **loading(options))
     with work_bar("exporting") as progress:
         facts = run.export(options.out, options.format, license=options.license, progress=progress)

@@ -112,6 +112,8 @@ def _compression(options: argparse.Namespace) -> Compression:
             raise UserError(f"--{name} means nothing to the method {options.method}: leave it out.")
     if options.budget is not None and "codebooks" in given:
         raise UserError("--budget and --codebooks both say how large the codes are: give one of them.")
+    if options.budget is not None and "entries" in given and options.method != "codes":
+        raise UserError(f"--entries means nothing to the method {options.method} with a --budget: leave it out.")
     learning = CodeLearning(**{name: given.pop(name) for name in ("steps", "seed") if name in given})
     budget = None if options.budget is None else Budget.of(options.budget)
     if budget is not None and budget.floats_only:
