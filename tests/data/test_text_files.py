@@ -162,6 +162,16 @@ def test_splits_are_found_by_name(tmp_path: Path, names: list[str], expected: di
     assert list(splits) == list(expected), "always in the order train, valid, test"
 
 
+def test_a_link_to_nothing_is_no_missing_split(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "train.txt")
+    (folder / "notes.txt").symlink_to("nowhere.txt")  # no text of the corpus, and none of our business
+    (folder / "test.txt").symlink_to("train.txt")
+    assert list(find_splits(folder)) == ["train", "test"]
+    (folder / "valid.txt").symlink_to("nowhere.txt")
+    with pytest.raises(UserError, match=r"valid\.txt is a link to nowhere\.txt, which is not there"):
+        find_splits(folder)
+
+
 def test_parts_stand_in_natural_order(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "train-10.txt.xz", "train-2.txt.xz", "train-1.txt.xz")
     assert [path.name for path in find_splits(folder)["train"]] == [

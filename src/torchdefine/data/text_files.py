@@ -105,15 +105,22 @@ def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, 
 
 
 def is_candidate(path: Path) -> bool:
-    return path.is_file() and not path.name.startswith(".")
+    """Whether a file of a folder may be a text; a broken link may be meant as one."""
+    return (path.is_file() or _is_broken_link(path)) and not path.name.startswith(".")
+
+
+def _is_broken_link(path: Path) -> bool:
+    return path.is_symlink() and not path.exists()
 
 
 def split_named_by(path: Path) -> str | None:
-    """The split that a part of a file's name says it belongs to; a file that names several is refused."""
+    """The split that a part of a file's name says; a file that names several, or a link to nothing, is refused."""
     parts = (part.rstrip("0123456789") for part in re.split(r"[._-]+", path.name.lower()))
     named = sorted({_SPLIT_OF_PART[part] for part in parts if part in _SPLIT_OF_PART})
     if len(named) > 1:
         raise UserError(f"{path} names several splits ({', '.join(named)}): rename it to one of them.")
+    if named and _is_broken_link(path):
+        raise UserError(f"{path} is a link to {path.readlink()}, which is not there: mend the link or remove it.")
     return named[0] if named else None
 
 
