@@ -533,3 +533,11 @@ def test_a_description_stays_where_the_model_does(same: dict) -> None:
 def test_bands_that_stay_are_no_change() -> None:
     same = {"embedding": {"cutoffs": "1500, 5000"}}
     assert load_recipe("demo/adaptive-define", same).description == load_recipe("demo/adaptive-define").description
+
+
+def test_a_value_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    (file := tmp_path / "endless.yaml").write_text("embedding: {options: &x {again: *x}}\n")
+    with pytest.raises(UserError, match=r"embedding\.options holds itself by an alias: write its values out"):
+        load_recipe(file)
+    with pytest.raises(UserError, match="holds itself"):
+        load_recipe("demo/standard", {"context": {"options": "&x {again: [*x]}"}})

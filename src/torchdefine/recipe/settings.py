@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 import typing
@@ -88,9 +89,20 @@ def _convert_mapping(kind: Any, value: Any, place: str) -> dict[str, Any]:
             value = None
     if not isinstance(value, Mapping):
         raise UserError(f"{place} must be a mapping of names to values, such as {{width: 12}}.")
+    if _holds_itself(value):
+        raise UserError(f"{place} holds itself by an alias: write its values out.")
     inner = get_args(kind)[1]
     plain = inner in (int, float, str, bool)
     return {str(name): convert(inner, item, f"{place}.{name}") if plain else item for name, item in value.items()}
+
+
+def _holds_itself(value: Any) -> bool:
+    """Whether there is no end to a value, as an alias to itself makes it in YAML."""
+    try:
+        json.dumps(value, default=str, skipkeys=True)
+    except ValueError:
+        return True
+    return False
 
 
 def _convert_plain(kind: type, value: Any, place: str) -> Any:
