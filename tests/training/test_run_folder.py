@@ -10,7 +10,8 @@ import pytest
 from torchdefine.errors import UserError
 from torchdefine.training import RunFolder
 
-RESULT = {"recipe": "r", "settings": {}, "parameters": {}, "data": {}, "steps": 1, "tokens": 1, "seconds": 1.0}
+DATA = {"vocabulary_sha256": "v", "splits": {}}
+RESULT = {"recipe": "r", "settings": {}, "parameters": {}, "data": DATA, "steps": 1, "tokens": 1, "seconds": 1.0}
 
 
 def strict_json(text: str) -> Any:
@@ -56,6 +57,8 @@ def test_files_of_older_versions_are_read(tmp_path: Path) -> None:
     [
         ({"format_version": 2}, "has format version 2; this torchdefine reads 1"),
         ({}, "is damaged: it lacks evaluation"),
+        ({"evaluation": {}, "data": {"vocabulary_sha256": "v"}}, r"is damaged: it lacks data\.splits"),
+        ({"evaluation": {}, "data": None}, r"is damaged: it lacks data\.vocabulary_sha256, data\.splits"),
     ],
 )
 def test_results_of_newer_versions_and_damaged_ones_are_refused(

@@ -26,6 +26,8 @@ from torchdefine.recipe import FILE_ENDINGS, RUN_SETTINGS_FILE, Recipe, load_rec
 from torchdefine.spelling import option
 
 RESULT_VERSION = 1
+OF_THE_DATA = ("vocabulary_sha256", "splits")
+"""What a result says of its texts, and without which it cannot be compared."""
 TOKEN_COUNTS_VERSION = 1
 
 
@@ -256,6 +258,8 @@ class RunFolder:
             raise UserError(f"{self.result} has format version {version}; this torchdefine reads {RESULT_VERSION}.")
         needed = ("recipe", "settings", "parameters", "data", "steps", "tokens", "seconds", "evaluation", "curve")
         missing = [name for name in needed if name not in result]
+        if "data" in result:
+            missing += [f"data.{name}" for name in OF_THE_DATA if name not in (result["data"] or {})]
         if missing:
             raise UserError(f"{self.result} is damaged: it lacks {', '.join(missing)}.")
         restored: dict[str, Any] = _restored(result)
