@@ -108,6 +108,18 @@ def test_a_name_of_a_run_is_text_everywhere(runs: dict[str, Path], tmp_path: Pat
     assert not {"b", "onload"} & found
 
 
+def test_last_weights_in_the_place_of_damaged_ones_are_called_so(
+    runs: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(runs["define"], damaged := tmp_path / "damaged")
+    assert "cannot be read" not in report([damaged], tmp_path)
+    best = damaged / "best" / "checkpoint.safetensors"
+    best.write_bytes(best.read_bytes()[:100])
+    assert f"The best weights of {damaged} cannot be read, so that its last ones" in report([damaged], tmp_path)
+    draw("maps", [damaged], tmp_path / "maps.svg")
+    assert f"The best weights of {damaged} cannot be read" in caplog.text
+
+
 def test_finished_and_unfinished_runs_share_a_report(runs: dict[str, Path], tmp_path: Path) -> None:
     page = report([runs["define"], runs["early"], runs["nothing"]], tmp_path)
     assert "early is not finished" in page

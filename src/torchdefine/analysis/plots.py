@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +18,13 @@ from torchdefine.analysis.pictures import (
     undrawn_curves,
 )
 from torchdefine.analysis.report_maps import layer_rows, layout_rows
-from torchdefine.analysis.run_summary import RunSummary, summarise
+from torchdefine.analysis.run_summary import RunSummary, instead_of_the_best, summarise
 from torchdefine.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+log = logging.getLogger(__name__)
 
 
 def draw(
@@ -58,4 +61,6 @@ def _maps(summary: RunSummary, centred: bool) -> dict[str, CorrelationMap]:
     run = summary.open()
     if run is None:
         raise UserError(f"The run in {summary.folder.path} has written no weights that can be read.")
+    if note := instead_of_the_best(run):
+        log.warning(note)
     return embedding_maps(run.embedding, centred=centred)

@@ -13,7 +13,7 @@ from torchdefine.analysis.correlation import embedding_maps
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours
 from torchdefine.analysis.pictures import AXIS_NAMES, curve_figure, inline_svg, parameter_figure
 from torchdefine.analysis.report_maps import map_section
-from torchdefine.analysis.run_summary import RunSummary
+from torchdefine.analysis.run_summary import RunSummary, instead_of_the_best
 from torchdefine.analysis.settings_table import NO_EFFECT, differing_settings
 from torchdefine.analysis.tables import figure, html_table, wide
 from torchdefine.files import Progress, write_text
@@ -50,7 +50,7 @@ def write_report(
         if progress:
             progress(len(comparison.runs) + done, len(comparison.runs) + len(opened))
     sections = [
-        ("Result", _result_section(comparison)),
+        ("Result", _result_section(comparison, [note for _, run in opened if (note := instead_of_the_best(run))])),
         ("Parameters", _parameter_section(comparison.runs)),
         ("While they learned", _curve_section(comparison.runs)),
         ("Correlation maps", map_section(comparison.runs, maps)),
@@ -62,8 +62,8 @@ def write_report(
     write_text(path, _page(comparison.runs, sections))
 
 
-def _result_section(comparison: Comparison) -> str:
-    warnings = "".join(f'<p class="warning">{html.escape(w)}</p>' for w in comparison.warnings)
+def _result_section(comparison: Comparison, notes: Sequence[str]) -> str:
+    warnings = "".join(f'<p class="warning">{html.escape(w)}</p>' for w in (*comparison.warnings, *notes))
     return f"{wide(html_table(comparison.columns, comparison.rows()))}<p>{html.escape(comparison.note)}</p>{warnings}"
 
 

@@ -61,13 +61,23 @@ class RunSummary:
         return (self.fact("evaluation") or {}).get("test", {}).get(name)
 
     def open(self) -> Run | None:
-        """The run with its best weights, or its last ones; None if it has written none that can be read."""
+        """The run with its best weights, or its last ones; None if it has written none that can be read.
+
+        ``instead_of_the_best`` says which it has, where these are not the ones to be expected.
+        """
         for checkpoint in ("best", "last"):
             try:
                 return load_run(self.folder.path, checkpoint=checkpoint, device="cpu")
             except UserError:
                 continue
         return None
+
+
+def instead_of_the_best(run: Run) -> str:
+    """A sentence on a run that was opened with its last weights though it has better ones; empty for all others."""
+    if run.weights == run.folder.best or not run.folder.best.exists():
+        return ""
+    return f"The best weights of {run.folder.path} cannot be read, so that its last ones are shown: restore the file."
 
 
 def _last_part(path: Path) -> str:
