@@ -191,12 +191,16 @@ def agrees(row: dict[str, Any], settings: dict[str, Any]) -> bool:
     return all(had[section].get(name) == said[section].get(name) for section in own for name in own[section])
 
 
+def settings_hash(row: Row, options: argparse.Namespace) -> str:
+    settings = json.dumps([row.recipe, to_plain(recipe_of(row, options))], sort_keys=True)
+    return hashlib.sha256(settings.encode()).hexdigest()[:16]
+
+
 @contextmanager
 def claimed(row: Row, options: argparse.Namespace) -> Iterator[bool]:
     """Whether a run is this process's: False while another has one with the same settings. Claims go with processes."""
-    settings = json.dumps([row.recipe, to_plain(recipe_of(row, options))], sort_keys=True)
     options.runs.mkdir(parents=True, exist_ok=True)
-    with (options.runs / f"{hashlib.sha256(settings.encode()).hexdigest()[:16]}.lock").open("w") as lock:
+    with (options.runs / f"{settings_hash(row, options)}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             ours = True
@@ -207,7 +211,8 @@ def claimed(row: Row, options: argparse.Namespace) -> Iterator[bool]:
 
 def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     """Train and evaluate one row; what its JSON says."""
-    folder = options.runs / row.stage / Path(row.file).stem
+    # With other --changes a row is another run, which another process may be training now.
+    folder = options.runs / row.stage / f"{Path(row.file).stem}-{settings_hash(row, options)}"
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was broken off
     changes = changes_of(row, options)
     place = {"stage": row.stage, "row": row.name}

@@ -375,6 +375,25 @@ def test_processes_share_the_rows_out(corpus: Path, tmp_path: Path, monkeypatch:
     assert {path.name for path in (tmp_path / "tuning").glob("*.json")} == expected
 
 
+def test_a_row_with_other_changes_leaves_a_run_alone_that_another_process_trains(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live: list[Path] = []
+
+    def begin(*_: object, out: Path, **__: object) -> None:
+        out.mkdir(parents=True)
+        live.append(out)
+        raise run_stage.Diverged("enough")
+
+    monkeypatch.setattr(run_stage, "train", begin)
+    row = run_stage.rows_of("tuning", tmp_path)[0]
+    for steps in (10, 20):
+        changes = {"train": {"steps": steps}}
+        run_stage.run_row(row, argparse.Namespace(out=tmp_path, runs=tmp_path, changes=changes, data=str(corpus)))
+    assert all(folder.exists() for folder in live)
+    assert len(set(live)) == 2
+
+
 def test_a_row_whose_settings_or_texts_have_changed_since_runs_again(tuned: Path) -> None:
     options = argparse.Namespace(out=tuned, changes={}, data="elsewhere/text", also=None)
     rows = run_stage.rows_of("decisive", tuned)
@@ -505,7 +524,7 @@ def test_a_row_that_diverges_is_a_result_and_the_next_one_runs(
     arguments = ["run_stage.py", "rates", "--data", str(corpus), "--out", str(tmp_path), "--runs", str(tmp_path / "r")]
     monkeypatch.setattr(sys, "argv", [*arguments, "--keep"])
     run_stage.main()
-    assert (tmp_path / "r" / "rates" / "mild-seed-1" / "config.yaml").is_file()
+    assert list((tmp_path / "r" / "rates").glob("mild-seed-1-*/config.yaml"))
     said = capsys.readouterr().out
     assert "mad: The loss or its gradient stopped being finite" in said
     assert "mild: valid" in said
