@@ -13,12 +13,13 @@ from torchdefine.training.progress import LineReporter
 from torchdefine.training.result import shortfall
 
 
-def result(valid: float | None, last: float | None, unigram: float | None = 300.0) -> dict:
+def result(valid: float | None, last: float | None, unigram: float | None = 300.0, loss: float = 7.0) -> dict:
     return {
         **({} if valid is None else {"valid_perplexity": valid}),
         **({} if unigram is None else {"valid_unigram_perplexity": unigram}),
         "data": {"vocabulary_size": 1000},
         "curve": [] if valid is None else [{"perplexity": valid}, {"perplexity": last}],
+        "train_curve": [{"loss": 7.0}, {"loss": loss}],
         "best_step": 20,
     }
 
@@ -35,6 +36,10 @@ def result(valid: float | None, last: float | None, unigram: float | None = 300.
         (result(100.0, 1e9), "The model became worse than guessing evenly"),
         (result(100.0, math.nan), "and the weights that were kept are those of step 20: try a smaller optim.lr"),
         (result(100.0, None), "The model became worse than guessing evenly"),
+        (result(1001.0, 1e5, loss=0.1), "of the vocabulary, though it fits its training text alone: use more text,"),
+        (result(1001.0, 1050.0, loss=0.1), "try a smaller optim.lr"),
+        (result(100.0, 1e5, loss=0.1), "those of step 20; it fits its training text alone: use more text, or fewer"),
+        (result(301.0, 900.0, loss=0.1), "alone: use more text, or fewer steps."),
     ],
 )
 def test_what_is_said(given: dict, words: str) -> None:

@@ -11,10 +11,13 @@ from torchdefine.data import Corpus
 from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe
 from torchdefine.recipe.settings import to_plain
-from torchdefine.training.evaluate import PUBLIC_STREAMS, Evaluation, evaluate, unigram_perplexity
+from torchdefine.training.evaluate import PUBLIC_STREAMS, Evaluation, evaluate, perplexity, unigram_perplexity
 from torchdefine.training.progress import shown_perplexity
 from torchdefine.training.run_folder import RunFolder
 from torchdefine.training.run_state import Position
+
+CLEARLY_WORSE = 1.1
+"""By this factor of a perplexity."""
 
 
 def describe_result(
@@ -70,18 +73,28 @@ def shortfall(result: Mapping[str, Any]) -> str:
     last = result["curve"][-1]["perplexity"] if result["curve"] else None
     if valid is None:
         return ""
+    too_well = "it fits its training text alone: use more text, or fewer steps" if _overfitted(result) else ""
     guessing = f"worse than guessing evenly among the {size:,} tokens of the vocabulary"
     if valid > size:
-        return f"The model is {guessing}: try a smaller optim.lr, a schedule.warmup, or more steps."
+        cure = f", though {too_well}" if too_well else ": try a smaller optim.lr, a schedule.warmup, or more steps"
+        return f"The model is {guessing}{cure}."
     if last is None or not last <= size:
         kept = f"the weights that were kept are those of step {result['best_step']:,}"
-        return f"The model became {guessing}, and {kept}: try a smaller optim.lr or a schedule.warmup."
+        cure = f"; {too_well}" if too_well else ": try a smaller optim.lr or a schedule.warmup"
+        return f"The model became {guessing}, and {kept}{cure}."
     if unigram is not None and valid > unigram:
-        return (
-            f"A model that only counts words does better, with a perplexity of {unigram:,.1f} on the validation text: "
-            "train longer, or try another optim.lr."
-        )
+        cure = f", though {too_well}" if too_well else ": train longer, or try another optim.lr"
+        counting = f"a perplexity of {unigram:,.1f} on the validation text"
+        return f"A model that only counts words does better, with {counting}{cure}."
     return ""
+
+
+def _overfitted(result: Mapping[str, Any]) -> bool:
+    """Whether validation was best clearly before the end, while training got better than that: else it diverged."""
+    best, last = result["valid_perplexity"], result["curve"][-1]["perplexity"] if result["curve"] else None
+    if last is None or not result.get("train_curve"):
+        return False
+    return last > CLEARLY_WORSE * best and perplexity(result["train_curve"][-1]["loss"]) < best
 
 
 def as_read(changes: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
