@@ -3,12 +3,14 @@ import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from torchdefine import train
+from torchdefine.data.tokenizer import train_bpe
 from torchdefine.errors import UserError
 from torchdefine.training import Interrupted
 from torchdefine.training.averaging import WeightAverage, stalled
@@ -138,9 +140,34 @@ def test_fine_tuning_goes_on_without_the_run_that_it_started_from(
 def test_fine_tuning_refuses_what_is_no_run_or_another_vocabulary(
     recipe_file: Path, corpus: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="has no best weights: name a run's folder"):
+    with pytest.raises(UserError, match="nothing, but there is no such folder"):
         train(recipe_file, out=tmp_path / "run", train={"start_from": str(tmp_path / "nothing")})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="has no best weights: name a run's folder"):
+        train(recipe_file, out=tmp_path / "run", train={"start_from": str(tmp_path / "empty")})
     train(recipe_file, out=tmp_path / "first", data={"max_size": 50}, train={"steps": 5})
-    with pytest.raises(UserError, match="was trained with another vocabulary"):
-        train(recipe_file, out=tmp_path / "run", train={"start_from": str(tmp_path / "first")})
+    start: dict[str, Any] = {"train": {"steps": 5, "start_from": str(tmp_path / "first")}}
+    with pytest.raises(UserError, match=r"has another vocabulary: the words .* give both runs one tokenizer by data"):
+        train(recipe_file, out=tmp_path / "run", **start)
     assert not (tmp_path / "run").exists()
+
+
+def test_fine_tuning_shares_a_tokenizer_as_it_is_told(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    train_bpe([corpus / "train.txt"], 270).save(tmp_path / "bpe.json")
+    train(recipe_file, out=tmp_path / "first", data={"tokenizer": str(tmp_path / "bpe.json")}, train={"steps": 5})
+    start = {"steps": 5, "start_from": str(tmp_path / "first")}
+    own = tmp_path / "first" / "tokenizer.json"
+    with pytest.raises(UserError, match=f"has another vocabulary: set data.tokenizer to {own}"):
+        train(recipe_file, out=tmp_path / "second", train=start)
+    train(recipe_file, out=tmp_path / "second", train=start, data={"tokenizer": str(own)})
+
+
+def test_fine_tuning_names_both_recipes_where_weights_do_not_fit(recipe_file: Path, tmp_path: Path) -> None:
+    train(recipe_file, out=tmp_path / "first", train={"steps": 5})
+    (other := tmp_path / "wider.yaml").write_text(f"base: {recipe_file}\ncontext: {{hidden_dim: 30, layers: 1}}\n")
+    with pytest.raises(UserError) as caught:
+        train(other, out=tmp_path / "second", train={"start_from": str(tmp_path / "first")})
+    assert f"is a model of {recipe_file}, whose weights do not fit into one of {other}" in str(caught.value)
+    assert "(they differ in context.layers, context.hidden_dim): start from" in str(caught.value)
+    assert "Size" not in str(caught.value)

@@ -12,14 +12,16 @@ from typing import Any
 import torch
 
 from torchdefine.data import Bitext, Corpus
+from torchdefine.data.tokenizer import TOKENIZER_FILE
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.models import LanguageModel, Translator
 from torchdefine.recipe import Recipe
 from torchdefine.recipe.effects import settings_without_effect
+from torchdefine.recipe.settings import to_plain
 from torchdefine.run.describe_data import describe_amount, describe_bands, describe_measuring, describe_tokens
 from torchdefine.run.loaded import Run
-from torchdefine.run.starting import Changes, changes_by_section, chosen_folder, wanted_recipe
+from torchdefine.run.starting import Changes, changes_by_section, chosen_folder, differences, wanted_recipe
 from torchdefine.run.tasks import describe, fresh_model, load_tokens, make_trainer, open_data, unloaded_model
 from torchdefine.spelling import option
 from torchdefine.training import RunFolder, Trainer
@@ -34,6 +36,8 @@ from torchdefine.training.result import as_read, shortfall
 from torchdefine.training.schedules import unfinished_warmup
 
 log = logging.getLogger(__name__)
+
+MOST_SETTINGS_NAMED = 4
 
 
 def train(
@@ -123,7 +127,7 @@ def _started_model(
     torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
     goes_on = resume and folder.last.exists()  # with its own weights, even if the other run is gone
     if recipe.train.start_from is not None and not goes_on:
-        _take_weights(model, folder, Path(recipe.train.start_from))
+        _take_weights(model, recipe, folder, RunFolder(recipe.train.start_from))
     if recipe.train.compile:
         model.compile_parts()
     return model
@@ -204,11 +208,35 @@ def average_run(path: str | Path, last: int | None = None) -> tuple[RunFolder, l
     return folder, average_checkpoints(folder, last)
 
 
-def _take_weights(model: LanguageModel | Translator, folder: RunFolder, start_from: Path) -> None:
+def _take_weights(model: LanguageModel | Translator, recipe: Recipe, folder: RunFolder, other: RunFolder) -> None:
     """Start from another run's best weights; its vocabulary must be this run's, its text need not be."""
-    file = RunFolder(start_from).best
-    if not file.exists():
-        raise UserError(f"train.start_from {start_from} has no best weights: name a run's folder.")
-    weights = read_checkpoint(file, only="model")
-    folder.check_vocabulary(weights.facts, file)
-    load_weights(model, weights, file)
+    if not other.path.exists():
+        raise UserError(f"train.start_from names {other.path}, but there is no such folder: name a run's folder.")
+    if not other.best.exists():
+        raise UserError(f"train.start_from {other.path} has no best weights: name a run's folder.")
+    weights = read_checkpoint(other.best, only="model")
+    if weights.facts.get("vocabulary_sha256") != folder.fingerprints["vocabulary_sha256"]:
+        raise UserError(f"train.start_from {other.path} has another vocabulary: {_how_to_share_a_vocabulary(other)}.")
+    try:
+        load_weights(model, weights, other.best)
+    except UserError:
+        trained = other.recipe()
+        raise UserError(
+            f"train.start_from {other.path} is a model of {trained.name}, whose weights do not fit into one of "
+            f"{recipe.name}{_where_models_differ(trained, recipe)}: start from a run with the same model."
+        ) from None
+
+
+def _how_to_share_a_vocabulary(run: RunFolder) -> str:
+    tokenizer = run.path / TOKENIZER_FILE
+    if tokenizer.is_file():
+        return f"set data.tokenizer to {tokenizer}, which it was trained with"
+    return "the words of another text are another vocabulary, so give both runs one tokenizer by data.tokenizer"
+
+
+def _where_models_differ(one: Recipe, other: Recipe) -> str:
+    """Some settings in brackets; nothing where it is not the settings."""
+    parts = ("task", "embedding", "context", "output", "transformer")
+    found = [place for place, _, _ in differences(to_plain(one), to_plain(other)) if place.split(".")[0] in parts]
+    more = f" and {len(found) - MOST_SETTINGS_NAMED} more" if len(found) > MOST_SETTINGS_NAMED else ""
+    return f" (they differ in {', '.join(found[:MOST_SETTINGS_NAMED])}{more})" if found else ""

@@ -102,7 +102,7 @@ def chosen_folder(recipe: Recipe, out: str | Path | None, resume: bool, processe
 def _check_same_settings(folder: RunFolder, recipe: Recipe) -> None:
     own = _with_whole_paths(folder.recipe())
     may_differ = PLACES if folder.last.exists() else ()
-    differing = [found for found in _differences(to_plain(own), to_plain(recipe)) if found[0] not in may_differ]
+    differing = [found for found in differences(to_plain(own), to_plain(recipe)) if found[0] not in may_differ]
     if not differing:
         return
     shown = ", ".join(f"{place} ({one}, not {other})" for place, one, other in differing)
@@ -112,12 +112,12 @@ def _check_same_settings(folder: RunFolder, recipe: Recipe) -> None:
     )
 
 
-def _differences(one: Any, other: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(one: Any, other: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Where settings differ, and both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in dict.fromkeys([*one, *other]):
             if name not in ("name", "description", "published"):
-                yield from _differences(one.get(name), other.get(name), f"{place}.{name}" if place else name)
+                yield from differences(one.get(name), other.get(name), f"{place}.{name}" if place else name)
     elif one != other:
         yield place, one, other
 

@@ -162,7 +162,7 @@ class RunFolder:
 
     def check_fingerprints(self, facts: dict[str, Any], path: Path) -> None:
         """Refuse a checkpoint that was written with another vocabulary, or to go on training on another text."""
-        self.check_vocabulary(facts, path)
+        self._check_vocabulary(facts, path)
         if "train_tokens_sha256" not in self.fingerprints:
             return
         for split, called in TRAINED_BY.items():
@@ -173,7 +173,7 @@ class RunFolder:
                     "another folder."
                 )
 
-    def check_vocabulary(self, facts: dict[str, Any], path: Path) -> None:
+    def _check_vocabulary(self, facts: dict[str, Any], path: Path) -> None:
         if facts.get("vocabulary_sha256") != self.fingerprints["vocabulary_sha256"]:
             theirs, ours = facts.get("vocabulary_size"), self.fingerprints["vocabulary_size"]
             sizes = "of as many tokens" if theirs == ours else f"of {theirs} tokens, where {ours} were found"
