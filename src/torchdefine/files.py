@@ -249,7 +249,9 @@ def writing_safetensors(path: Path) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        if any(os.strerror(number) in str(error) for number in _FULL):  # the package wraps the system's error in its own
+        if any(
+            os.strerror(number) in str(error) for number in _FULL
+        ):  # the package wraps the system's error in its own
             raise _disk_full(path) from error
         raise MachineError(f"{path} could not be written ({error}).") from error
 
