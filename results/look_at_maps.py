@@ -1,6 +1,7 @@
-"""From the seven runs of recipes/maps to results/maps/*.json and the pictures of docs/maps.md.
+"""From runs of recipes/maps, and DeFINE's without a scale, to results/maps/*.json and the pictures of docs/maps.md.
 
 for n in standard projective-64 … define-256; do torchdefine train maps/$n --out RUNS/$n; done
+for n in 64 128 256; do torchdefine train maps/define-$n --embedding.scaled false --out RUNS/define-$n-unscaled; done
 python results/look_at_maps.py RUNS
 """
 
@@ -21,7 +22,8 @@ from torchdefine.run import Run, load_run
 
 HERE = Path(__file__).parent
 FIGURES = HERE.parent / "docs" / "figures"
-NAMES = ["standard", *(f"{kind}-{n}" for kind in ("projective", "define") for n in (64, 128, 256))]
+DRAWN = ["standard", *(f"{kind}-{n}" for kind in ("projective", "define") for n in (64, 128, 256))]
+NAMES = [*DRAWN, *(f"define-{n}-unscaled" for n in (64, 128, 256))]
 
 
 def untrained(run: Run) -> LanguageModel:
@@ -51,7 +53,7 @@ def main(runs: Path) -> None:
         result = read_json(runs / name / "result.json")
         write_json(HERE / "maps" / f"{name}.json", {**result, "correlation": found})
         print(name, {k: round(v["finished"]["mean_off_diagonal"], 4) for k, v in found.items()})
-    folders = [runs / name for name in NAMES]
+    folders = [runs / name for name in DRAWN]
     draw("maps", folders, FIGURES / "maps.png")
     draw("maps", folders, FIGURES / "maps-centred.png", centred=True)
     for n in (64, 128, 256):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 def correlation_section(folder: Path) -> str:
     """What the maps of docs/maps.md show, in numbers: of the finished vectors, and along the unit."""
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    looked_at = [result for result in results if "correlation" in result]
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    looked_at = {name: result for name, result in results.items() if "correlation" in result}
     if not looked_at:
         return ""
     header = (
-        "recipe",
+        "run",
         "state",
         "stage",
         "dimensions",
@@ -24,14 +24,14 @@ def correlation_section(folder: Path) -> str:
     )
     lines = ["", "### Correlation of dimensions", "", "| " + " | ".join(header) + " |"]
     lines.append("|---|---|---|" + "---:|" * (len(header) - 3))
-    for result in looked_at:
+    for name, result in looked_at.items():
         for state, stages in result["correlation"].items():
             for stage, numbers in stages.items():
                 if state.startswith("untrained") and stage != "finished":
                     continue
                 distance = numbers.get("distance_to_standard")
                 cells = [
-                    f"`{result['recipe']}`",
+                    name,
                     state,
                     stage,
                     str(numbers["dimensions"]),
