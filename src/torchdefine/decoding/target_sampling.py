@@ -26,19 +26,6 @@ def sample_targets(
     """Draw ``count`` targets for each source; a source's draws depend on its own seed alone. Most probable first."""
     if not sources:
         return []
-    with evaluating(model):
-        return _drawn(model, sources, tokens, options, limits, seeds, count)
-
-
-def _drawn(
-    model: StepModel,
-    sources: Sequence[Sequence[int]],
-    tokens: TargetTokens,
-    options: SamplingOptions,
-    limits: BeamOptions,
-    seeds: Sequence[int],
-    count: int,
-) -> list[list[Hypothesis]]:
     device = device_of(model)
     longest = [limits.limit(len(source)) for source in sources for _ in range(count)]
     rows = len(longest)
@@ -49,21 +36,22 @@ def _drawn(
             uniform[row, : longest[row]] = torch.from_numpy(random.random(longest[row]))
     uniform = uniform.to(device)
     ends = torch.tensor(longest, device=device)
-    state = model.start(padded_sources(sources, tokens.pad, device), count)
-    ids = torch.full((rows,), tokens.bos, device=device)
-    sums = torch.zeros(rows, dtype=torch.float64, device=device)
-    ended = torch.zeros(rows, dtype=torch.bool, device=device)
-    drawn: list[Tensor] = []
-    while not bool(ended.all()):
-        log_probs, state = model.step(ids, state)
-        log_probs = log_probs.double()  # (N, V)
-        if tokens.forbidden:
-            log_probs[:, list(tokens.forbidden)] = -torch.inf
-        ids = draw_rows(log_probs, options, uniform[:, len(drawn)])
-        ids = torch.where(ended | (len(drawn) + 1 == ends), tokens.eos, ids)
-        sums += torch.where(ended, 0.0, log_probs.gather(1, ids.unsqueeze(1)).squeeze(1))
-        ended = ended | (ids == tokens.eos)
-        drawn.append(ids)
+    with evaluating(model):
+        state = model.start(padded_sources(sources, tokens.pad, device), count)
+        ids = torch.full((rows,), tokens.bos, device=device)
+        sums = torch.zeros(rows, dtype=torch.float64, device=device)
+        ended = torch.zeros(rows, dtype=torch.bool, device=device)
+        drawn: list[Tensor] = []
+        while not bool(ended.all()):
+            log_probs, state = model.step(ids, state)
+            log_probs = log_probs.double()  # (N, V)
+            if tokens.forbidden:
+                log_probs[:, list(tokens.forbidden)] = -torch.inf
+            ids = draw_rows(log_probs, options, uniform[:, len(drawn)])
+            ids = torch.where(ended | (len(drawn) + 1 == ends), tokens.eos, ids)
+            sums += torch.where(ended, 0.0, log_probs.gather(1, ids.unsqueeze(1)).squeeze(1))
+            ended = ended | (ids == tokens.eos)
+            drawn.append(ids)
     targets = [row[: row.index(tokens.eos)] for row in torch.stack(drawn, dim=1).tolist()]
     hypotheses = [
         Hypothesis(target, log_prob, limits.score(log_prob, len(target) + 1))
