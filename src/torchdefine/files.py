@@ -237,10 +237,21 @@ def finite_only(value: Any) -> Any:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    whole = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     with replacing(path) as temporary, writing_safetensors(path):
         save_file(whole, temporary, metadata=metadata)
         temporary.chmod(0o666 & ~_UMASK)  # the package would make it readable for this user only
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor in its own memory, as the file needs it: parts of a model may share a parameter under two names."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return found
 
 
 @contextmanager

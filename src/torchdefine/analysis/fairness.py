@@ -8,14 +8,13 @@ from typing import Any
 
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.analysis.settings_table import differing_settings
+from torchdefine.data.token_file import LOSS_THAT_COUNTS
 from torchdefine.recipe import Recipe
 from torchdefine.recipe.effects import implied_settings
 from torchdefine.training.evaluate import short_stream_warning
 
 UNKNOWN_MAY_DIFFER = 0.001
 """Share of a text. A model is credited with all the bytes of a word of which it only has to say <unk>."""
-MAY_BE_LOST = 0.001
-"""Share of a text's characters. A model is credited with the bytes of those too that its tokenizer drops or changes."""
 PASSES_MAY_DIFFER = 1.01
 """By this factor."""
 MOST_SETTINGS_NAMED = 6
@@ -59,7 +58,7 @@ def _lost_characters(runs: Sequence[RunSummary], split: str) -> str:
     """A sentence, or nothing where no run is known to be without a part of the text; early results do not tell."""
     lost = {run.name: run.fact("data")["splits"].get(split, {}).get("lost_share") or 0.0 for run in runs}
     most = max(lost, key=lost.__getitem__)
-    if lost[most] <= MAY_BE_LOST:
+    if lost[most] < LOSS_THAT_COUNTS:
         return ""
     return (
         f"The vocabularies differ, and the tokenizer of {most} loses {lost[most]:.1%} of the characters of the {split} "

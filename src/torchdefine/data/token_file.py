@@ -33,6 +33,8 @@ from torchdefine.files import atomic_file
 MAGIC = b"TDTOKENS"
 VERSION = 1
 FEWEST_TOKENS = 2
+LOSS_THAT_COUNTS = 0.001
+"""Share of a text's characters. A model is credited with the bytes of those too that its tokenizer drops or changes."""
 
 _PREFIX = struct.Struct("<8sII")
 _DATA_OFFSET = 1024  # in files we write; room for any header, which is filled in after the data
@@ -140,7 +142,7 @@ class TokenFileWriter:
             self._unknown += int(np.count_nonzero(ids == self._tokenization.unk_id))
 
     def note_lost(self, characters: int, looked_at: int) -> None:
-        """So many characters, of those that were looked at, cannot be told from the ids."""
+        """Count characters of a sample that cannot be told from the ids, and the sample's."""
         self._lost += characters
         self._looked_at += looked_at
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from torchdefine.data import EOS, UNK, Bitext, Corpus
+from torchdefine.data.token_file import LOSS_THAT_COUNTS
 from torchdefine.recipe import Recipe
 from torchdefine.training.batches import TrainingData
 
 MANY_UNKNOWN = 0.05
 """Share of <unk> in the validation text above which a run suggests a remedy."""
-LOST_IS_SAID = 0.001
-"""Share of a text's characters whose loss is mentioned."""
 
 
 def describe_amount(corpus: Corpus | Bitext, data: TrainingData) -> str:
@@ -62,7 +61,7 @@ def describe_measuring(corpus: Corpus | Bitext) -> list[str]:
 def _describe_lost(corpus: Corpus) -> str:
     """A sentence after another one, where the tokens do not tell the whole text."""
     lost = max(text.header.lost_share or 0.0 for text in corpus.splits.values())
-    if lost < LOST_IS_SAID:
+    if lost < LOSS_THAT_COUNTS:
         return ""
     return (
         f" It loses {lost:.1%} of the characters of the text, by dropping or changing them, so that bits per byte come "

@@ -31,7 +31,7 @@ class Checkpoint:
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    here = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     checksums = {name: _checksum(tensor) for name, tensor in here.items()}
     metadata = {
         "format_version": str(FORMAT_VERSION),
@@ -39,17 +39,6 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
         "checksums": json.dumps(checksums),
     }
     write_safetensors(path, here, metadata)
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor in its own memory, as the file needs it: parts of a model may share parameters under two names."""
-    seen: set[int] = set()
-    found = {}
-    for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if memory in seen else tensor
-        seen.add(memory)
-    return found
 
 
 def read_checkpoint(path: Path, *, only: str | None = None) -> Checkpoint:
