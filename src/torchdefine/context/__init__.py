@@ -1,19 +1,21 @@
 """Vectors → vectors in context."""
 
-from torchdefine.context.lstm import LSTM, LSTMDropout, LSTMState
-from torchdefine.context.transformer import DecoderState, Transformer, TransformerShape
-from torchdefine.context.transformer_xl import LayerSizes, Reach, TransformerDropout, TransformerXL, TransformerXLState
+from torchdefine.config import Kinds
+from torchdefine.context.lstm import LSTM, LSTMConfig, LSTMState
+from torchdefine.context.transformer import DecoderState, Transformer, TransformerConfig
+from torchdefine.context.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
+
+CONTEXTS = Kinds("context model", LSTMConfig, TransformerXLConfig)
 
 __all__ = [
+    "CONTEXTS",
     "LSTM",
     "DecoderState",
-    "LSTMDropout",
+    "LSTMConfig",
     "LSTMState",
-    "LayerSizes",
-    "Reach",
     "Transformer",
-    "TransformerDropout",
-    "TransformerShape",
+    "TransformerConfig",
     "TransformerXL",
+    "TransformerXLConfig",
     "TransformerXLState",
 ]

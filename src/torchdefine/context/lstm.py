@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.errors import UserError
+from torchdefine.config import Config, setting
 from torchdefine.ops import cudnn_lstm, has_kernel, locked_dropout, persistent_lstm
 
 LSTMState = list[tuple[Tensor, Tensor]]
@@ -18,21 +18,27 @@ LSTMState = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class LSTMDropout:
-    """Shares of features zeroed, with one mask for all positions of a segment."""
+class LSTMConfig(Config):
+    """Stacked LSTM layers. Every dropout has one mask for all positions of a segment."""
 
-    input: float = 0.0
-    hidden: float = 0.0
-    """Between the layers."""
-    recurrent: float = 0.0
-    """Of the weights from one position's hidden state to the next, in every layer; also one mask a segment."""
-    state: float = 0.0
-    """Share of streams whose state is reset at the start of a segment; the rest is not rescaled."""
+    kind: str = "lstm"
+    layers: int = setting(1, "How many layers.", at_least=1)
+    hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1)
+    output_dim: int | None = setting(
+        None, "Width of the last or only layer; map_dim if the output is tied, else hidden_dim.", at_least=1
+    )
+    input_dropout: float = setting(0.0, "Dropout rate of the inputs of the first layer.", at_least=0, below=1)
+    hidden_dropout: float = setting(0.0, "Dropout rate between the layers.", at_least=0, below=1)
+    recurrent_dropout: float = setting(
+        0.0, "Dropout rate of the recurrent weights of every layer.", at_least=0, below=1
+    )
+    state_dropout: float = setting(
+        0.0, "Fraction of streams whose state is reset at the start of a training segment.", at_least=0, below=1
+    )
 
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            if not 0 <= getattr(self, f.name) < 1:
-                raise UserError(f"The {f.name} dropout is {getattr(self, f.name)}, but must be at least 0 and below 1.")
+    def build(self, input_dim: int, tied_dim: int | None) -> LSTM:
+        """The context model of a recipe; ``tied_dim`` is the width that a tied output layer compares with."""
+        return LSTM(input_dim, self, self.output_dim or tied_dim)
 
 
 class LSTMLayer(nn.LSTM):
@@ -65,7 +71,7 @@ class LSTMLayer(nn.LSTM):
 
 
 class LSTM(nn.Module):
-    """(B, T, input_dim) → (B, T, output_dim); the last of ``layers`` is ``output_dim`` wide, the others ``hidden_dim``.
+    """(B, T, input_dim) → (B, T, output_dim); the last layer is ``output_dim`` wide, the others ``hidden_dim``.
 
     Layers are separate single-layer LSTMs: dropout between them can hold one mask for all positions, and in half
     precision cuDNN runs single layers whose widths are multiples of 128 on its persistent kernels, 2–4 times faster.
@@ -74,22 +80,14 @@ class LSTM(nn.Module):
     reads_by_position = True
     """Vectors that lie in memory position by position, all rows of the first one first, are not copied."""
 
-    def __init__(
-        self,
-        input_dim: int,
-        hidden_dim: int,
-        output_dim: int | None = None,
-        layers: int = 1,
-        dropout: LSTMDropout | None = None,
-    ) -> None:
+    def __init__(self, input_dim: int, config: LSTMConfig | None = None, output_dim: int | None = None) -> None:
+        """``output_dim`` is the width of the last layer; by default as the settings say."""
         super().__init__()
-        for name, value in (("input_dim", input_dim), ("hidden_dim", hidden_dim), ("layers", layers)):
-            if value < 1:
-                raise UserError(f"{name} is {value}, but must be at least 1.")
-        self.input_dim, self.output_dim = input_dim, output_dim or hidden_dim
-        self.dropout = dropout or LSTMDropout()
-        widths = [input_dim, *[hidden_dim] * (layers - 1), self.output_dim]
-        self.layers = nn.ModuleList(LSTMLayer(a, b, self.dropout.recurrent) for a, b in itertools.pairwise(widths))
+        self.config = config = config or LSTMConfig()
+        self.input_dim = input_dim
+        self.output_dim = output_dim or config.output_dim or config.hidden_dim
+        widths = [input_dim, *[config.hidden_dim] * (config.layers - 1), self.output_dim]
+        self.layers = nn.ModuleList(LSTMLayer(a, b, config.recurrent_dropout) for a, b in itertools.pairwise(widths))
         self._widths = widths[1:]
 
     def initial_state(self, batch_size: int) -> LSTMState:
@@ -101,8 +99,8 @@ class LSTM(nn.Module):
     def forward(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         """The outputs, and the state after the last position, cut off from the graph."""
         hidden = x.transpose(0, 1)  # (T, B, input_dim), the layout of cuDNN
-        hidden = self._drop(hidden, self.dropout.input)
-        if self.training and self.dropout.state:
+        hidden = self._drop(hidden, self.config.input_dropout)
+        if self.training and self.config.state_dropout:
             state = self._begin_some_anew(state)
         after: LSTMState = []
         for index, layer in enumerate(self.layers):
@@ -110,13 +108,13 @@ class LSTM(nn.Module):
             hidden, (h, c) = layer(hidden, before)  # (T, B, width)
             after.append((h.detach().to(state[index][0].dtype), c.detach().to(state[index][1].dtype)))
             if index < len(self.layers) - 1:
-                hidden = self._drop(hidden, self.dropout.hidden)
+                hidden = self._drop(hidden, self.config.hidden_dropout)
         return hidden.transpose(0, 1), after  # (B, T, output_dim)
 
     def _begin_some_anew(self, state: LSTMState) -> LSTMState:
         """A model trained only on carried states may do badly from an empty one, where evaluation begins."""
         first = state[0][0]
-        begins = torch.rand(first.shape[1], 1, device=first.device) < self.dropout.state  # (B, 1)
+        begins = torch.rand(first.shape[1], 1, device=first.device) < self.config.state_dropout  # (B, 1)
         return [(h.masked_fill(begins, 0), c.masked_fill(begins, 0)) for h, c in state]
 
     def _drop(self, x: Tensor, p: float) -> Tensor:

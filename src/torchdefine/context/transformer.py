@@ -11,43 +11,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchdefine.config import Config, setting
 from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
 from torchdefine.ops import autocast_dtype, exact_dtype
 
 
 @dataclass(frozen=True)
-class TransformerShape:
-    """Sizes of both stacks; the defaults are those of the base model."""
+class TransformerConfig(Config):
+    """Both stacks of an encoder–decoder Transformer; the defaults are those of the base model."""
 
-    width: int = 512
-    heads: int = 8
-    hidden_dim: int = 2048
-    """Of the feed-forward layers."""
-    encoder_layers: int = 6
-    decoder_layers: int = 6
-    norm: Literal["pre", "post"] = "pre"
-    """Before every sub-layer and once at the end of each stack, or after every sub-layer."""
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    scaled: bool = True
-    """Multiply the incoming vectors by the square root of their width, which brings those of a plain table to the
-    size of the positions that are added; those behind a unit with a norm have that size already."""
+    kind: str = "transformer"
+    encoder_layers: int = setting(6, "Layers that read the source.", at_least=1)
+    decoder_layers: int = setting(6, "Layers that write the target.", at_least=1)
+    heads: int = setting(8, "Attention heads; the width is that of the embedding.", at_least=1)
+    hidden_dim: int = setting(2048, "Width of the feed-forward layers.", at_least=1)
+    norm: Literal["pre", "post"] = setting("pre", "Layer norms before or after every sub-layer.")
+    dropout: float = setting(
+        0.1, "Dropout rate of the inputs, after every sub-layer and in the feed-forward layers.", at_least=0, below=1
+    )
+    attention_dropout: float = setting(0.0, "Dropout rate of the attention weights.", at_least=0, below=1)
+    scaled: bool = setting(
+        True,
+        "Multiply embeddings by the square root of their width, which brings those of a plain table to the size of the "
+        "positions that are added; not for a unit with a norm.",
+    )
 
-    def __post_init__(self) -> None:
-        for name in ("width", "heads", "hidden_dim", "encoder_layers", "decoder_layers"):
-            if getattr(self, name) < 1:
-                raise UserError(f"The Transformer's {name} is {getattr(self, name)}, but must be at least 1.")
-        if self.width % (2 * self.heads):
-            raise UserError(
-                f"The Transformer's width {self.width} does not divide into {self.heads} heads of an even width: use "
-                f"{max(self.width // (2 * self.heads), 1) * 2 * self.heads}, say."
-            )
-        if self.norm not in ("pre", "post"):
-            raise UserError(f"The Transformer's norm {self.norm!r} is unknown: use pre or post.")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"The Transformer's {name} is {getattr(self, name)}, but must be in [0, 1).")
+    def build(self, width: int) -> Transformer:
+        return Transformer(width, self)
 
 
 @dataclass
@@ -74,14 +65,20 @@ class DecoderState:
 class Transformer(nn.Module):
     """``encode`` the source once, then ``decode`` a whole target, or ``start`` and ``step`` through it with a cache."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, width: int, config: TransformerConfig | None = None) -> None:
         super().__init__()
-        self.shape = shape
-        self.encoder = nn.ModuleList(EncoderLayer(shape) for _ in range(shape.encoder_layers))
-        self.decoder = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.decoder_layers))
-        pre = shape.norm == "pre"
-        self.encoder_norm = nn.LayerNorm(shape.width) if pre else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(shape.width) if pre else nn.Identity()
+        self.width, self.config = width, config or TransformerConfig()
+        heads = self.config.heads
+        if width % (2 * heads):
+            raise UserError(
+                f"The Transformer's width {width} does not divide into {heads} heads of an even width: use "
+                f"{max(width // (2 * heads), 1) * 2 * heads}, say."
+            )
+        self.encoder = nn.ModuleList(EncoderLayer(width, self.config) for _ in range(self.config.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(width, self.config) for _ in range(self.config.decoder_layers))
+        pre = self.config.norm == "pre"
+        self.encoder_norm = nn.LayerNorm(width) if pre else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(width) if pre else nn.Identity()
 
     def encode(self, x: Tensor, visible: Tensor) -> Tensor:
         """(B, S, width) vectors and (B, S) True where there is no padding → the memory, (B, S, width)."""
@@ -103,7 +100,7 @@ class Transformer(nn.Module):
 
     def start(self, memory: Tensor, visible: Tensor, hypotheses: int = 1) -> DecoderState:
         """The state before the first of ``hypotheses`` targets for each source of ``memory``."""
-        heads, width = self.shape.heads, self.shape.width // self.shape.heads
+        heads, width = self.config.heads, self.width // self.config.heads
         nothing = memory.new_zeros(memory.shape[0] * hypotheses, heads, 0, width)
         remembered = [layer.across.remember(memory) for layer in self._decoder_layers()]
         return DecoderState([(nothing, nothing) for _ in self.decoder], remembered, visible[:, None, None, :])
@@ -130,12 +127,12 @@ class Transformer(nn.Module):
             yield layer
 
     def _placed(self, x: Tensor, start: int = 0) -> Tensor:
-        """Vectors, scaled if ``shape.scaled``, with their positions added."""
+        """Vectors, scaled if ``scaled``, with their positions added."""
         if autocast_dtype(x) is not None:  # a unit gives half precision, too little for sums over all layers
             x = x.float()
-        scale = math.sqrt(self.shape.width) if self.shape.scaled else 1.0
-        placed = x * scale + sinusoids(start, x.shape[1], self.shape.width, x)
-        return F.dropout(placed, self.shape.dropout, self.training)
+        scale = math.sqrt(self.width) if self.config.scaled else 1.0
+        placed = x * scale + sinusoids(start, x.shape[1], self.width, x)
+        return F.dropout(placed, self.config.dropout, self.training)
 
 
 def sinusoids(start: int, length: int, width: int, like: Tensor) -> Tensor:
@@ -150,11 +147,11 @@ def sinusoids(start: int, length: int, width: int, like: Tensor) -> Tensor:
 class EncoderLayer(nn.Module):
     """Attention to all places of the source, then a feed-forward layer."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, width: int, config: TransformerConfig) -> None:
         super().__init__()
-        self.within = SelfAttention(shape)
-        self.feed_forward = FeedForward(shape)
-        self.attend, self.feed = Residual(shape), Residual(shape)
+        self.within = SelfAttention(width, config)
+        self.feed_forward = FeedForward(width, config)
+        self.attend, self.feed = Residual(width, config), Residual(width, config)
 
     def forward(self, x: Stream, mask: Tensor, following: nn.Module) -> Stream:
         """``following`` is the next layer's first norm, or the stack's last one; used if norms come first."""
@@ -165,12 +162,12 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention to the target so far, attention to the source, then a feed-forward layer."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, width: int, config: TransformerConfig) -> None:
         super().__init__()
-        self.within = SelfAttention(shape)
-        self.across = CrossAttention(shape)
-        self.feed_forward = FeedForward(shape)
-        self.attend, self.look, self.feed = Residual(shape), Residual(shape), Residual(shape)
+        self.within = SelfAttention(width, config)
+        self.across = CrossAttention(width, config)
+        self.feed_forward = FeedForward(width, config)
+        self.attend, self.look, self.feed = Residual(width, config), Residual(width, config), Residual(width, config)
 
     def forward(
         self,
@@ -193,10 +190,10 @@ class DecoderLayer(nn.Module):
 class Residual(nn.Module):
     """What surrounds a sub-layer: its norm, before or after, dropout, and the residual connection."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, width: int, config: TransformerConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(shape.width)
-        self.pre, self.dropout = shape.norm == "pre", shape.dropout
+        self.norm = nn.LayerNorm(width)
+        self.pre, self.dropout = config.norm == "pre", config.dropout
 
     def enter(self, x: Tensor) -> Stream:
         """The stream before this sub-layer, if it is the first one."""
@@ -219,11 +216,11 @@ def norms_after(layers: Sequence[EncoderLayer] | Sequence[DecoderLayer], last: n
 class SelfAttention(nn.Module):
     """Every place asks the places of the same sequence."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, width: int, config: TransformerConfig) -> None:
         super().__init__()
-        self.heads, self.dropout = shape.heads, shape.attention_dropout
-        self.query_key_value = glorot(nn.Linear(shape.width, 3 * shape.width), parts=3)
-        self.out = glorot(nn.Linear(shape.width, shape.width))
+        self.heads, self.dropout = config.heads, config.attention_dropout
+        self.query_key_value = glorot(nn.Linear(width, 3 * width), parts=3)
+        self.out = glorot(nn.Linear(width, width))
 
     def forward(
         self,
@@ -245,12 +242,12 @@ class SelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """Every place of the target asks the places of its source."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, width: int, config: TransformerConfig) -> None:
         super().__init__()
-        self.heads, self.dropout = shape.heads, shape.attention_dropout
-        self.query = glorot(nn.Linear(shape.width, shape.width))
-        self.key_value = glorot(nn.Linear(shape.width, 2 * shape.width), parts=2)
-        self.out = glorot(nn.Linear(shape.width, shape.width))
+        self.heads, self.dropout = config.heads, config.attention_dropout
+        self.query = glorot(nn.Linear(width, width))
+        self.key_value = glorot(nn.Linear(width, 2 * width), parts=2)
+        self.out = glorot(nn.Linear(width, width))
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """The source's keys and values, each (B, h, S, d)."""
@@ -269,11 +266,11 @@ class CrossAttention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with ReLU between them, place by place."""
 
-    def __init__(self, shape: TransformerShape) -> None:
+    def __init__(self, width: int, config: TransformerConfig) -> None:
         super().__init__()
-        self.expand = glorot(nn.Linear(shape.width, shape.hidden_dim))
-        self.reduce = glorot(nn.Linear(shape.hidden_dim, shape.width))
-        self.dropout = shape.dropout
+        self.expand = glorot(nn.Linear(width, config.hidden_dim))
+        self.reduce = glorot(nn.Linear(config.hidden_dim, width))
+        self.dropout = config.dropout
 
     def forward(self, x: Tensor) -> Update:
         return closing(expanded(x, self.expand, self.dropout if self.training else 0.0), self.reduce)

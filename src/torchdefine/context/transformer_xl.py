@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchdefine.config import Config, setting
 from torchdefine.context.relative_attention import (
     KernelSurroundings,
     RelativeAttention,
@@ -41,7 +42,42 @@ TransformerXLState = tuple[list[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Reach:
+class TransformerXLConfig(Config):
+    """A Transformer-XL, as wide as its inputs; an output layer of another width has projections."""
+
+    kind: str = "transformer-xl"
+    layers: int = setting(1, "How many layers.", at_least=1)
+    heads: int = setting(8, "Attention heads.", at_least=1)
+    head_dim: int | None = setting(
+        None, "Width of a head; the embedding's divided by heads by default.", at_least=1
+    )
+    inner_dim: int | None = setting(
+        None, "Width inside the feed-forward layers; by default four times the embedding's.", at_least=1
+    )
+    pre_norm: bool = setting(False, "Whether norms come before attention and feed-forward layers; otherwise after.")
+    memory: int = setting(150, "Positions of earlier segments that are remembered.", at_least=1)
+    same_length: bool = setting(False, "Whether all positions see equally many others: as many as memory says.")
+    clamp: int | None = setting(None, "Distances beyond this one count as this one.", at_least=1)
+    eval_memory: int | None = setting(
+        None, "The memory in evaluation; the same as in training by default.", at_least=1
+    )
+    eval_same_length: bool = setting(False, "The same_length of evaluation.")
+    eval_clamp: int | None = setting(None, "The clamp of evaluation.", at_least=1)
+    input_dropout: float = setting(
+        0.0, "Dropout rate of the inputs, and of the distances' vectors.", at_least=0, below=1
+    )
+    hidden_dropout: float = setting(
+        0.0, "Dropout rate of attention's output, inside the feed-forward layers and of their output.", at_least=0, below=1
+    )
+    output_dropout: float = setting(0.0, "Dropout rate of the outputs of the last layer.", at_least=0, below=1)
+    attention_dropout: float = setting(0.0, "Dropout rate of the attention weights.", at_least=0, below=1)
+
+    def build(self, input_dim: int, tied_dim: int | None) -> TransformerXL:
+        """The context model of a recipe."""
+        return TransformerXL(input_dim, self)
+
+
+class Reach(NamedTuple):
     """How far back a position looks."""
 
     memory: int
@@ -51,79 +87,35 @@ class Reach:
     clamp: int | None = None
     """Treat larger distances as this one."""
 
-    def __post_init__(self) -> None:
-        if self.memory < 1:
-            raise UserError(f"The memory is {self.memory} positions, but must be at least 1: use 150, say.")
-        if self.clamp is not None and self.clamp < 1:
-            raise UserError(f"Distances are clamped at {self.clamp}, but that must be at least 1, or none.")
-
-
-@dataclass(frozen=True)
-class LayerSizes:
-    """The sizes of a layer except the width of the vectors that pass through it."""
-
-    heads: int
-    head_dim: int
-    inner_dim: int
-    """Width between the two halves of the feed-forward part."""
-
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            if getattr(self, f.name) < 1:
-                raise UserError(f"{f.name} is {getattr(self, f.name)}, but must be at least 1.")
-
-
-@dataclass(frozen=True)
-class TransformerDropout:
-    """Shares of features zeroed in training."""
-
-    input: float = 0.0
-    """Of the input vectors, and of the distances' vectors."""
-    hidden: float = 0.0
-    """Of attention's output, inside the feed-forward part, and of that part's output."""
-    output: float = 0.0
-    attention: float = 0.0
-    """Of the attention weights themselves."""
-
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            if not 0 <= getattr(self, f.name) < 1:
-                raise UserError(f"The {f.name} dropout is {getattr(self, f.name)}, but must be at least 0 and below 1.")
-
 
 class TransformerXL(nn.Module):
     """(B, T, input_dim) → (B, T, input_dim), with a memory of fixed length that starts empty.
 
-    ``evaluation`` is how far back positions look in evaluation mode, ``reach`` if it is None; states are made for
-    the mode that the module is in. Norms come after each part and its residual, or with ``pre_norm`` before the part.
-    Shapes never depend on values, so that a step can be compiled or captured as a graph.
+    States are made for the mode that the module is in: evaluation may look back farther than training. Shapes never
+    depend on values, so that a step can be compiled or captured as a CUDA graph.
     """
 
-    def __init__(
-        self,
-        input_dim: int,
-        layers: int,
-        sizes: LayerSizes,
-        reach: Reach,
-        evaluation: Reach | None = None,
-        dropout: TransformerDropout | None = None,
-        pre_norm: bool = False,
-    ) -> None:
+    def __init__(self, input_dim: int, config: TransformerXLConfig | None = None) -> None:
         super().__init__()
-        if layers < 1:
-            raise UserError(f"layers is {layers}, but must be at least 1.")
+        self.config = config = config or TransformerXLConfig()
         if input_dim < 2 or input_dim % 2:
             raise UserError(
                 f"The vectors are {input_dim} wide, but half of a distance's features are sines and half cosines: "
                 f"use an even width, such as {max(input_dim + input_dim % 2, 2)}."
             )
+        if config.head_dim is None and input_dim % config.heads:
+            raise UserError(
+                f"{config.heads} heads do not divide vectors {input_dim} wide: set context.head_dim, or other heads."
+            )
         self.input_dim = self.output_dim = input_dim
-        self.reach, self.evaluation = reach, evaluation or reach
-        self.dropout, self.pre_norm = dropout or TransformerDropout(), pre_norm
-        self.content_bias = nn.Parameter(torch.empty(sizes.heads, sizes.head_dim))
-        self.distance_bias = nn.Parameter(torch.empty(sizes.heads, sizes.head_dim))
+        self.reach = Reach(config.memory, config.same_length, config.clamp)
+        self.evaluation = Reach(config.eval_memory or config.memory, config.eval_same_length, config.eval_clamp)
+        self.pre_norm = config.pre_norm
+        head_dim = config.head_dim or input_dim // config.heads
+        self.content_bias = nn.Parameter(torch.empty(config.heads, head_dim))
+        self.distance_bias = nn.Parameter(torch.empty(config.heads, head_dim))
         self.layers_are_compiled = False
-        self.layers = nn.ModuleList(TransformerXLLayer(input_dim, sizes, self.dropout, pre_norm) for _ in range(layers))
+        self.layers = nn.ModuleList(TransformerXLLayer(input_dim, config) for _ in range(config.layers))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -151,9 +143,10 @@ class TransformerXL(nn.Module):
     def remembering(self, memory: int | None = None, clamp: int | None = None) -> Iterator[None]:
         """Change for a while how far evaluation looks back; None leaves a setting as it is."""
         before = self.evaluation
-        self.evaluation = Reach(
-            before.memory if memory is None else memory, before.same_length, before.clamp if clamp is None else clamp
-        )
+        for name, value in (("memory", memory), ("clamp", clamp)):
+            if value is not None and value < 1:
+                raise UserError(f"The {name} of an evaluation is {value}, but must be at least 1.")
+        self.evaluation = Reach(memory or before.memory, before.same_length, clamp or before.clamp)
         try:
             yield
         finally:
@@ -170,14 +163,14 @@ class TransformerXL(nn.Module):
         """The outputs, and the memory after the last position, cut off from the graph."""
         memories, filled = state
         around = self.surroundings(x, memories[0].shape[1], filled)
-        hidden = F.dropout(x, self.dropout.input, self.training)  # (B, T, d)
+        hidden = F.dropout(x, self.config.input_dropout, self.training)  # (B, T, d)
         stream, after = Stream(hidden, hidden), []
         dense = self._dense_weights(x)
         for layer, memory, weights in zip(self.layers, memories, dense, strict=True):
             after.append(_remember(memory, stream.past if self.pre_norm else stream.read))
             stream = layer(stream, memory, around, weights)  # (B, T, d)
         now_filled = (filled + x.shape[1]).clamp(max=memories[0].shape[1])
-        return F.dropout(stream.past, self.dropout.output, self.training), (after, now_filled)
+        return F.dropout(stream.past, self.config.output_dropout, self.training), (after, now_filled)
 
     def _dense_weights(self, x: Tensor) -> list[DenseWeights | None]:
         """Every layer's weights in the dtype of the products; autocast would convert them one by one."""
@@ -197,9 +190,9 @@ class TransformerXL(nn.Module):
     def surroundings(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings | KernelSurroundings:
         """What every layer must know of a segment (B, T, d) after a memory with ``filled`` positions written."""
         head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
-        drops_shares = self.training and self.dropout.attention > 0
+        drops_weights = self.training and self.config.attention_dropout > 0
         plain = all(getattr(layer.attention, "is_plain", False) for layer in self.layers)
-        if drops_shares or self.layers_are_compiled or not plain:  # our kernels handle none of these
+        if drops_weights or self.layers_are_compiled or not plain:  # our kernels handle none of these
             return self._for_fused_attention(x, memory, filled)
         if has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim)):
             return self._for_our_kernels(x, memory, filled)
@@ -235,7 +228,7 @@ class TransformerXL(nn.Module):
     def _distance_vectors(self, x: Tensor, distances: Tensor) -> Tensor:
         """(W,) → (W, d), in the dtype of matrix products."""
         vectors = sinusoids(distances.clamp(0, self.current_reach.clamp), self.input_dim, exact_dtype(x))
-        return F.dropout(vectors, self.dropout.input, self.training).to(product_dtype(x))
+        return F.dropout(vectors, self.config.input_dropout, self.training).to(product_dtype(x))
 
 
 class DenseWeights(NamedTuple):
@@ -248,18 +241,19 @@ class DenseWeights(NamedTuple):
 class TransformerXLLayer(nn.Module):
     """Relative attention over memory and segment, then two dense layers at every position."""
 
-    def __init__(self, dim: int, sizes: LayerSizes, dropout: TransformerDropout, pre_norm: bool) -> None:
+    def __init__(self, dim: int, config: TransformerXLConfig) -> None:
         super().__init__()
-        self.attention = RelativeAttention(dim, sizes.heads, sizes.head_dim, dropout.attention)
+        head_dim, inner_dim = config.head_dim or dim // config.heads, config.inner_dim or 4 * dim
+        self.attention = RelativeAttention(dim, config.heads, head_dim, config.attention_dropout)
         self.attention_norm = nn.LayerNorm(dim)
-        self.expand = nn.Linear(dim, sizes.inner_dim)
-        self.reduce = nn.Linear(sizes.inner_dim, dim)
+        self.expand = nn.Linear(dim, inner_dim)
+        self.reduce = nn.Linear(inner_dim, dim)
         self.feed_forward_norm = nn.LayerNorm(dim)
-        self.hidden_dropout, self.pre_norm = dropout.hidden, pre_norm
+        self.hidden_dropout, self.pre_norm = config.hidden_dropout, config.pre_norm
 
     @property
     def dropout(self) -> float:
-        """The share of features that is zeroed now."""
+        """The dropout rate of the mode that the layer is in."""
         return self.hidden_dropout if self.training else 0.0
 
     def forward(

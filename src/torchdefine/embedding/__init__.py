@@ -1,30 +1,54 @@
 """Ids → vectors: plan the unit, map, expand, reduce."""
 
-from torchdefine.embedding.adaptive_map import AdaptiveMap, shrink_cutoffs
-from torchdefine.embedding.define import DeFINE
-from torchdefine.embedding.dense import DenseMLP, DenseProjection
+from torchdefine.config import Kinds
+from torchdefine.embedding.adaptive_map import AdaptiveConfig, AdaptiveMap, shrink_cutoffs
+from torchdefine.embedding.define import DeFINE, build_embedding
+from torchdefine.embedding.dense import DenseMLP, DenseProjection, MLPConfig, NoUnitConfig, ProjectionConfig
 from torchdefine.embedding.group_linear import GroupLinear
-from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap
-from torchdefine.embedding.plan import Plan, PlanRules, make_plan
+from torchdefine.embedding.map import (
+    MapConfig,
+    MapLayer,
+    ProjectiveConfig,
+    ProjectiveMap,
+    StandardConfig,
+    StandardMap,
+    VocabularyFacts,
+)
+from torchdefine.embedding.plan import VARIANTS, Plan, UnitConfig, make_plan
 from torchdefine.embedding.table import cached_embedding, finished_table
 from torchdefine.embedding.token_embedding import TokenEmbedding
-from torchdefine.embedding.unit import VARIANTS, DefineUnit, UnitOptions
+from torchdefine.embedding.unit import DefineUnit
+
+EMBEDDINGS = Kinds("embedding", StandardConfig, ProjectiveConfig, AdaptiveConfig)
+UNITS = Kinds("unit", NoUnitConfig, ProjectionConfig, MLPConfig)
+for _variant, _settings in VARIANTS.items():
+    UNITS.register(UnitConfig, _variant, **_settings)
 
 __all__ = [
+    "EMBEDDINGS",
+    "UNITS",
     "VARIANTS",
+    "AdaptiveConfig",
     "AdaptiveMap",
     "DeFINE",
     "DefineUnit",
     "DenseMLP",
     "DenseProjection",
     "GroupLinear",
+    "MLPConfig",
+    "MapConfig",
     "MapLayer",
+    "NoUnitConfig",
     "Plan",
-    "PlanRules",
+    "ProjectionConfig",
+    "ProjectiveConfig",
     "ProjectiveMap",
+    "StandardConfig",
     "StandardMap",
     "TokenEmbedding",
-    "UnitOptions",
+    "UnitConfig",
+    "VocabularyFacts",
+    "build_embedding",
     "cached_embedding",
     "finished_table",
     "make_plan",

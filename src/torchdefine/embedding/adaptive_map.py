@@ -4,13 +4,40 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from torchdefine.embedding.map import as_ids, check_resize, check_table, resized_table, rows_of, shown_scale
+from torchdefine.config import setting
+from torchdefine.embedding.map import (
+    MapConfig,
+    VocabularyFacts,
+    as_ids,
+    check_resize,
+    check_table,
+    resized_table,
+    rows_of,
+    shown_scale,
+)
 from torchdefine.errors import UserError
+
+
+@dataclass(frozen=True)
+class AdaptiveConfig(MapConfig):
+    """Tables by frequency band."""
+
+    kind: str = "adaptive"
+    cutoffs: tuple[int, ...] = setting(
+        (20_000, 40_000, 200_000), "Ranks by frequency at which the second and later bands start."
+    )
+    division: int = setting(4, "How many times narrower each band is than the one before.", at_least=1)
+
+    def build(self, vocabulary: VocabularyFacts, width: int | None) -> AdaptiveMap:
+        cutoffs = fitting_cutoffs("embedding", self.cutoffs, vocabulary.size, divisors=(8, 2))
+        counts = vocabulary.counts_tensor()
+        return AdaptiveMap(vocabulary.size, self.map_dim, cutoffs, self.division, scale=self.factor, counts=counts)
 
 
 class AdaptiveMap(nn.Module):
@@ -157,6 +184,20 @@ def check_cutoffs(cutoffs: Sequence[int], num_embeddings: int) -> tuple[int, ...
 def shrink_cutoffs(cutoffs: Sequence[int], num_embeddings: int) -> tuple[int, ...]:
     """The cutoffs that still lie inside a smaller vocabulary; none may be left."""
     return tuple(c for c in cutoffs if c < num_embeddings)
+
+
+def fitting_cutoffs(section: str, cutoffs: Sequence[int], size: int, divisors: Sequence[int]) -> tuple[int, ...]:
+    """A recipe's cutoffs inside the vocabulary; where there are none, fractions of its size are suggested."""
+    fitting = shrink_cutoffs(cutoffs, size)
+    if not fitting:
+        suggested = sorted({size // divisor for divisor in divisors} - {0})
+        with_bands = f"use --{section}.cutoffs {','.join(map(str, suggested))}, say, or " if suggested else ""
+        standard = "--embedding.kind standard and " if section == "embedding" else ""
+        raise UserError(
+            f"All of {section}.cutoffs {tuple(cutoffs)} lie outside the vocabulary of {size}: {with_bands}do without "
+            f"bands by {standard}--output.kind full."
+        )
+    return fitting
 
 
 def band_dims(map_dim: int, division: int, bands: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -9,11 +10,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from torchdefine.config import Config, to_plain
 from torchdefine.embedding.adaptive_map import AdaptiveMap
-from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap
-from torchdefine.embedding.plan import Plan, make_plan
+from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
+from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
 from torchdefine.embedding.token_embedding import TokenEmbedding
-from torchdefine.embedding.unit import DefineUnit, UnitOptions
+from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
 from torchdefine.files import read_json, write_json, write_safetensors
 
@@ -27,13 +29,14 @@ class DeFINE(TokenEmbedding):
 
     Args:
         num_embeddings: size of the vocabulary, V.
-        embedding_dim: width of the finished vectors, m.
+        embedding_dim: width of the vectors, m.
         map_dim: width of the table, n: the only part that grows with the vocabulary.
         expand_dim: widest layer of the unit, k. The unit does not shrink with V, so use a small k for a small V.
         depth: layers of the unit, N, the last of which reduces to ``embedding_dim``; 1 is one projection.
         max_groups: groups of the first layer, g_max; by default the number that halves down to 1, at most 16.
         padding_idx: a token whose vector is always zero and never learns.
-        unit: a variant by name ("define", "hgt", "glt" …) or ``UnitOptions`` with norm, activation, dropout, rules.
+        unit: a variant by name ("define", "hgt", "glt" …) or a ``UnitConfig``.
+        settings: any other setting of ``UnitConfig``, such as ``norm="layer"`` or ``equalised=True``.
 
     ``DeFINE.over(map_layer, …)`` puts the unit behind another map: projective, or adaptive by frequency.
     """
@@ -43,55 +46,40 @@ class DeFINE(TokenEmbedding):
         num_embeddings: int,
         embedding_dim: int,
         map_dim: int = 128,
-        expand_dim: int = 1024,
-        depth: int = 3,
-        max_groups: int | None = None,
+        expand_dim: int | None = None,
+        depth: int | None = None,
         padding_idx: int | None = None,
-        unit: UnitOptions | str = "define",
+        unit: UnitConfig | str = "define",
+        **settings: Any,
     ) -> None:
-        options = UnitOptions.read(unit)
-        plan = make_plan(map_dim, expand_dim, embedding_dim, depth, max_groups, options.rules)
-        map_layer = StandardMap(num_embeddings, map_dim, padding_idx)
-        super().__init__(map_layer, DefineUnit(plan, options), embedding_dim)
+        settings |= {"embedding_dim": embedding_dim, "expand_dim": expand_dim, "depth": depth}
+        config = unit_config(unit, settings)
+        make_plan(map_dim, config)  # refuses sizes that do not fit before memory is taken for the table
+        super().__init__(StandardMap(num_embeddings, map_dim, padding_idx), DefineUnit(map_dim, config), embedding_dim)
 
     @classmethod
     def over(
-        cls,
-        map_layer: MapLayer,
-        embedding_dim: int,
-        expand_dim: int = 1024,
-        depth: int = 3,
-        max_groups: int | None = None,
-        unit: UnitOptions | str = "define",
+        cls, map_layer: MapLayer, embedding_dim: int | None = None, unit: UnitConfig | str = "define", **settings: Any
     ) -> Self:
         """The unit behind any map layer; its input is as wide as the map's output."""
-        options = UnitOptions.read(unit)
-        plan = make_plan(map_layer.output_dim, expand_dim, embedding_dim, depth, max_groups, options.rules)
+        config = unit_config(unit, {**settings, "embedding_dim": embedding_dim})
         embedding = cls.__new__(cls)
-        TokenEmbedding.__init__(embedding, map_layer, DefineUnit(plan, options), embedding_dim)
+        defined = DefineUnit(map_layer.output_dim, config)
+        TokenEmbedding.__init__(embedding, map_layer, defined, defined.plan.embedding_dim)
         return embedding
 
     @property
     def plan(self) -> Plan:
-        return self._unit.plan
-
-    @property
-    def _unit(self) -> DefineUnit:
-        return cast(DefineUnit, self.unit)
+        return cast(DefineUnit, self.unit).plan
 
     def to_config(self) -> dict[str, Any]:
         """The settings ``from_config`` needs to build the same module with fresh weights; plain values only."""
-        plan = self.plan
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "map": self.map.to_config(),
-            "embedding_dim": plan.embedding_dim,
-            "expand_dim": plan.expand_dim,
-            "depth": plan.depth,
-            "max_groups": plan.max_groups,
             "row_dropout": self.row_dropout,
-            "unit": self._unit.options.to_dict(),
+            "unit": {**to_plain(self.plan.config), "embedding_dim": self.embedding_dim},
         }
 
     @classmethod
@@ -101,9 +89,9 @@ class DeFINE(TokenEmbedding):
                 f"This is no {FORMAT} of version {FORMAT_VERSION} but {config.get('format')!r}, version "
                 f"{config.get('version')!r}: save it again with a matching torchdefine."
             )
-        sizes = {name: config[name] for name in ("embedding_dim", "expand_dim", "depth", "max_groups")}
-        embedding = cls.over(map_from_config(config["map"]), **sizes, unit=UnitOptions.of(**config["unit"]))
-        embedding.row_dropout = config.get("row_dropout", 0.0)  # earlier files do not have it
+        unit = UnitConfig.read(config["unit"], "unit")
+        embedding = cls.over(map_from_config(config["map"]), unit.embedding_dim, unit)
+        embedding.row_dropout = config["row_dropout"]
         return embedding
 
     def save(self, folder: str | Path) -> None:
@@ -132,6 +120,30 @@ class DeFINE(TokenEmbedding):
             reason = str(error).splitlines()[-1].strip()
             raise UserError(f"{weights} cannot be read ({reason}): save the embedding again.") from error
         return embedding
+
+
+def unit_config(unit: UnitConfig | str, settings: dict[str, Any]) -> UnitConfig:
+    """Settings of a unit as a caller gives them: a variant or a ``UnitConfig``, and changes; None changes nothing."""
+    if not isinstance(unit, UnitConfig | str):
+        raise TypeError(f"A unit is a UnitConfig or the name of a variant, not {unit!r}.")
+    changes = {name: value for name, value in settings.items() if value is not None}
+    return UnitConfig.of(unit, **changes) if isinstance(unit, str) else dataclasses.replace(unit, **changes)
+
+
+def build_embedding(embedding: MapConfig, unit: Config, vocabulary: VocabularyFacts) -> TokenEmbedding:
+    """The embedding that a recipe's two sections ask for, with fresh weights."""
+    width = getattr(unit, "embedding_dim", None)
+    built = _with_unit(embedding.build(vocabulary, width), unit)
+    built.map.reset_parameters(embedding.std)
+    built.row_dropout = embedding.row_dropout
+    return built
+
+
+def _with_unit(map_layer: MapLayer, unit: Any) -> TokenEmbedding:
+    if isinstance(unit, UnitConfig):
+        return DeFINE.over(map_layer, unit=unit)
+    module = unit.build(map_layer.output_dim)
+    return TokenEmbedding(map_layer, module, getattr(unit, "embedding_dim", None))
 
 
 def map_from_config(config: dict[str, Any]) -> MapLayer:

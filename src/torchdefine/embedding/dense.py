@@ -2,10 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchdefine.config import Config, setting
+
 from torchdefine.embedding.unit import activation_moments
+
+
+@dataclass(frozen=True)
+class NoUnitConfig(Config):
+    """The map's vectors as they are."""
+
+    kind: str = "none"
+
+    def build(self, input_dim: int) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class ProjectionConfig(Config):
+    """One matrix behind the map."""
+
+    kind: str = "projection"
+    embedding_dim: int | None = setting(None, "Width of the vectors that it gives; the map's by default.", at_least=1)
+    equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
+
+    def build(self, input_dim: int) -> DenseProjection:
+        return DenseProjection(input_dim, self.embedding_dim or input_dim, self.equalised)
+
+
+@dataclass(frozen=True)
+class MLPConfig(Config):
+    """One hidden layer behind the map."""
+
+    kind: str = "mlp"
+    embedding_dim: int | None = setting(None, "Width of the vectors that it gives; the map's by default.", at_least=1)
+    expand_dim: int = setting(1024, "Width of the hidden layer.", at_least=1)
+    equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
+
+    def build(self, input_dim: int) -> DenseMLP:
+        return DenseMLP(input_dim, self.expand_dim, self.embedding_dim or input_dim, self.equalised)
 
 
 class DenseLinear(nn.Linear):

@@ -5,13 +5,90 @@ Every map layer says how wide its table is (``map_dim``) and how wide the vector
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchdefine.config import Config, setting
 from torchdefine.errors import UserError
 from torchdefine.ops import is_plain
+
+
+@dataclass(frozen=True)
+class VocabularyFacts:
+    """What modules need to know of the vocabulary."""
+
+    size: int
+    counts: Sequence[int] | np.ndarray | None = None
+    """One for each id where ids are not in frequency order, so that bands can go by frequency."""
+
+    def counts_tensor(self) -> Tensor | None:
+        return None if self.counts is None else torch.as_tensor(self.counts, device="cpu")
+
+
+@dataclass(frozen=True)
+class MapConfig(Config):
+    """What every map has; a map of your own inherits it and says how it is built."""
+
+    kind: str = ""
+    map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1)
+    scaled: bool = setting(False, "Multiply the map's vectors by the square root of map_dim.")
+    scale: float | None = setting(None, "Multiply the map's vectors by this number instead.", above=0)
+    init_std: float | None = setting(
+        None, "Standard deviation of the fresh table; 1 / sqrt(map_dim) by default.", above=0
+    )
+    row_dropout: float = setting(
+        0.0, "Dropout rate of whole rows: token types whose vectors are zeroed in a step.", at_least=0, below=1
+    )
+
+    @abstractmethod
+    def build(self, vocabulary: VocabularyFacts, width: int | None) -> MapLayer:
+        """The map; ``width`` is that of the vectors that the unit gives, if it says."""
+        raise NotImplementedError
+
+    @property
+    def factor(self) -> float:
+        """What vectors are multiplied by."""
+        return self.scale or (self.map_dim**0.5 if self.scaled else 1.0)
+
+    @property
+    def std(self) -> float:
+        return self.map_dim**-0.5 if self.init_std is None else self.init_std
+
+
+@dataclass(frozen=True)
+class StandardConfig(MapConfig):
+    """One table."""
+
+    kind: str = "standard"
+
+    def build(self, vocabulary: VocabularyFacts, width: int | None) -> StandardMap:
+        return StandardMap(vocabulary.size, self.map_dim, scale=self.factor)
+
+
+@dataclass(frozen=True)
+class ProjectiveConfig(MapConfig):
+    """One table and a projection."""
+
+    kind: str = "projective"
+    output_dim: int | None = setting(
+        None, "Width of the projected vectors; the unit's embedding_dim by default, or map_dim.", at_least=1
+    )
+    projection_std: float | None = setting(
+        None, "Standard deviation of the fresh projection; 1 / sqrt(map_dim) by default.", above=0
+    )
+
+    def build(self, vocabulary: VocabularyFacts, width: int | None) -> ProjectiveMap:
+        layer = ProjectiveMap(
+            vocabulary.size, self.map_dim, self.output_dim or width or self.map_dim, scale=self.factor
+        )
+        layer.projection_std = self.projection_std or layer.projection_std
+        return layer
 
 
 class MapLayer(Protocol):

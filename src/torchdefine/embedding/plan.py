@@ -7,56 +7,106 @@ g_max ``max_groups``. In every scheme the N-th layer is the reduce layer.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
+from torchdefine.config import Config, setting
 from torchdefine.errors import UserError
+from torchdefine.spelling import did_you_mean
 
 GroupScheme = Literal["halving", "cycle", "fixed", "dense"]
 Skip = Literal["mix", "concat", "residual", "none"]
 Rounding = Literal["nearest", "down"]
+Norm = Literal["none", "layer", "group"]
+Activation = Literal["gelu", "relu", "silu", "tanh", "none"]
 
 LARGEST_DEFAULT_GROUPS = 16
 
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "define": {},
+    "define-no-mixer": {"skip": "concat"},
+    "define-residual": {"skip": "residual"},
+    "define-no-reduce": {"reduce": False},
+    "hgt": {"skip": "none"},
+    "glt": {"groups": "fixed", "skip": "none"},
+    "glt-shuffle": {"groups": "fixed", "skip": "none", "shuffle": True},
+    "linear": {"groups": "dense", "skip": "none"},
+}
+"""The rows of the paper's ablations by name: what each changes of the DeFINE unit."""
+
+
 @dataclass(frozen=True)
-class PlanRules:
-    """How widths and groups follow from the sizes. The defaults are the library's own."""
+class UnitConfig(Config):
+    """A DeFINE unit, or the variant of it named by ``kind``: ``UnitConfig.of("hgt", norm="layer")``."""
 
-    groups: GroupScheme = "halving"
-    """halving: max(g_max / 2^(l-1), 1), the paper's equation; cycle: 1, 2, 4 … g_max counted back from the reduce
-    layer, then again, which the published parameter counts need; fixed: g_max everywhere (GLT); dense: 1 (linear)."""
-    skip: Skip = "mix"
-    """What a layer after the first sees beside the previous output: mix puts chunk i of the input beside chunk i of the
-    output in every group; concat places the whole input before the whole output; residual adds the previous
-    output to the new one; none is a plain stack."""
-    reach_expand_dim: bool = True
-    """Whether the last expansion layer is k wide. The published counts need False: the line from n to k then
-    starts at n itself and its last point, k, gives way to the reduce layer."""
-    rounding: Rounding = "nearest"
-    multiple_of: int | None = None
-    """Widths between n and k are rounded to a multiple of this; the largest number of groups by default."""
-    reduce: bool = True
-    """Without it the N-th layer expands too, and the finished vector is k wide."""
-    fixed_width: int | None = None
-    """Every expansion layer has this width instead of growing; k / 2 by default with residual connections."""
+    kind: str = "define"
+    embedding_dim: int | None = setting(
+        None, "Width of the vectors that the unit gives, the paper's m; the map's by default.", at_least=1
+    )
+    expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k.", at_least=1)
+    depth: int = setting(3, "Layers of the unit, the paper's N, the reduce layer included.", at_least=1)
+    max_groups: int | None = setting(
+        None, "Most groups of a layer, the paper's g_max; 2^(depth - 1) by default, at most 16.", at_least=1
+    )
+    groups: GroupScheme = setting(
+        "halving",
+        "halving: max(g_max / 2^(l - 1), 1), the paper's equation; cycle: 1, 2, 4 … g_max counted back from the reduce "
+        "layer, then again, as the published counts need it; fixed: g_max everywhere; dense: 1.",
+    )
+    skip: Skip = setting(
+        "mix",
+        "How a layer after the first sees the unit's input: mix puts chunk i of it beside chunk i of the output in "
+        "every group; concat places it before the output; residual adds the previous output instead; none is a plain "
+        "stack.",
+    )
+    reach_expand_dim: bool = setting(
+        True, "Whether the last expansion layer is expand_dim wide; the published counts need false."
+    )
+    rounding: Rounding = setting("nearest", "How widths between map_dim and expand_dim are rounded.")
+    multiple_of: int | None = setting(
+        None, "Round widths to a multiple of this; of the most groups by default.", at_least=1
+    )
+    reduce: bool = setting(True, "Whether the last layer reduces to embedding_dim; else it expands to expand_dim.")
+    fixed_width: int | None = setting(
+        None,
+        "One width for all expansion layers; by default they grow, or have expand_dim / 2 with skip residual.",
+        at_least=1,
+    )
+    shuffle: bool = setting(False, "Deal the outputs of every expansion layer out over the groups (GLT + shuffle).")
+    norm: Norm = setting("none", "Affine norm of the expansion layers: over all features, or within each group.")
+    activation: Activation = setting("gelu", "Activation of the expansion layers.")
+    dropout: float = setting(0.0, "Dropout rate after every expansion layer.", at_least=0, below=1)
+    bias: bool = setting(True, "Whether the expansion layers have biases; the reduce layer has none.")
+    equalised: bool = setting(
+        False,
+        "Equalised learning rate: keep weights at unit variance and divide them by the root of their fan-in in use, "
+        "so that they learn more slowly.",
+    )
 
-    def __post_init__(self) -> None:
-        for name, kinds in (("groups", GroupScheme), ("skip", Skip), ("rounding", Rounding)):
-            value = getattr(self, name)
-            if value not in get_args(kinds):
-                raise UserError(f"{name} {value!r} is unknown: use one of {', '.join(get_args(kinds))}.")
+    @classmethod
+    def of(cls, variant: str = "define", **changes: Any) -> UnitConfig:
+        """A named variant with changes: ``of("glt", norm="layer", multiple_of=8)``."""
+        if variant == "projection":
+            raise UserError("One projection is a unit of depth 1: use depth=1, and no variant.")
+        if variant not in VARIANTS:
+            raise UserError(f"The variant {variant!r} is unknown{did_you_mean(variant, VARIANTS)}")
+        known = {f.name for f in fields(cls)}
+        for name in changes:
+            if name not in known:
+                raise UserError(f"{name!r} is no setting of a unit{did_you_mean(name, known)}")
+        return cls(**{"kind": variant, **VARIANTS[variant], **changes})
 
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """One group-linear layer: what enters it (the skipped input included), what leaves it, in how many groups."""
+    """One group-linear layer: what enters it (the skip connection included), what leaves it, in how many groups."""
 
     input_width: int
     output_width: int
     groups: int
     skipped_width: int
-    """How much of ``input_width`` is the unit's own input, seen again."""
+    """How much of ``input_width`` is the unit's own input, the skip connection."""
 
     @property
     def weights(self) -> int:
@@ -68,10 +118,8 @@ class Plan:
     """The layers of a unit, first to last; the last one reduces unless the rules say otherwise."""
 
     map_dim: int
-    expand_dim: int
     embedding_dim: int
-    max_groups: int
-    rules: PlanRules
+    config: UnitConfig
     layers: tuple[PlannedLayer, ...]
 
     @property
@@ -82,10 +130,10 @@ class Plan:
         return iter(self.layers)
 
     def role(self, index: int) -> str:
-        return "reduce" if self.rules.reduce and index == self.depth - 1 else "expand"
+        return "reduce" if self.config.reduce and index == self.depth - 1 else "expand"
 
     def __str__(self) -> str:
-        rows = [("layer", "step", "input", "seen again", "output", "groups", "weights")]
+        rows = [("layer", "step", "input", "skip", "output", "groups", "weights")]
         rows += [
             (
                 str(index + 1),
@@ -107,24 +155,14 @@ def default_max_groups(depth: int) -> int:
     return min(2 ** (depth - 1), LARGEST_DEFAULT_GROUPS)
 
 
-def make_plan(
-    map_dim: int,
-    expand_dim: int,
-    embedding_dim: int,
-    depth: int,
-    max_groups: int | None = None,
-    rules: PlanRules | None = None,
-) -> Plan:
-    """Plan a unit that takes ``map_dim`` values to ``embedding_dim`` through ``depth`` layers.
-
-    ``max_groups`` defaults to the power of two that lets the halving end at 1 in the reduce layer, at most 16.
-    """
-    rules = rules or PlanRules()
-    _check_sizes(map_dim, expand_dim, embedding_dim, depth, max_groups, rules)
-    max_groups = default_max_groups(depth) if max_groups is None else max_groups
-    groups = _groups(rules.groups, depth, max_groups)
-    outputs = _output_widths(map_dim, expand_dim, embedding_dim, depth, rules, rules.multiple_of or max(groups))
-    skipped = map_dim if rules.skip in ("mix", "concat") else 0
+def make_plan(map_dim: int, config: UnitConfig | None = None) -> Plan:
+    """Plan a unit that takes vectors of ``map_dim`` to those of ``config.embedding_dim``, ``map_dim`` by default."""
+    config = config or UnitConfig()
+    embedding_dim = config.embedding_dim or map_dim
+    _check_sizes(map_dim, embedding_dim, config)
+    groups = _groups(config)
+    outputs = _output_widths(map_dim, embedding_dim, config, config.multiple_of or max(groups))
+    skipped = map_dim if config.skip in ("mix", "concat") else 0
     layers = tuple(
         PlannedLayer(
             input_width=map_dim if index == 0 else outputs[index - 1] + skipped,
@@ -132,81 +170,72 @@ def make_plan(
             groups=groups[index],
             skipped_width=skipped if index else 0,
         )
-        for index in range(depth)
+        for index in range(config.depth)
     )
-    plan = Plan(map_dim, expand_dim, embedding_dim, max_groups, rules, layers)
+    plan = Plan(map_dim, embedding_dim, config, layers)
     _check_divisibility(plan)
     return plan
 
 
-def _groups(scheme: GroupScheme, depth: int, max_groups: int) -> list[int]:
-    if scheme == "dense":
+def _groups(config: UnitConfig) -> list[int]:
+    depth = config.depth
+    max_groups = config.max_groups or default_max_groups(depth)
+    if config.groups == "dense":
         return [1] * depth
-    if scheme == "fixed":
+    if config.groups == "fixed":
         return [max_groups] * depth
-    if scheme == "halving":
+    if config.groups == "halving":
         return [max(max_groups >> level, 1) for level in range(depth)]
     powers = max_groups.bit_length()  # how many steps 1, 2, 4 … max_groups are, before the cycle starts again
     return [2 ** (step % powers) for step in range(depth)][::-1]
 
 
-def _output_widths(
-    map_dim: int, expand_dim: int, embedding_dim: int, depth: int, rules: PlanRules, multiple: int
-) -> list[int]:
-    expanding = depth - 1 if rules.reduce else depth
-    last = [embedding_dim] if rules.reduce else []
-    fixed = _fixed_width(expand_dim, rules)
+def _output_widths(map_dim: int, embedding_dim: int, config: UnitConfig, multiple: int) -> list[int]:
+    expanding = config.depth - 1 if config.reduce else config.depth
+    last = [embedding_dim] if config.reduce else []
+    fixed = _fixed_width(config)
     if fixed is not None:
         return [fixed] * expanding + last
     # The line from n to k has one point more than there are expansion layers; either its first or its last is left out.
-    first, steps = (1, expanding) if rules.reach_expand_dim else (0, expanding)
-    if not rules.reduce and not rules.reach_expand_dim:
+    first, steps = (1, expanding) if config.reach_expand_dim else (0, expanding)
+    if not config.reduce and not config.reach_expand_dim:
         steps -= 1  # with nothing to give way to, the published convention keeps both ends
-    span = expand_dim - map_dim
+    span = config.expand_dim - map_dim
     widths = []
     for point in range(first, first + expanding):
         exact_times_steps = map_dim * steps + span * point  # an integer, so no rounding error decides a width
         if point == steps:
-            widths.append(expand_dim)
-        elif rules.rounding == "down":
+            widths.append(config.expand_dim)
+        elif config.rounding == "down":
             widths.append(exact_times_steps // (steps * multiple) * multiple)
         else:
             widths.append((2 * exact_times_steps + steps * multiple) // (2 * steps * multiple) * multiple)
     return widths + last
 
 
-def _fixed_width(expand_dim: int, rules: PlanRules) -> int | None:
-    return rules.fixed_width or (expand_dim // 2 if rules.skip == "residual" else None)
+def _fixed_width(config: UnitConfig) -> int | None:
+    return config.fixed_width or (config.expand_dim // 2 if config.skip == "residual" else None)
 
 
-def _check_sizes(
-    map_dim: int, expand_dim: int, embedding_dim: int, depth: int, max_groups: int | None, rules: PlanRules
-) -> None:
-    sizes = {"map_dim": map_dim, "expand_dim": expand_dim, "embedding_dim": embedding_dim, "depth": depth}
-    optional = {
-        "max_groups": max_groups,
-        "multiple_of": rules.multiple_of,
-        "fixed_width": rules.fixed_width,
-    }
-    sizes.update({name: value for name, value in optional.items() if value is not None})
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be a whole number, not {value!r}.")
-        if value < 1:
-            example = {"depth": 3, "max_groups": 4}.get(name, 128)
-            raise UserError(f"{name} is {value}, but must be at least 1: use {example}, say.")
-    fixed = _fixed_width(expand_dim, rules)
-    if expand_dim < map_dim and fixed is None:
+def _check_sizes(map_dim: int, embedding_dim: int, config: UnitConfig) -> None:
+    if isinstance(map_dim, bool) or not isinstance(map_dim, int):
+        raise TypeError(f"map_dim must be a whole number, not {map_dim!r}.")
+    if map_dim < 1:
+        raise UserError(f"map_dim is {map_dim}, but must be at least 1.")
+    fixed = _fixed_width(config)
+    if config.expand_dim < map_dim and fixed is None:
         raise UserError(
-            f"expand_dim {expand_dim} is smaller than map_dim {map_dim}, but the unit expands: use {map_dim} or more."
+            f"expand_dim {config.expand_dim} is smaller than map_dim {map_dim}, but the unit expands: use {map_dim} or "
+            "more."
         )
-    finished = fixed or expand_dim
-    if not rules.reduce and embedding_dim != finished:
+    width = fixed or config.expand_dim
+    if not config.reduce and embedding_dim != width:
         raise UserError(
-            f"Without the reduce layer the vectors are {finished} wide, not embedding_dim {embedding_dim}: "
-            f"use embedding_dim={finished}."
+            f"Without the reduce layer the vectors are {width} wide, not embedding_dim {embedding_dim}: "
+            f"use embedding_dim={width}."
         )
-    if rules.groups == "cycle" and max_groups is not None and max_groups & (max_groups - 1):
+    max_groups = config.max_groups
+    if config.groups == "cycle" and max_groups is not None and max_groups & (max_groups - 1):
         lower = 1 << (max_groups.bit_length() - 1)
         raise UserError(
             f"max_groups {max_groups} is not a power of two, as the cycle needs: use {lower} or {2 * lower}."
@@ -217,9 +246,9 @@ def _check_divisibility(plan: Plan) -> None:
     """Every group must get an equal share of its layer's input and output, and under mix of the skipped input."""
     for index, layer in enumerate(plan.layers):
         where = f"layer {index + 1}"
-        if index == 0 or plan.rules.skip == "mix":
+        if index == 0 or plan.config.skip == "mix":
             _require_multiple("map_dim", plan.map_dim, layer.groups, where)
-        if index and plan.rules.skip == "concat":
+        if index and plan.config.skip == "concat":
             _require_multiple("the input", layer.input_width, layer.groups, where)
         elif index:
             _require_multiple(_width_name(plan, index - 1), plan.layers[index - 1].output_width, layer.groups, where)
@@ -230,9 +259,9 @@ def _width_name(plan: Plan, index: int) -> str:
     width = plan.layers[index].output_width
     if plan.role(index) == "reduce":
         return "embedding_dim"
-    if _fixed_width(plan.expand_dim, plan.rules) is not None:
+    if _fixed_width(plan.config) is not None:
         return "fixed_width"
-    return "expand_dim" if width == plan.expand_dim else f"the width of layer {index + 1}"
+    return "expand_dim" if width == plan.config.expand_dim else f"the width of layer {index + 1}"
 
 
 def _require_multiple(name: str, value: int, groups: int, where: str) -> None:

@@ -115,7 +115,7 @@ class TokenEmbedding(nn.Module):
     def shares_equal_tokens(self) -> bool:
         """Whether a token's vector depends on nothing else in the batch, so that equal tokens can share it."""
         unit = self.unit
-        if type(unit) is DefineUnit and self.training and unit.options.dropout:
+        if type(unit) is DefineUnit and self.training and unit.config.dropout:
             return False
         return type(unit) in OUR_UNITS and self._has_our_map and _is_ours(unit) and _is_ours(self.map)
 

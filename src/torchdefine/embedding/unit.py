@@ -2,105 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchdefine.embedding.group_linear import GroupLinear
-from torchdefine.embedding.plan import Plan, PlanRules
-from torchdefine.errors import UserError
+from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
 from torchdefine.ops import StackForm, StackLayer, group_stack, has_fused_kernels, is_plain
 from torchdefine.ops.group_stack import ACTIVATIONS
 from torchdefine.ops.residual_norm import WIDEST
-from torchdefine.spelling import did_you_mean
-
-Norm = Literal["none", "layer", "group"]
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "define": {},
-    "define-no-mixer": {"skip": "concat"},
-    "define-residual": {"skip": "residual"},
-    "define-no-reduce": {"reduce": False},
-    "hgt": {"skip": "none"},
-    "glt": {"groups": "fixed", "skip": "none"},
-    "glt-shuffle": {"groups": "fixed", "skip": "none", "shuffle": True},
-    "linear": {"groups": "dense", "skip": "none"},
-}
-"""The rows of the paper's ablations by name: what each changes of the DeFINE unit."""
-
-
-@dataclass(frozen=True)
-class UnitOptions:
-    """All settings of a unit except its sizes. ``UnitOptions.of("hgt", norm="layer")`` starts from a variant."""
-
-    rules: PlanRules = field(default_factory=PlanRules)
-    shuffle: bool = False
-    """Deal the outputs of every expansion layer out over the groups (GLT + shuffle)."""
-    norm: Norm = "none"
-    """none; layer: over all features of an expansion layer; group: within each of its groups. Both are affine."""
-    activation: str = "gelu"
-    dropout: float = 0.0
-    """After every expansion layer."""
-    bias: bool = True
-    """On the expansion layers; the reduce layer has none."""
-    equalised: bool = False
-    """Keep weights at unit variance and divide them by the root of their fan-in in use, so that they learn slowly."""
-
-    def __post_init__(self) -> None:
-        if self.norm not in get_args(Norm):
-            raise UserError(f"norm {self.norm!r} is unknown: use one of {', '.join(get_args(Norm))}.")
-        if self.activation not in ACTIVATIONS:
-            raise UserError(f"activation {self.activation!r} is unknown: use one of {', '.join(ACTIVATIONS)}.")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout is {self.dropout}, but must be at least 0 and below 1: use 0.1, say.")
-
-    @classmethod
-    def of(cls, variant: str = "define", **changes: Any) -> UnitOptions:
-        """A named variant with changes to any option or plan rule: ``of("glt", norm="layer", multiple_of=8)``."""
-        if variant == "projection":
-            raise UserError("One projection is a unit of depth 1: use depth=1, and no variant.")
-        if variant not in VARIANTS:
-            raise UserError(f"The variant {variant!r} is unknown{did_you_mean(variant, VARIANTS)}")
-        settings = {**VARIANTS[variant], **changes}
-        rule_names = {f.name for f in fields(PlanRules)}
-        option_names = {f.name for f in fields(cls)} - {"rules"}
-        for name in settings:
-            if name not in rule_names | option_names:
-                raise UserError(f"{name!r} is no option of a unit{did_you_mean(name, rule_names | option_names)}")
-        rules = PlanRules(**{k: v for k, v in settings.items() if k in rule_names})
-        return cls(rules=rules, **{k: v for k, v in settings.items() if k in option_names})
-
-    @classmethod
-    def read(cls, unit: UnitOptions | str) -> UnitOptions:
-        """Options as a caller gives them: themselves, or the name of a variant."""
-        if isinstance(unit, str):
-            return cls.of(unit)
-        if not isinstance(unit, UnitOptions):
-            raise TypeError(f"A unit is UnitOptions or the name of a variant, not {unit!r}.")
-        return unit
-
-    def to_dict(self) -> dict[str, Any]:
-        """Flat settings that ``UnitOptions.of("define", **settings)`` turns back into the same options."""
-        settings = dataclasses.asdict(self)
-        return {**settings.pop("rules"), **settings}
-
 
 class ExpansionLayer(nn.Module):
     """Group-linear, then norm, activation and dropout."""
 
-    def __init__(self, linear: GroupLinear, options: UnitOptions) -> None:
+    def __init__(self, linear: GroupLinear, config: UnitConfig) -> None:
         super().__init__()
         self.linear = linear
         self.norm: nn.Module | None = None
-        if options.norm == "layer":
+        if config.norm == "layer":
             self.norm = nn.LayerNorm(linear.out_features)
-        elif options.norm == "group":
+        elif config.norm == "group":
             self.norm = nn.GroupNorm(linear.groups, linear.out_features)
-        self.activation = options.activation
-        self.dropout = nn.Dropout(options.dropout)
+        self.activation = config.activation
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear(x)
@@ -116,28 +41,27 @@ class ExpansionLayer(nn.Module):
 
 
 class DefineUnit(nn.Module):
-    """Vectors of ``plan.map_dim`` → vectors of ``plan.embedding_dim``: expand, layer by layer, then reduce."""
+    """Vectors of ``map_dim`` → vectors of ``config.embedding_dim``: expand, layer by layer, then reduce."""
 
-    def __init__(self, plan: Plan, options: UnitOptions | str = "define") -> None:
+    def __init__(self, map_dim: int, config: UnitConfig | None = None) -> None:
         super().__init__()
-        options = UnitOptions.read(options)
-        self.plan, self.options = plan, dataclasses.replace(options, rules=plan.rules)
-        *expanding, last = plan.layers
+        self.config = config or UnitConfig()
+        self.plan: Plan = make_plan(map_dim, self.config)
+        *expanding, last = self.plan.layers
+        equalised = self.config.equalised
         self.expansions = nn.ModuleList(
             ExpansionLayer(
                 GroupLinear(
                     *(p.input_width, p.output_width, p.groups),
-                    bias=options.bias,
-                    shuffle=options.shuffle,
-                    equalised=options.equalised,
+                    bias=self.config.bias,
+                    shuffle=self.config.shuffle,
+                    equalised=equalised,
                 ),
-                options,
+                self.config,
             )
             for p in expanding
         )
-        self.last = GroupLinear(
-            *(last.input_width, last.output_width, last.groups), bias=False, equalised=options.equalised
-        )
+        self.last = GroupLinear(*(last.input_width, last.output_width, last.groups), bias=False, equalised=equalised)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -146,13 +70,13 @@ class DefineUnit(nn.Module):
         The mean square of what a layer sees is known at initialisation: 1 for the skipped input, the activation's own
         for the previous output. Dividing by it keeps signal and gradient alive at any depth without a norm.
         """
-        mean, mean_square = activation_moments(self.options.activation)
+        mean, mean_square = activation_moments(self.config.activation)
         hidden_mean, hidden_square = 0.0, 1.0
         for index, layer in enumerate([*self.expansions, self.last]):
             linear = layer.linear if isinstance(layer, ExpansionLayer) else layer
-            again = self.plan.layers[index].skipped_width
+            skipped = self.plan.layers[index].skipped_width
             seen = linear.in_features
-            linear.reset_parameters(((seen - again) * hidden_square + again) / seen)
+            linear.reset_parameters(((seen - skipped) * hidden_square + skipped) / seen)
             if isinstance(layer, ExpansionLayer) and layer.norm is not None:
                 layer.norm.reset_parameters()  # type: ignore[operator]
             if self._adds_residual(index):
@@ -168,7 +92,7 @@ class DefineUnit(nn.Module):
             linear: GroupLinear = layer.linear if isinstance(layer, ExpansionLayer) else layer
             x = linear.weight.new_full((self.plan.map_dim,), factor)
             hidden = x if index == 0 else linear.weight.new_ones(self.plan.layers[index - 1].output_width)
-            linear.weight.mul_(self._see_again(x, hidden, index).view(linear.groups, -1, 1))
+            linear.weight.mul_(self._with_skip(x, hidden, index).view(linear.groups, -1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, n) → (…, m)."""
@@ -188,35 +112,35 @@ class DefineUnit(nn.Module):
 
     def _step(self, x: Tensor, hidden: Tensor, index: int) -> Tensor:
         layer = self.expansions[index] if index < len(self.expansions) else self.last
-        output = layer(self._see_again(x, hidden, index))  # (…, width of this layer)
+        output = layer(self._with_skip(x, hidden, index))  # (…, width of this layer)
         return output + hidden if self._adds_residual(index) else output
 
     def _adds_residual(self, index: int) -> bool:
         layers = self.plan.layers
         return (
-            self.plan.rules.skip == "residual"
+            self.config.skip == "residual"
             and 0 < index < len(layers) - 1
             and layers[index].input_width == layers[index].output_width
         )
 
-    def _see_again(self, x: Tensor, hidden: Tensor, index: int) -> Tensor:
+    def _with_skip(self, x: Tensor, hidden: Tensor, index: int) -> Tensor:
         """Split and mix: chunk i of the input stands before chunk i of the previous output, group by group."""
         layer = self.plan.layers[index]
         if not layer.skipped_width:
             return hidden
-        if self.plan.rules.skip == "concat" or layer.groups == 1:
+        if self.config.skip == "concat" or layer.groups == 1:
             return torch.cat((x, hidden), dim=-1)
         chunks = (x.unflatten(-1, (layer.groups, -1)), hidden.unflatten(-1, (layer.groups, -1)))
         return torch.cat(chunks, dim=-1).flatten(-2)  # (…, n + previous width)
 
     def _in_one(self, x: Tensor) -> bool:
         """Whether all layers run as one operation: on a newer GPU under autocast, unless an option needs them apart."""
-        options = self.options
-        usual = options.norm != "group" and not options.shuffle and options.rules.skip != "residual"
+        config = self.config
+        usual = config.norm != "group" and not config.shuffle and config.skip != "residual"
         return (
             has_fused_kernels(x)
             and usual
-            and not (self.training and options.dropout)
+            and not (self.training and config.dropout)
             and max(layer.output_width for layer in self.plan.layers) <= WIDEST
             and x.shape[-1] == self.plan.map_dim
             and self._layers_are_plain()
@@ -242,10 +166,10 @@ class DefineUnit(nn.Module):
         return [*layers, StackLayer(self.last.used_weight())]
 
     def _form(self) -> StackForm:
-        skip = self.plan.rules.skip
+        skip = self.config.skip
         eps = next((layer.norm.eps for layer in self.expansions if layer.norm is not None), 0.0)  # type: ignore[union-attr]
         seen = self.plan.map_dim if skip in ("mix", "concat") else 0
-        return StackForm(seen, skip != "concat", self.options.activation, eps)  # type: ignore[arg-type]
+        return StackForm(seen, skip != "concat", self.config.activation, eps)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
         return str(self.plan)

@@ -1,6 +1,6 @@
 """Whole models, whose forward passes follow the path of the data."""
 
-from torchdefine.models.language_model import HostHint, LanguageModel, Losses, LossOptions
+from torchdefine.models.language_model import LanguageLossConfig, LanguageModel
 from torchdefine.models.translator import Translator
 
-__all__ = ["HostHint", "LanguageModel", "LossOptions", "Losses", "Translator"]
+__all__ = ["LanguageLossConfig", "LanguageModel", "Translator"]

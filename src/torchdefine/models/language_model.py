@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
 
+from torchdefine.config import setting
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.distinct import count_distinct
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, locked_dropout
-from torchdefine.output import OutputLayer
+from torchdefine.output import HostHint, LossConfig, Losses, OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
 
 State = Any
@@ -32,40 +33,21 @@ class ContextModel(Protocol):
 
 
 @dataclass(frozen=True)
-class LossOptions:
-    """What training adds to the plain cross-entropy; evaluation uses none of it."""
+class LanguageLossConfig(LossConfig):
+    """What training adds to the plain cross-entropy of a language model; evaluation uses none of it."""
 
-    label_smoothing: float = 0.0
-    output_dropout: float = 0.0
-    """On the context model's outputs, with one mask for all positions."""
-    activation_penalty: float = 0.0
-    """Weight of the mean square of the output layer's inputs (Merity et al.'s α)."""
-    temporal_penalty: float = 0.0
-    """Weight of the mean square of the step from one position's hidden vector to the next's (their β)."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.output_dropout < 1:
-            raise UserError(f"The output dropout is {self.output_dropout}, but must be at least 0 and below 1.")
-        for name in ("activation_penalty", "temporal_penalty"):
-            if getattr(self, name) < 0:
-                raise UserError(f"The {name} is {getattr(self, name)}, but must not be negative.")
-
-
-class Losses(NamedTuple):
-    """The loss that a step minimises, and the one to report."""
-
-    objective: Tensor
-    cross_entropy: Tensor
-    """Without penalties; in training it is smoothed where the model smooths labels."""
-
-
-class HostHint(NamedTuple):
-    """What the host knows about a batch, so that the device need not be asked; larger numbers work as well."""
-
-    distinct: int | None = None
-    """How many different ids there can be; None if the embedding does not use it."""
-    bands: tuple[int, ...] | None = None
-    """The output layer's ``host_hint``."""
+    output_dropout: float = setting(
+        0.0,
+        "Dropout rate of the context model's outputs, with one mask for all positions; a Transformer-XL has its own.",
+        at_least=0,
+        below=1,
+    )
+    activation_penalty: float = setting(
+        0.0, "Weight of the mean square of the vectors that the output layer sees.", at_least=0
+    )
+    temporal_penalty: float = setting(
+        0.0, "Weight of the mean square of their change from position to position.", at_least=0
+    )
 
 
 class LanguageModel(nn.Module):
@@ -76,7 +58,7 @@ class LanguageModel(nn.Module):
         embedding: TokenEmbedding,
         context: ContextModel,
         output: OutputLayer,
-        options: LossOptions | None = None,
+        loss: LanguageLossConfig | None = None,
     ) -> None:
         super().__init__()
         for giver, width, taker, needs in (
@@ -88,10 +70,14 @@ class LanguageModel(nn.Module):
         self.embedding: TokenEmbedding = embedding
         self.context: ContextModel = context
         self.output: OutputLayer = output
-        self.options = options or LossOptions()
+        self.loss = loss or LanguageLossConfig()
 
     def initial_state(self, batch_size: int) -> State:
         return self.context.initial_state(batch_size)
+
+    @property
+    def label_smoothing(self) -> float:
+        return self.loss.label_smoothing
 
     @property
     def carried(self) -> str:
@@ -131,20 +117,20 @@ class LanguageModel(nn.Module):
         if not self.training:
             loss = self.output.loss(hidden, targets, reduction=reduction, hint=bands)
             return Losses(loss, loss), state
-        dropped = locked_dropout(hidden, self.options.output_dropout, time_dim=1)  # (B, T, width)
+        dropped = locked_dropout(hidden, self.loss.output_dropout, time_dim=1)  # (B, T, width)
         loss = self.output.loss(
-            dropped, targets, reduction=reduction, label_smoothing=self.options.label_smoothing, hint=bands
+            dropped, targets, reduction=reduction, label_smoothing=self.loss.label_smoothing, hint=bands
         )
         return Losses(loss + self._penalties(hidden, dropped), loss), state
 
     def _penalties(self, hidden: Tensor, dropped: Tensor) -> Tensor:
         """Activation regularisation takes the vectors after dropout, the temporal kind those before."""
         total = hidden.new_zeros((), dtype=exact_dtype(hidden))
-        if self.options.activation_penalty:
-            total = total + self.options.activation_penalty * dropped.to(total.dtype).square().mean()
-        if self.options.temporal_penalty and hidden.shape[1] > 1:
+        if self.loss.activation_penalty:
+            total = total + self.loss.activation_penalty * dropped.to(total.dtype).square().mean()
+        if self.loss.temporal_penalty and hidden.shape[1] > 1:
             steps = hidden[:, 1:].to(total.dtype) - hidden[:, :-1].to(total.dtype)
-            total = total + self.options.temporal_penalty * steps.square().mean()
+            total = total + self.loss.temporal_penalty * steps.square().mean()
         return total
 
     def log_prob(self, ids: Tensor, state: State) -> tuple[Tensor, State]:

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torchdefine.context.transformer import DecoderState, Transformer
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
-from torchdefine.models.language_model import HostHint, Losses
-from torchdefine.output import OutputLayer
+from torchdefine.output import HostHint, Losses, OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
 
 
@@ -30,7 +29,7 @@ class Translator(nn.Module):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        width = transformer.shape.width
+        width = transformer.width
         for side, embedding in (("source", source), ("target", target)):
             if embedding.embedding_dim != width:
                 given = embedding.embedding_dim

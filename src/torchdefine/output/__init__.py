@@ -1,18 +1,30 @@
 """Vectors → loss and log-probabilities, tied to the map's table."""
 
-from torchdefine.output.adaptive import AdaptiveSoftmax, BandedSoftmax
-from torchdefine.output.adaptive_table import AdaptiveTableSoftmax
-from torchdefine.output.layer import OutputLayer
-from torchdefine.output.linear import FullSoftmax
+from torchdefine.config import Kinds
+from torchdefine.output.adaptive import AdaptiveSoftmax, AdaptiveSoftmaxConfig, BandedSoftmax
+from torchdefine.output.adaptive_table import AdaptiveTableConfig, AdaptiveTableSoftmax
+from torchdefine.output.layer import HostHint, LossConfig, Losses, OutputConfig, OutputLayer
+from torchdefine.output.linear import FullConfig, FullSoftmax
 from torchdefine.output.linear_cross_entropy import linear_cross_entropy
-from torchdefine.output.mixture import MixtureSoftmax
+from torchdefine.output.mixture import MixtureConfig, MixtureSoftmax
+
+OUTPUTS = Kinds("output layer", FullConfig, AdaptiveSoftmaxConfig, AdaptiveTableConfig, MixtureConfig)
 
 __all__ = [
+    "OUTPUTS",
     "AdaptiveSoftmax",
+    "AdaptiveSoftmaxConfig",
+    "AdaptiveTableConfig",
     "AdaptiveTableSoftmax",
     "BandedSoftmax",
+    "FullConfig",
     "FullSoftmax",
+    "HostHint",
+    "LossConfig",
+    "Losses",
+    "MixtureConfig",
     "MixtureSoftmax",
+    "OutputConfig",
     "OutputLayer",
     "linear_cross_entropy",
 ]

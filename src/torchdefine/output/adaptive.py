@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from torchdefine.embedding.adaptive_map import AdaptiveMap
+from torchdefine.embedding import AdaptiveConfig, AdaptiveMap, MapConfig, ProjectiveConfig, StandardConfig
+from torchdefine.embedding import TokenEmbedding, VocabularyFacts
 from torchdefine.embedding.map import check_ids
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, taken_rows
-from torchdefine.output.layer import OutputLayer, hidden_projection
+from torchdefine.output.layer import OutputConfig, OutputLayer, hidden_projection
 from torchdefine.output.linear_cross_entropy import (
     Reduction,
     check_loss_options,
@@ -224,6 +226,28 @@ class BandedSoftmax(OutputLayer):
 def ids_by_rank(ranks: Tensor) -> Tensor:
     """The ids in the order of their ranks, (V,)."""
     return torch.empty_like(ranks).scatter_(0, ranks, torch.arange(len(ranks), device=ranks.device))
+
+
+@dataclass(frozen=True)
+class AdaptiveSoftmaxConfig(OutputConfig):
+    """A softmax over the bands of an adaptive embedding."""
+
+    kind: str = "adaptive"
+
+    def check(self, embedding: MapConfig) -> None:
+        if isinstance(embedding, StandardConfig | ProjectiveConfig):
+            raise UserError(
+                f"An adaptive output takes its bands from an adaptive embedding, not from a {embedding.kind} one: use "
+                "embedding.kind adaptive, output.kind adaptive-table, or output.kind full."
+            )
+
+    def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> AdaptiveSoftmax:
+        table = embedding.map
+        if not self.tied and isinstance(table, AdaptiveMap):
+            return AdaptiveSoftmax.untied(
+                hidden_dim, embedding.num_embeddings, table.cutoffs, table.division, table.ranks
+            )
+        return AdaptiveSoftmax(hidden_dim, table)  # type: ignore[arg-type]
 
 
 class AdaptiveSoftmax(BandedSoftmax):

@@ -4,17 +4,51 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdefine.embedding.adaptive_map import check_cutoffs, frequency_ranks, grown_ranks
+from torchdefine.config import setting
+from torchdefine.embedding import AdaptiveConfig, MapConfig, TokenEmbedding, VocabularyFacts
+from torchdefine.embedding.adaptive_map import check_cutoffs, fitting_cutoffs, frequency_ranks, grown_ranks
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
 from torchdefine.output.adaptive import Band, BandedSoftmax, ids_by_rank
-from torchdefine.output.layer import check_bias, resized_bias
+from torchdefine.output.layer import OutputConfig, check_bias, resized_bias
+
+
+@dataclass(frozen=True)
+class AdaptiveTableConfig(OutputConfig):
+    """A softmax over bands of a standard or projective embedding's table."""
+
+    kind: str = "adaptive-table"
+    cutoffs: tuple[int, ...] = setting(
+        (20_000, 40_000, 200_000), "Ranks by frequency at which the second and later bands start."
+    )
+    tied_projections: tuple[bool, ...] = setting(
+        (), "For each of these bands, whether it takes the projection of a projective embedding; none does by default."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given, bands = len(self.tied_projections), len(self.cutoffs) + 1
+        self.require(
+            given in (0, bands),
+            f"tied_projections has {given} values for the {bands} bands of output.cutoffs: give one for each.",
+        )
+        self.require(self.tied, "tied is false, but bands of the embedding's own table are tied: use another kind.")
+
+    def check(self, embedding: MapConfig) -> None:
+        if isinstance(embedding, AdaptiveConfig):
+            raise UserError("An adaptive embedding has bands of its own: use output.kind adaptive.")
+
+    def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> AdaptiveTableSoftmax:
+        halves = tuple(2**band for band in range(len(self.cutoffs), 0, -1))  # as many, for tied_projections to fit
+        cutoffs = fitting_cutoffs("output", self.cutoffs, embedding.num_embeddings, halves)
+        tied, counts = self.tied_projections[: len(cutoffs) + 1], vocabulary.counts_tensor()
+        return AdaptiveTableSoftmax(hidden_dim, embedding.map, cutoffs, tied, counts)  # type: ignore[arg-type]
 
 
 class AdaptiveTableSoftmax(BandedSoftmax):
@@ -111,13 +145,6 @@ class AdaptiveTableSoftmax(BandedSoftmax):
         first_bias, *biases = bias.split(sizes)  # (V_i,) each
         head = Band(torch.cat((first, self.cluster_weight)), torch.cat((first_bias, self.cluster_bias)))
         return [head, *map(Band, tables, biases)]
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        """Weights that were saved without ranks had bands by id."""
-        if self.frequency_ranks is not None and f"{prefix}frequency_ranks" not in state_dict:
-            by_id = torch.arange(self.num_embeddings, device=self.frequency_ranks.device)
-            state_dict = {**state_dict, f"{prefix}frequency_ranks": by_id}
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def _facing(self, rows: Tensor, band: int) -> Tensor:
         map_layer = self._map[0]

@@ -4,14 +4,60 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchdefine.config import Config, setting
+from torchdefine.embedding import MapConfig, TokenEmbedding, VocabularyFacts
 from torchdefine.embedding.map import widened_ids
 from torchdefine.errors import UserError
 from torchdefine.output.linear_cross_entropy import Reduction, fitting_tokens
+
+
+class HostHint(NamedTuple):
+    """What the host knows about a batch, so that the device need not be asked; larger numbers work as well."""
+
+    distinct: int | None = None
+    """How many different ids there can be; None if the embedding does not use it."""
+    bands: tuple[int, ...] | None = None
+    """The output layer's ``host_hint``."""
+
+
+class Losses(NamedTuple):
+    """The loss that a step minimises, and the one to report."""
+
+    objective: Tensor
+    cross_entropy: Tensor
+    """Without penalties; in training it is smoothed where the model smooths labels."""
+
+
+@dataclass(frozen=True)
+class LossConfig(Config):
+    """What training adds to the plain cross-entropy; evaluation uses none of it."""
+
+    label_smoothing: float = setting(
+        0.0, "Probability spread over all words in the training loss.", at_least=0, below=1
+    )
+
+
+@dataclass(frozen=True)
+class OutputConfig(Config):
+    """What every output layer has; one of your own inherits it and says how it is built."""
+
+    kind: str = ""
+    tied: bool = setting(True, "Tied weights: whether it shares the tables of the embedding.")
+
+    def check(self, embedding: MapConfig) -> None:
+        """Refuse, before any text is read, an embedding that this layer does not fit."""
+
+    @abstractmethod
+    def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> OutputLayer:
+        """The layer for vectors of ``hidden_dim``; ``embedding`` is what it ties to."""
+        raise NotImplementedError
 
 
 class OutputLayer(nn.Module, ABC):

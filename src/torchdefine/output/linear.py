@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchdefine.config import setting
+from torchdefine.embedding import AdaptiveConfig, MapConfig, TokenEmbedding, VocabularyFacts
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype
-from torchdefine.output.layer import OutputLayer, check_bias, hidden_projection, resized_bias
+from torchdefine.output.layer import OutputConfig, OutputLayer, check_bias, hidden_projection, resized_bias
 from torchdefine.output.linear_cross_entropy import Reduction, linear_cross_entropy
+
+
+@dataclass(frozen=True)
+class FullConfig(OutputConfig):
+    """One softmax over the whole vocabulary."""
+
+    kind: str = "full"
+    bias: bool = setting(True, "Whether it has a bias for every word.")
+
+    def check(self, embedding: MapConfig) -> None:
+        if self.tied and isinstance(embedding, AdaptiveConfig):
+            raise UserError(
+                "A tied full output does not fit an adaptive embedding: use output.kind adaptive, another "
+                "embedding.kind, or output.tied false."
+            )
+
+    def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> FullSoftmax:
+        if not self.tied:
+            return FullSoftmax(hidden_dim, num_embeddings=embedding.num_embeddings, bias=self.bias)
+        return FullSoftmax(hidden_dim, embedding.map, bias=self.bias)  # type: ignore[arg-type]
 
 
 class FullSoftmax(OutputLayer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,11 +11,31 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from torchdefine.config import setting
+from torchdefine.embedding import AdaptiveMap, TokenEmbedding, VocabularyFacts
 from torchdefine.embedding.map import check_ids
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, locked_dropout
-from torchdefine.output.layer import OutputLayer
+from torchdefine.output.adaptive import AdaptiveSoftmaxConfig
+from torchdefine.output.layer import OutputConfig, OutputLayer
+from torchdefine.output.linear import FullConfig
 from torchdefine.output.linear_cross_entropy import Reduction, check_loss_options, mean_over
+
+
+@dataclass(frozen=True)
+class MixtureConfig(OutputConfig):
+    """A mixture of softmaxes, adaptive ones over an adaptive embedding, else full ones."""
+
+    kind: str = "mixture"
+    components: int = setting(15, "Softmaxes that are mixed.", at_least=1)
+    latent_dropout: float = setting(0.0, "Dropout rate of the components' vectors.", at_least=0, below=1)
+    bias: bool = setting(True, "Whether full components have a bias for every word.")
+
+    def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> MixtureSoftmax:
+        banded = isinstance(embedding.map, AdaptiveMap)
+        kind = AdaptiveSoftmaxConfig(tied=self.tied) if banded else FullConfig(tied=self.tied, bias=self.bias)
+        component = kind.build(embedding.map_dim, embedding, vocabulary)
+        return MixtureSoftmax(hidden_dim, component, self.components, self.latent_dropout)
 
 
 class MixtureSoftmax(OutputLayer):

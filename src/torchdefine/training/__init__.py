@@ -1,7 +1,21 @@
-"""From a model and a text to a trained model: the loop and what it is built on."""
+"""From a model and batches to a trained model: the loop and what it is built on."""
 
-from torchdefine.training.evaluate import Evaluation, evaluate, unigram_perplexity
-from torchdefine.training.loop import Diverged, Interrupted, Trainer
-from torchdefine.training.run_folder import RunFolder
+from torchdefine.training.averaging import AVERAGING, NoAveragingConfig
+from torchdefine.training.evaluation import Evaluation
+from torchdefine.training.loop import Diverged, Interrupted, TrainConfig, Trainer
+from torchdefine.training.optimizers import OPTIMIZERS, OptimizerConfig
+from torchdefine.training.schedules import SCHEDULES, ConstantConfig
 
-__all__ = ["Diverged", "Evaluation", "Interrupted", "RunFolder", "Trainer", "evaluate", "unigram_perplexity"]
+__all__ = [
+    "AVERAGING",
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "ConstantConfig",
+    "Diverged",
+    "Evaluation",
+    "Interrupted",
+    "NoAveragingConfig",
+    "OptimizerConfig",
+    "TrainConfig",
+    "Trainer",
+]

@@ -4,9 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from torchdefine.config import Config, Kinds, setting
+
+
+@dataclass(frozen=True)
+class NoAveragingConfig(Config):
+    """The weights of the last step."""
+
+    kind: str = "none"
+
+
+@dataclass(frozen=True)
+class StalledAveragingConfig(Config):
+    """The average since validation stalled; from then on it is validated and kept."""
+
+    kind: str = "stalled"
+    patience: int = setting(5, "Stalled means: worse than the best validation before the last N.", at_least=0)
+
+
+@dataclass(frozen=True)
+class AlwaysAveragingConfig(Config):
+    """The average since the first step."""
+
+    kind: str = "always"
+
+
+AVERAGING = Kinds("averaging", NoAveragingConfig, StalledAveragingConfig, AlwaysAveragingConfig)
 
 
 def stalled(earlier: Sequence[float], latest: float, patience: int) -> bool:

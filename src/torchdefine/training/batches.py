@@ -1,4 +1,4 @@
-"""What the loop expects of its data, and language-model text in that form."""
+"""What the loop expects of its data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import Protocol
 
 import numpy as np
 from torch import Tensor
-
-from torchdefine.data import SegmentPlan, TokenStreams
-from torchdefine.recipe import TrainSettings
 
 
 @dataclass(frozen=True)
@@ -55,33 +52,3 @@ class TrainingData(Protocol):
     def epoch_after(self, steps: int) -> float:
         """How many passes over the data that many steps are; a whole number exactly at the end of a pass."""
         ...
-
-
-class TextBatches:
-    """Streams of text read side by side, segment after segment, with the state carried over."""
-
-    def __init__(self, streams: TokenStreams, settings: TrainSettings) -> None:
-        self.streams, self.parts = streams, settings.accumulate
-        self.length = settings.length
-        self.plan = SegmentPlan(streams.length, settings.length, settings.seed if settings.random_length else None)
-        self.total_steps = settings.steps or self.plan.steps_in(settings.epochs or 0)
-        self.steps_per_epoch = float(self.plan.steps_in(1))
-        self.rows_per_part = streams.batch_size // self.parts
-
-    def batch(self, step: int) -> Batch:
-        segment = self.plan.segment(step)
-        inputs, targets = self.streams.segment(segment.start, segment.length)  # (B, T)
-        host_targets = self.streams.host_targets(segment.start, segment.length)
-        share = self.rows_per_part
-        rows = [slice(part * share, (part + 1) * share) for part in range(self.parts)]
-        return Batch(
-            [Part((inputs[r], targets[r]), host_targets[r], 1 / self.parts) for r in rows],
-            tokens=host_targets.size,
-            # A varied length must not change how much each token moves the weights.
-            rate=segment.length / self.length if self.plan.seed is not None else 1.0,
-            begins_text=segment.begins_epoch,
-            place=f"{segment.length} tokens from token {segment.start} of every stream",
-        )
-
-    def epoch_after(self, steps: int) -> float:
-        return self.plan.epoch_after(steps)

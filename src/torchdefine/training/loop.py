@@ -5,26 +5,94 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
+from torchdefine.config import Config, setting
 from torchdefine.errors import MachineError
-from torchdefine.recipe import Recipe, for_five_validations
 from torchdefine.spelling import option
-from torchdefine.training.averaging import WeightAverage, stalled
+from torchdefine.training.averaging import AlwaysAveragingConfig, StalledAveragingConfig, WeightAverage, stalled
 from torchdefine.training.batches import TrainingData
 from torchdefine.training.distributed import Processes
-from torchdefine.training.evaluate import perplexity
-from torchdefine.training.optimizers import make_optimizer
+from torchdefine.training.evaluation import perplexity
+from torchdefine.training.optimizers import OptimizerConfig
 from torchdefine.training.precision import Precision
 from torchdefine.training.progress import Reporter
-from torchdefine.training.run_folder import RunFolder
-from torchdefine.training.run_state import Position, RunState
-from torchdefine.training.schedules import Schedule
+from torchdefine.training.schedules import ConstantConfig
+from torchdefine.training.state import Keeper, Position, RunState
 from torchdefine.training.step import StepParts, TrainingStep
 from torchdefine.training.stopping import stop_requests
 
 CURE = "in a new run, try a smaller optim.lr, a schedule.warmup or a smaller optim.clip"
 """Advice for a run that diverges."""
+
+
+@dataclass(frozen=True)
+class TrainConfig(Config):
+    """How long and how a model is trained, whatever its task."""
+
+    epochs: float | None = setting(None, "Passes over the training text.", above=0)
+    steps: int | None = setting(None, "Steps, instead of epochs.", at_least=1)
+    accumulate: int = setting(
+        1, "Gradient accumulation: the parts that a step is computed in, to save memory.", at_least=1
+    )
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting(
+        "fp32", "Mixed precision: the arithmetic of the matrix products on a GPU; a CPU computes in fp32."
+    )
+    compile: bool = setting(False, "Run the embedding and a Transformer-XL's layers through torch.compile.")
+    cuda_graphs: bool = setting(
+        True, "With one process on a GPU, record each kind of step as a CUDA graph and replay it."
+    )
+    start_from: str | None = setting(
+        None, "A run whose best weights this one starts from, as fine-tuning does.", path=True
+    )
+    early_stopping: int | None = setting(
+        None, "End the run when validation is worse than the best before the last N.", at_least=0
+    )
+    seed: int = setting(
+        1, "Decides initial weights, dropout and the order of the data.", at_least=0, below=2**62
+    )
+    eval_every: int = setting(
+        0, "Steps between validations; 0 for once an epoch, or for five in a run of fewer steps.", at_least=0
+    )
+    log_every: int = setting(50, "Steps between lines of the log.", at_least=1)
+    checkpoint_every: int = setting(
+        500, "Steps between checkpoints to go on from; the best weights are kept at every validation.", at_least=1
+    )
+    keep: int = setting(0, "How many of the latest validations' weights stay, for `average`.", at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        both = self.epochs is not None and self.steps is not None
+        self.require(not both, "epochs and train.steps both say how long to train: give one of them.")
+        self.require(self.epochs is not None or self.steps is not None, "epochs or train.steps must be given.")
+
+
+class TrainingRecipe(Protocol):
+    """The sections of a recipe that the loop reads."""
+
+    @property
+    def train(self) -> TrainConfig: ...
+
+    @property
+    def optim(self) -> OptimizerConfig: ...
+
+    @property
+    def schedule(self) -> ConstantConfig: ...
+
+    @property
+    def averaging(self) -> Config: ...
+
+
+def goes_by_validations(recipe: TrainingRecipe) -> bool:
+    """Whether validations decide how training goes on, so that more of them would change the run."""
+    averages = isinstance(recipe.averaging, StalledAveragingConfig)
+    return averages or recipe.train.early_stopping is not None or recipe.schedule.drops_after(2**62)
+
+
+def for_five_validations(steps: int) -> int:
+    """How many steps apart five validations are, the last of them at the end."""
+    return -(-steps // 5)
 
 
 class Interrupted(MachineError):
@@ -46,7 +114,7 @@ class Validation(Protocol):
 
 
 class Trainer:
-    """Trains a model on batches and keeps the run folder up to date.
+    """Trains a model on batches and hands its log and its checkpoints to a keeper.
 
     The model's forward takes a batch's inputs, the carried state and ``hint=``, and gives ``Losses`` and the state
     after; ``initial_state`` and ``host_hint`` are its other two methods. ``validate`` evaluates the current weights on
@@ -57,32 +125,32 @@ class Trainer:
         self,
         model: Any,
         data: TrainingData,
-        recipe: Recipe,
-        folder: RunFolder,
+        recipe: TrainingRecipe,
+        keeper: Keeper,
         validate: Callable[[], Validation] | None,
         processes: Processes,
         reporter: Reporter,
     ) -> None:
-        self.model, self.data, self.folder = model, data, folder
-        self.settings, self.optim = recipe.train, recipe.optim
-        self.label_smoothing = recipe.output.label_smoothing
+        self.model, self.data, self.keeper = model, data, keeper
+        self.settings, self.optim, self.schedule = recipe.train, recipe.optim, recipe.schedule
+        self.averaging = recipe.averaging
+        self.label_smoothing = getattr(model, "label_smoothing", 0.0)
         self.validate, self.processes, self.reporter = validate, processes, reporter
         self.device = next(model.parameters()).device
         self.precision = Precision(self.settings.precision, self.device)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.optimizer = make_optimizer(trained.values(), self.optim, self.device)
+        self.optimizer = self.optim.build(trained.values(), self.device)
         self.average = WeightAverage(trained)
-        if self.optim.averaging == "always":
+        if isinstance(self.averaging, AlwaysAveragingConfig):
             self.average.start()
         self.step = TrainingStep(
             StepParts(model, processes.wrap(model), self.optimizer, self.precision),
             [data.rows_per_part] * self.settings.accumulate,
             self.optim.clip,
-            recorded=self.settings.record and processes.count == 1,
+            recorded=self.settings.cuda_graphs and processes.count == 1,
         )
-        drop_unit = 1.0 if self.settings.steps else data.steps_per_epoch
-        self.schedule = Schedule(recipe.schedule, data.total_steps, drop_unit)
-        self.state = RunState(folder, processes, model, self.optimizer, self.average, self.precision, self.step)
+        self.drop_unit = 1.0 if self.settings.steps else data.steps_per_epoch
+        self.state = RunState(keeper, processes, model, self.optimizer, self.average, self.precision, self.step)
         self.eval_every = _steps_between_validations(recipe, data)
         self._rate = 0.0
         self._tokens_since_log, self._seconds_since_log = 0, 0.0
@@ -127,7 +195,7 @@ class Trainer:
             if not ends and self._all_agree_to_stop(stop_asked(), logging):
                 self._write_last()
                 raise Interrupted(
-                    f"Stopped at step {step}; the run in {self.folder.path} goes on from there by {option('resume')}."
+                    f"Stopped at step {step}; the run in {self.keeper} goes on from there by {option('resume')}."
                 )
 
     def _all_agree_to_stop(self, asked: bool, may_ask_others: bool) -> bool:
@@ -139,7 +207,9 @@ class Trainer:
     def _train_step(self) -> None:
         position = self.position
         batch = self.data.batch(position.step)
-        self._rate = self.optim.lr * self.schedule.ratio(position.step, position.plateau_drops)
+        self._rate = self.optim.lr * self.schedule.ratio(
+            position.step, self.data.total_steps, self.drop_unit, position.plateau_drops
+        )
         self.step(batch, self._rate * batch.rate)
         if self.average.running:
             self.average.update()
@@ -172,7 +242,7 @@ class Trainer:
         self.state.unlogged_steps = self._tokens_since_log = 0
         self._seconds_since_log = 0.0
         if self.processes.is_first:
-            self.folder.log("train", record)
+            self.keeper.log("train", record)
             self.reporter.trained(record)
 
     def _count_seconds(self) -> None:
@@ -208,8 +278,7 @@ class Trainer:
             self.state.write_best()
         else:
             position.stale_validations += 1
-            schedule = self.schedule.settings
-            if schedule.kind == "plateau" and position.stale_validations > schedule.patience:
+            if self.schedule.drops_after(position.stale_validations):
                 position.plateau_drops += 1
                 position.stale_validations = 0
         record = {
@@ -222,20 +291,22 @@ class Trainer:
             **({"averaged_steps": self.average.steps} if averaged else {}),
         }
         if self.processes.is_first:
-            self.folder.log("valid", record)
+            self.keeper.log("valid", record)
             self.reporter.validated(record)
         self._react_to_stall(loss)
 
     def _react_to_stall(self, loss: float) -> None:
         """Start averaging, or end the run, where the recipe says so."""
-        earlier = self.position.validation_losses
-        has_stalled = stalled(earlier, loss, self.optim.stall_patience)
+        earlier, averaging, patience = self.position.validation_losses, self.averaging, self.settings.early_stopping
+        waiting = isinstance(averaging, StalledAveragingConfig) and not self.average.running
+        averages = waiting and stalled(earlier, loss, averaging.patience)  # type: ignore[union-attr]
+        ends = patience is not None and stalled(earlier, loss, patience)
         earlier.append(loss)
-        if has_stalled and self.optim.averaging == "stalled" and not self.average.running:
+        if averages:
             self.average.start()
             earlier.clear()  # the average has a record of its own
-        elif has_stalled:
-            self.position.finished = self.settings.stop_when_stalled
+        elif ends:
+            self.position.finished = True
 
     def _check_finite(self) -> None:
         bad = int(self.step.first_bad_step)
@@ -247,11 +318,8 @@ class Trainer:
         else:
             place = self.data.batch(max(bad, 1) - 1).place
             what = f"The loss or its gradient stopped being finite at step {bad} ({place})"
-        kept = (
-            f"The checkpoint in {self.folder.last.parent} is from before that"
-            if self.folder.last.exists()
-            else "No checkpoint was written yet"
-        )
+        written = self.position.step >= self.settings.checkpoint_every
+        kept = "The last checkpoint is from before that" if written else "No checkpoint was written yet"
         raise Diverged(f"{what}. {kept}; {CURE}, or train.precision fp32.")
 
     def _write_last(self) -> None:
@@ -260,9 +328,9 @@ class Trainer:
         self.state.write_last()
 
 
-def _steps_between_validations(recipe: Recipe, data: TrainingData) -> int:
+def _steps_between_validations(recipe: TrainingRecipe, data: TrainingData) -> int:
     """As the recipe says, 0 for once an epoch; if training ends within the first epoch, enough for five validations."""
     ends_before = recipe.train.steps is not None and data.total_steps < data.steps_per_epoch
-    if recipe.train.eval_every or not ends_before or recipe.trains_by_validations():
+    if recipe.train.eval_every or not ends_before or goes_by_validations(recipe):
         return recipe.train.eval_every
     return for_five_validations(data.total_steps)

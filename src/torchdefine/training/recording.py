@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdefine.models import HostHint
+from torchdefine.output.layer import HostHint
 
 MOST_GRAPHS = 256  # beyond that many kinds of steps, the rest run kernel by kernel
 

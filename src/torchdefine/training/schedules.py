@@ -1,48 +1,106 @@
-"""Learning rates as a function of the step, without state."""
+"""Learning rate schedules as functions of the step, without state."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from torchdefine.recipe import ScheduleSettings
+from torchdefine.config import Config, Kinds, setting
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """The rate of every step, as a share of the recipe's learning rate.
+class ConstantConfig(Config):
+    """A learning rate that stays, after the warm-up."""
 
-    ``drop_unit`` is how many steps one unit in ``settings.drops`` is: those of an epoch, or 1.
-    """
+    kind: str = "constant"
+    warmup: int = setting(0, "Steps over which the learning rate rises from 0.", at_least=0)
 
-    settings: ScheduleSettings
-    total_steps: int
-    drop_unit: float = 1.0
+    def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
+        """The learning rate of a step, counted from 0, as a fraction of the full one.
 
-    def ratio(self, step: int, plateau_drops: int = 0) -> float:
-        """The share for step ``step``, counted from 0; ``plateau_drops`` is how often validation stalled so far."""
-        s = self.settings
-        if s.kind == "noam":
-            return float(s.noam_width**-0.5 * min((step + 1) ** -0.5, (step + 1) * s.warmup**-1.5))
-        warm = min(1.0, (step + 1) / s.warmup) if s.warmup else 1.0
-        if s.kind == "drops":
-            passed = sum(step >= drop * self.drop_unit for drop in s.drops)
-            return float(warm * s.factor**-passed)
-        if s.kind == "plateau":
-            return float(warm * s.factor**-plateau_drops)
-        if s.kind in ("cosine", "linear"):
-            start = max(s.decay_from * self.total_steps, s.warmup)
-            done = min(max((step - start) / max(self.total_steps - start, 1), 0.0), 1.0)
-            left = 1 - done if s.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
-            return float(warm * (s.final_ratio + (1 - s.final_ratio) * left))
-        return float(warm)
+        ``drop_unit`` is how many steps one unit of ``drops`` is: those of an epoch, or 1. ``plateau_drops`` is how
+        often validation has stalled so far.
+        """
+        return self._warm(step)
+
+    def drops_after(self, stale_validations: int) -> bool:
+        """Whether the learning rate drops after so many validations without a better loss."""
+        return False
+
+    def _warm(self, step: int) -> float:
+        return min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
 
 
-def unfinished_warmup(settings: ScheduleSettings, total_steps: int) -> str:
+@dataclass(frozen=True)
+class DropsConfig(ConstantConfig):
+    """A learning rate that is divided at certain epochs or steps."""
+
+    kind: str = "drops"
+    drops: tuple[float, ...] = setting((), "When it is divided by factor: epochs, or steps with train.steps.")
+    factor: float = setting(10.0, "What it is divided by.", above=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(bool(self.drops), "drops must say when the learning rate drops: use 15, say, or another kind.")
+        ordered = list(self.drops) == sorted(set(self.drops)) and all(drop > 0 for drop in self.drops)
+        self.require(ordered, f"drops {self.drops} are not positive and increasing.")
+
+    def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
+        passed = sum(step >= drop * drop_unit for drop in self.drops)
+        return float(self._warm(step) * self.factor**-passed)
+
+
+@dataclass(frozen=True)
+class PlateauConfig(ConstantConfig):
+    """A learning rate that is divided when validation gets no better."""
+
+    kind: str = "plateau"
+    factor: float = setting(10.0, "What it is divided by.", above=1)
+    patience: int = setting(0, "Validations without a better loss before it is divided.", at_least=0)
+
+    def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
+        return float(self._warm(step) * self.factor**-plateau_drops)
+
+    def drops_after(self, stale_validations: int) -> bool:
+        return stale_validations > self.patience
+
+
+@dataclass(frozen=True)
+class DecayConfig(ConstantConfig):
+    """A learning rate that falls to the end of the run, along a cosine or a line."""
+
+    kind: str = "cosine"
+    decay_from: float = setting(0.0, "Fraction of the run after which it starts to fall.", at_least=0, below=1)
+    final_ratio: float = setting(0.0, "The learning rate at the end, as a fraction of lr.", at_least=0)
+
+    def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
+        start = max(self.decay_from * total_steps, self.warmup)
+        done = min(max((step - start) / max(total_steps - start, 1), 0.0), 1.0)
+        left = 1 - done if self.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return float(self._warm(step) * (self.final_ratio + (1 - self.final_ratio) * left))
+
+
+@dataclass(frozen=True)
+class NoamConfig(ConstantConfig):
+    """The schedule of the first Transformer: a warm-up, then the inverse root of the step."""
+
+    kind: str = "noam"
+    warmup: int = setting(8000, "Steps over which the learning rate rises from 0.", at_least=1)
+    noam_width: int = setting(512, "It is divided by the square roots of this width and of the step.", at_least=1)
+
+    def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
+        return float(self.noam_width**-0.5 * min((step + 1) ** -0.5, (step + 1) * self.warmup**-1.5))
+
+
+SCHEDULES = Kinds("schedule", ConstantConfig, DropsConfig, PlateauConfig, DecayConfig, NoamConfig)
+SCHEDULES.register(DecayConfig, "linear")
+
+
+def unfinished_warmup(schedule: ConstantConfig, total_steps: int) -> str:
     """A sentence on a training that ends before its warm-up does; empty for all others."""
-    if settings.warmup <= total_steps:
+    if schedule.warmup <= total_steps:
         return ""
     return (
-        f"The warm-up takes {settings.warmup:,} steps, but training ends after {total_steps:,}, so the learning rate "
+        f"The warm-up takes {schedule.warmup:,} steps, but training ends after {total_steps:,}, so the learning rate "
         "never gets to its full height: use a smaller schedule.warmup, or more steps."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -15,15 +15,27 @@ from torchdefine.training.carried_state import flat_tensors
 from torchdefine.training.checkpoint import (
     Checkpoint,
     load_weights,
+    model_tensors,
     optimizer_tensors,
-    read_checkpoint,
     restore_optimizer,
-    write_checkpoint,
 )
 from torchdefine.training.distributed import Processes
 from torchdefine.training.precision import Precision
-from torchdefine.training.run_folder import RunFolder
 from torchdefine.training.step import TrainingStep
+
+
+class Keeper(Protocol):
+    """Where a run is kept: its log and its checkpoints."""
+
+    def log(self, kind: str, record: dict[str, Any]) -> None: ...
+
+    def forget_after(self, step: int) -> None:
+        """Drop what was logged after a step that the run goes back to."""
+
+    def write(self, which: Literal["last", "best"], tensors: dict[str, Tensor], facts: dict[str, Any]) -> None: ...
+
+    def read_last(self) -> Checkpoint | None:
+        """The checkpoint to go on from; None where none has been written."""
 
 
 @dataclass
@@ -47,9 +59,9 @@ class Position:
 
 @dataclass
 class RunState:
-    """The parts of a run that change as it goes on, and its folder."""
+    """The parts of a run that change as it goes on, and where they are kept."""
 
-    folder: RunFolder
+    keeper: Keeper
     processes: Processes
     model: Any
     optimizer: torch.optim.Optimizer
@@ -62,12 +74,11 @@ class RunState:
 
     def write_best(self) -> None:
         if self.processes.is_first:
-            facts = {"position": asdict(self.position), **self.folder.fingerprints}
-            write_checkpoint(self.folder.best, self._weights(), facts)
+            self.keeper.write("best", model_tensors(self.model), {"position": asdict(self.position)})
 
     def write_last(self) -> None:
         """Write everything that training needs to go on. All processes call it, and the first one writes."""
-        tensors = self._weights()
+        tensors = model_tensors(self.model)
         optimizer, plain = optimizer_tensors(self.optimizer)
         tensors.update({f"optimizer.{name}": tensor for name, tensor in optimizer.items()})
         tensors.update({f"average.{name}": tensor for name, tensor in self.average.tensors().items()})
@@ -80,21 +91,18 @@ class RunState:
             "optimizer": plain,
             "loss_scale": self.precision.scaler.state_dict(),
             "processes": self.processes.count,
-            **self.folder.fingerprints,
         }
         if self.processes.is_first:
-            write_checkpoint(self.folder.last, tensors, facts)
+            self.keeper.write("last", tensors, facts)
 
     def restore(self) -> None:
         """Restore the last checkpoint; if none has been written, stay at the beginning."""
-        path = self.folder.last
-        if not path.exists():
+        checkpoint = self.keeper.read_last()
+        if checkpoint is None:
             if self.processes.is_first:
-                self.folder.forget_after(-1)
+                self.keeper.forget_after(-1)
             return
-        checkpoint = read_checkpoint(path)
-        self.folder.check_fingerprints(checkpoint.facts, path)
-        load_weights(self.model, checkpoint, path)
+        load_weights(self.model, checkpoint, "the last checkpoint")
         restore_optimizer(self.optimizer, checkpoint.under("optimizer"), checkpoint.facts["optimizer"])
         if checkpoint.facts["loss_scale"]:
             self.precision.scaler.load_state_dict(checkpoint.facts["loss_scale"])
@@ -102,10 +110,7 @@ class RunState:
         self.average.restore(checkpoint.under("average"), self.position.averaged_steps)
         self._restore_own(checkpoint)
         if self.processes.is_first:
-            self.folder.forget_after(self.position.step)
-
-    def _weights(self) -> dict[str, Tensor]:
-        return {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+            self.keeper.forget_after(self.position.step)
 
     def _own_tensors(self) -> dict[str, Tensor]:
         """What each process has of its own: carried state, random state, losses not yet logged."""
