@@ -1,43 +1,25 @@
-"""Everything that decides how a run turns out: sections of settings, their YAML, and which have an effect."""
+"""Recipes: everything that decides how a run turns out, from YAML to the settings of the parts that it names."""
 
 from torchdefine.recipe.recipe import (
     FILE_ENDINGS,
-    FORMAT_VERSION,
     RUN_SETTINGS_FILE,
-    SECTIONS,
-    Recipe,
-    for_five_validations,
     load_recipe,
+    merged,
     recipe_names,
+    recipe_of,
     recipes_below,
     short_name,
 )
-from torchdefine.recipe.sections import (
-    ContextSettings,
-    DataSettings,
-    EmbeddingSettings,
-    OptimSettings,
-    OutputSettings,
-    ScheduleSettings,
-    TrainSettings,
-)
+from torchdefine.task import Recipe
 
 __all__ = [
     "FILE_ENDINGS",
-    "FORMAT_VERSION",
     "RUN_SETTINGS_FILE",
-    "SECTIONS",
-    "ContextSettings",
-    "DataSettings",
-    "EmbeddingSettings",
-    "OptimSettings",
-    "OutputSettings",
     "Recipe",
-    "ScheduleSettings",
-    "TrainSettings",
-    "for_five_validations",
     "load_recipe",
+    "merged",
     "recipe_names",
+    "recipe_of",
     "recipes_below",
     "short_name",
 ]

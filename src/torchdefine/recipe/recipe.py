@@ -1,4 +1,4 @@
-"""Recipes: everything that decides how a run turns out, as dataclasses and as YAML."""
+"""Recipes as YAML: shipped ones by name, files by path, bases below and overrides above."""
 
 from __future__ import annotations
 
@@ -6,122 +6,24 @@ import dataclasses
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
+from torchdefine.config import Config, Kinds, convert, default_of, require_settings
 from torchdefine.errors import UserError
-from torchdefine.recipe.sections import (
-    ContextSettings,
-    DataSettings,
-    EmbeddingSettings,
-    EvalSettings,
-    OptimSettings,
-    OutputSettings,
-    ScheduleSettings,
-    TrainSettings,
-    require,
-)
-from torchdefine.recipe.settings import merge, read_settings, require_settings, to_plain
-from torchdefine.recipe.translation_sections import BeamSettings, BitextSettings, TransformerSettings
 from torchdefine.spelling import did_you_mean
+from torchdefine.task import FORMAT_VERSION, Section, find_task
+from torchdefine.training.loop import for_five_validations, goes_by_validations
 
-FORMAT_VERSION = 1
 FILE_ENDINGS = (".yaml", ".yml")
 """A recipe whose name has such an ending is a file; any other name is that of a shipped one."""
 RUN_SETTINGS_FILE = "config.yaml"
 """The file with a run's recipe; a folder that has it is a run."""
-SECTIONS_OF_THE_OTHER_TASK = {"language": ("bitext", "transformer", "beam"), "translation": ("context", "eval")}
-SECTIONS_OF_THE_MODEL = {
-    "embedding": EmbeddingSettings,
-    "context": ContextSettings,
-    "output": OutputSettings,
-    "transformer": TransformerSettings,
-}
-"""The sections that a recipe's description is about."""
-
-
-OF_STREAMS = ("batch_size", "length", "random_length")
-"""Training settings that translators do not use."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """One row of a table, or your own."""
-
-    name: str = ""
-    description: str = ""
-    published: dict[str, float] = field(default_factory=dict)
-    """Numbers of the paper for this row: millions of parameters by part, perplexities, BLEU."""
-    task: Literal["language", "translation"] = "language"
-    data: DataSettings = field(default_factory=DataSettings)
-    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
-    context: ContextSettings = field(default_factory=ContextSettings)
-    output: OutputSettings = field(default_factory=OutputSettings)
-    optim: OptimSettings = field(default_factory=OptimSettings)
-    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    train: TrainSettings = field(default_factory=lambda: TrainSettings(epochs=1))
-    eval: EvalSettings = field(default_factory=EvalSettings)
-    bitext: BitextSettings = field(default_factory=BitextSettings)
-    transformer: TransformerSettings = field(default_factory=TransformerSettings)
-    beam: BeamSettings = field(default_factory=BeamSettings)
-
-    def __post_init__(self) -> None:
-        require(
-            self.task != "language" or self.train.batch_size % self.train.accumulate == 0,
-            f"train.batch_size {self.train.batch_size} cannot be cut into {self.train.accumulate} equal parts.",
-        )
-        self._check_sections()
-        joint = self.bitext.joint or self.data.tokenizer is not None
-        require(
-            joint or self.transformer.share != "embedding",
-            "A shared embedding needs one BPE for both languages: use bitext.joint true, or another transformer.share.",
-        )
-        if self.embedding.kind == "tokens" and self.embedding.map == "adaptive":
-            require(
-                not (self.output.tied and self.output.kind == "full"),
-                "A tied full output does not fit the adaptive map: use output.kind adaptive, another embedding.map, or "
-                "output.tied false.",
-            )
-
-    def _check_sections(self) -> None:
-        """Refuse sections that have no effect: each task has its own."""
-        defaults = {f.name: f.default_factory for f in dataclasses.fields(self) if f.name in SECTIONS}
-        for section in SECTIONS_OF_THE_OTHER_TASK[self.task]:
-            require(
-                getattr(self, section) == defaults[section](),  # type: ignore[operator]
-                f"The section {section} is not for the task {self.task}, so it would have no effect: leave it out"
-                + (", and set layers and widths in the section transformer." if section == "context" else "."),
-            )
-        ours, default = self.train, TrainSettings(epochs=1)
-        require(
-            self.task != "translation" or all(getattr(ours, name) == getattr(default, name) for name in OF_STREAMS),
-            f"train.{', '.join(OF_STREAMS)} are for streams of text: use bitext.batch_tokens.",
-        )
-
-    def used_sections(self) -> list[str]:
-        """The sections that the recipe's task has; all others are at their defaults."""
-        return [section for section in SECTIONS if section not in SECTIONS_OF_THE_OTHER_TASK[self.task]]
-
-    def trains_by_validations(self) -> bool:
-        """Whether validations decide how training goes on, so that more of them would change the run."""
-        by_stalls = self.optim.averaging == "stalled" or self.train.stop_when_stalled
-        return by_stalls or self.schedule.kind == "plateau"
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values for YAML or JSON, of the sections that the task has."""
-        return {k: v for k, v in to_plain(self).items() if k not in SECTIONS_OF_THE_OTHER_TASK[self.task]}
-
-    def to_yaml(self) -> str:
-        values = {"format_version": FORMAT_VERSION, **self.to_plain()}
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-
-
-SECTIONS = [f.name for f in dataclasses.fields(Recipe) if f.name not in ("name", "description", "published", "task")]
-
+FACTS = ("name", "description", "published", "task")
+DEFAULT_TASK = "language"
 
 def recipe_names() -> list[str]:
     """The recipes that come with the package; those whose name starts with an underscore are only bases."""
@@ -141,35 +43,80 @@ def short_name(name: str) -> str:
     return Path(name).stem if name.endswith(FILE_ENDINGS) else name
 
 
-def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Any:
     """A shipped recipe by name, or a YAML file by path, with overrides by section: ``{"optim": {"lr": 10}}``."""
-    below, given = _read_recipe(str(name)), overrides or {}
-    values = _choose_measure(merge(below, given), given)
-    values.pop("format_version", None)
+    below, given = _read_file(str(name)), overrides or {}
+    values = merged(below, given)
     values["description"] = _true_description(below, given)
-    recipe = read_settings(Recipe, {"name": str(name), **values})
+    recipe = recipe_of({"name": str(name), **values})
     return _validated_on_the_way(recipe, given.get("train") or {})
+
+
+def recipe_of(values: Mapping[str, Any]) -> Any:
+    """A recipe from plain values; unknown sections and settings are refused."""
+    task = find_task(str(values.get("task", DEFAULT_TASK)))
+    sections = task.recipe.sections()
+    for name in values:
+        if name not in sections and name not in FACTS:
+            raise UserError(f"{name!r} is no section of a recipe for the task {task.name}{did_you_mean(name, sections)}")
+    published = convert(dict[str, float], values.get("published", {}), "published")
+    name, description = str(values.get("name", "")), str(values.get("description", ""))
+    given = {section: _read_section(of, values[section], section) for section, of in sections.items() if section in values}
+    return task.recipe(name, description, published, **given)
+
+
+def _read_section(of: Section, values: Any, name: str) -> Config:
+    if isinstance(of, Kinds):
+        read: Config = of.read(values, name)
+        return read
+    require_settings(values, name)
+    return of.read(values, name)
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of ``above`` over those of ``below``, section by section."""
+    task = find_task(str(above.get("task") or below.get("task") or DEFAULT_TASK))
+    sections, values = task.recipe.sections(), dict(below)
+    for name, value in above.items():
+        of, under = sections.get(name), below.get(name)
+        if isinstance(of, Kinds) and under is not None:
+            values[name] = of.merged(under, value, name)
+        elif isinstance(under, Mapping) and isinstance(value, Mapping):
+            values[name] = {**under, **value}
+        else:
+            values[name] = value
+    return _choose_measure(values, above)
 
 
 def _true_description(below: Mapping[str, Any], above: Mapping[str, Any]) -> Any:
     """The description of ``below`` with the changes that ``above`` makes to the model, or the latter's own."""
     if "description" in above:
         return above["description"]
-    description, changed = below.get("description", ""), ", ".join(_changes_of_the_model(below, above))
-    if not changed:
+    description, changes = below.get("description", ""), ", ".join(_changes_of_the_model(below, above))
+    if not changes:
         return description
-    return f"{description}, changed by {changed}" if description else f"Changed by {changed}"
+    return f"{description}, changed by {changes}" if description else f"Changed by {changes}"
 
 
 def _changes_of_the_model(below: Mapping[str, Any], above: Mapping[str, Any]) -> list[str]:
-    changed = []
-    for section, kind in SECTIONS_OF_THE_MODEL.items():
-        given, under = above.get(section), below.get(section) or {}
-        if isinstance(given, Mapping) and isinstance(under, Mapping):  # others are refused when they are read
-            before = {**vars(kind()), **under}
-            texts = {name: (_as_text(before.get(name)), _as_text(value)) for name, value in given.items()}
-            changed += [f"{section}.{name} {new}" for name, (old, new) in texts.items() if new != old]
-    return changed
+    found = []
+    recipe = find_task(str(above.get("task") or below.get("task") or DEFAULT_TASK)).recipe
+    for f in dataclasses.fields(recipe):
+        given, under = above.get(f.name), below.get(f.name) or {}
+        if given is None or not f.metadata.get("model"):
+            continue
+        of = f.metadata["section"]
+        if isinstance(of, Kinds):
+            given, under = of.normalised(given, f.name), of.normalised(under, f.name)
+            config = of.config(str(under.get("kind", of.default)))
+            under = {"kind": of.default, **under}
+        else:
+            config = of
+        require_settings(given, f.name)
+        before = {**{one.name: default_of(one) for one in dataclasses.fields(config)}, **under}
+        texts = {name: (_as_text(before.get(name)), _as_text(value)) for name, value in given.items()}
+        found += [f"{f.name}.{name} {new}" for name, (old, new) in texts.items() if new != old]
+    return found
 
 
 def _as_text(value: Any) -> str:
@@ -181,18 +128,13 @@ def _as_text(value: Any) -> str:
     return value.strip("[]() ").replace(" ", "") if isinstance(value, str) else str(value)
 
 
-def _validated_on_the_way(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
+def _validated_on_the_way(recipe: Any, given: Mapping[str, Any]) -> Any:
     """At least five validations for a run whose caller set its steps but not ``eval_every``."""
     training = recipe.train
-    if "steps" not in given or training.steps is None or "eval_every" in given or recipe.trains_by_validations():
+    if "steps" not in given or training.steps is None or "eval_every" in given or goes_by_validations(recipe):
         return recipe
     every = min(training.eval_every, for_five_validations(training.steps))
     return dataclasses.replace(recipe, train=dataclasses.replace(training, eval_every=every))
-
-
-def for_five_validations(steps: int) -> int:
-    """How many steps apart five validations are, the last of them at the end."""
-    return -(-steps // 5)
 
 
 def _choose_measure(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,11 +144,12 @@ def _choose_measure(values: dict[str, Any], overrides: Mapping[str, Any]) -> dic
         return values
     chosen = {name for name in ("steps", "epochs") if str(given.get(name)).lower() not in ("none", "null")}
     if len(chosen) == 1:
-        values = merge(values, {"train": {({"steps", "epochs"} - chosen).pop(): None}})
+        values = {**values, "train": {**values["train"], ({"steps", "epochs"} - chosen).pop(): None}}
     return values
 
 
-def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+def _read_file(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The values of a recipe over those of its bases."""
     if name in above:
         raise UserError(f"The recipe {name} is its own base: {' → '.join([*above, name])}.")
     values = _parse(*_recipe_text(name))
@@ -214,15 +157,16 @@ def _read_recipe(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     bases = base if isinstance(base, list) else [base] if base is not None else []
     below: dict[str, Any] = {}
     for one in bases:  # each over those before it, and the recipe's own values over all
-        require(isinstance(one, str), f"A base of the recipe {name} is {one!r}, but must be a name or a file.")
+        if not isinstance(one, str):
+            raise UserError(f"A base of the recipe {name} is {one!r}, but must be a name or a file.")
         if one.endswith(FILE_ENDINGS) and not Path(one).is_absolute():
             one = os.path.normpath(Path(name).parent / one)  # files refer to their neighbours
-        inherited = _read_recipe(one, (*above, name))
+        inherited = _read_file(one, (*above, name))
         inherited.pop("published", None)  # the numbers of another row
-        below = _choose_measure(merge(below, inherited), inherited)
+        below = merged(below, inherited)
     if below.get("description"):
         values["description"] = _true_description(below, values)
-    return _choose_measure(merge(below, values), values)
+    return merged(below, values)
 
 
 def _recipe_text(name: str) -> tuple[str, str]:
@@ -276,12 +220,8 @@ def _parse(name: str, text: str) -> dict[str, Any]:
     version = values.get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise UserError(f"The recipe {name} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
-    for section in values.keys() & set(SECTIONS):  # here, before values merged over them hide it
-        if values[section] is None:  # all its lines are comments, say
-            del values[section]
-        else:
-            require_settings(values[section], section)
-    return values
+    # A section whose lines are all comments is empty.
+    return {name: value for name, value in values.items() if value is not None and name != "format_version"}
 
 
 def _yaml_problem(text: str, error: yaml.YAMLError) -> str:

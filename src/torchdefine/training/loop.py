@@ -31,7 +31,7 @@ CURE = "in a new run, try a smaller optim.lr, a schedule.warmup or a smaller opt
 class TrainConfig(Config):
     """How long and how a model is trained, whatever its task."""
 
-    epochs: float | None = setting(None, "Passes over the training text.", above=0)
+    epochs: float | None = setting(None, "Passes over the training text; 1 if no steps are given.", above=0)
     steps: int | None = setting(None, "Steps, instead of epochs.", at_least=1)
     accumulate: int = setting(
         1, "Gradient accumulation: the parts that a step is computed in, to save memory.", at_least=1
@@ -65,7 +65,6 @@ class TrainConfig(Config):
         super().__post_init__()
         both = self.epochs is not None and self.steps is not None
         self.require(not both, "epochs and train.steps both say how long to train: give one of them.")
-        self.require(self.epochs is not None or self.steps is not None, "epochs or train.steps must be given.")
 
 
 class TrainingRecipe(Protocol):

@@ -1,0 +1,194 @@
+"""What a task is: the sections of its recipes, its data, its model, and how a model is trained, measured and used.
+
+The tasks themselves stand in ``tasks/``. No other room knows them by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import yaml
+from torch import nn
+
+from torchdefine.config import Config, Kinds, setting, to_plain
+from torchdefine.errors import UserError
+from torchdefine.files import Progress
+from torchdefine.spelling import did_you_mean
+from torchdefine.training.batches import TrainingData
+from torchdefine.training.distributed import Processes
+from torchdefine.training.evaluation import Evaluation
+
+FORMAT_VERSION = 2
+OWN = ("language", "translation")
+"""The tasks that come with the package."""
+
+Section = Kinds | type[Config]
+T = TypeVar("T", bound="type[Task]")
+
+
+def section(of: Section, *, model: bool = False) -> Any:
+    """A field of a recipe: the settings of a part, or of one of several kinds of it; ``model`` if it shapes the model."""
+    make = of if isinstance(of, type) else (lambda: of.read({}))
+    return field(default_factory=make, metadata={"section": of, "model": model})
+
+
+@dataclass(frozen=True)
+class DataConfig(Config):
+    """What the data of every task have."""
+
+    corpus: str = setting("wikitext-2-shuffled", "A named corpus, or a folder with train, valid and test text.", path=True)
+    tokenizer: str | None = setting(None, "A tokenizers file (BPE) to use instead of a vocabulary of its own.", path=True)
+    vocabulary_size: int | None = setting(
+        None, "Size of the published vocabulary, for `params` to count with; training goes by its own text.", at_least=1
+    )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides how a run turns out; each task adds its sections."""
+
+    name: str = ""
+    description: str = ""
+    published: dict[str, float] = field(default_factory=dict)
+    """Numbers of the paper for this row: millions of parameters by part, perplexities, BLEU."""
+
+    task: ClassVar[str]
+
+    @classmethod
+    def sections(cls) -> dict[str, Section]:
+        return {f.name: f.metadata["section"] for f in dataclasses.fields(cls) if "section" in f.metadata}
+
+    def require(self, holds: bool, sentence: str) -> None:
+        """Refuse sections that do not go together."""
+        if not holds:
+            raise UserError(sentence)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for YAML or JSON."""
+        facts = {"name": self.name, "description": self.description, "published": self.published, "task": self.task}
+        return {**facts, **{name: to_plain(getattr(self, name)) for name in self.sections()}}
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump({"format_version": FORMAT_VERSION, **self.to_plain()}, sort_keys=False, allow_unicode=True)
+
+
+class Tokens(Protocol):
+    """The vocabulary of a run, or its tokenizers."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+    def save(self, path: str | Path) -> Path: ...
+
+
+class Split(Protocol):
+    """A text as tokens."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def tokens_sha256(self) -> str: ...
+
+    def verify(self) -> None: ...
+
+
+class Data(Protocol):
+    """Encoded texts, by the names train, valid and test, and what they were encoded with."""
+
+    @property
+    def splits(self) -> Mapping[str, Split]: ...
+
+    @property
+    def tokenization(self) -> Tokens: ...
+
+
+class Task(ABC):
+    """What a model is trained to do. A subclass in one folder is all that a new task needs."""
+
+    name: ClassVar[str]
+    recipe: ClassVar[type[Recipe]]
+    run: ClassVar[type]
+    """A ``Run``: what can be done with a trained model."""
+
+    def check_packages(self) -> None:
+        """Refuse, before any work, to train without a package that the end of a run needs."""
+
+    @abstractmethod
+    def open_data(self, recipe: Any, progress: Progress | None) -> Any:
+        """The recipe's texts, encoded."""
+
+    @abstractmethod
+    def load_tokens(self, folder: Path) -> Any:
+        """What the tokens' ``save`` wrote into a run's folder."""
+
+    @abstractmethod
+    def build(self, recipe: Any, tokens: Any, data: Any = None) -> nn.Module:
+        """The model with fresh weights from torch's current random state.
+
+        Without ``data`` its weights are about to be loaded.
+        """
+
+    @abstractmethod
+    def count(self, recipe: Any, tokens: Any = None) -> tuple[nn.Module, int]:
+        """The model without memory, and the size of its vocabulary: the recipe's, or that of ``tokens``."""
+
+    @abstractmethod
+    def batches(self, recipe: Any, data: Any, device: Any, processes: Processes) -> TrainingData:
+        """The training text in the form that the loop expects."""
+
+    @abstractmethod
+    def validation(self, recipe: Any, data: Any, model: Any) -> Callable[[], Evaluation] | None:
+        """What measures the current weights on the validation text; None where there is none."""
+
+    @abstractmethod
+    def result(self, recipe: Any, model: Any, data: Any) -> dict[str, Any]:
+        """What the result of a finished run says of its data and its measures: ``data``, ``evaluation`` …"""
+
+    def about_data(self, recipe: Any, data: Any, batches: TrainingData) -> list[str]:
+        """Sentences before training: how much text there is, how large the vocabulary is."""
+        return []
+
+    def token_counts(self, data: Any) -> Sequence[int] | None:
+        """How often each token occurs in the training text, where the tokens themselves do not know it."""
+        return None
+
+    def headline(self, result: Mapping[str, Any]) -> list[str]:
+        """Lines about a finished run, before its perplexities."""
+        return []
+
+    def caveats(self, result: Mapping[str, Any], recipe: Any) -> dict[str, str]:
+        """By split, what a reader must know about a perplexity."""
+        return {}
+
+
+_TASKS: dict[str, Task] = {}
+
+
+def register_task(task: T) -> T:
+    """Make ``task: name`` in a recipe mean this task."""
+    if task.name in _TASKS:
+        raise UserError(f"The task {task.name!r} is registered already: use another name.")
+    _TASKS[task.name] = task()
+    return task
+
+
+def find_task(name: str) -> Task:
+    """A task by name; those of the package are imported when they are first needed."""
+    if name not in _TASKS and name in OWN and find_spec(f"torchdefine.tasks.{name}"):
+        import_module(f"torchdefine.tasks.{name}")
+    if name not in _TASKS:
+        raise UserError(f"The task {name!r} is unknown{did_you_mean(name, task_names())}")
+    return _TASKS[name]
+
+
+def task_names() -> list[str]:
+    return sorted({*OWN, *_TASKS})
