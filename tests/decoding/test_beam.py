@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdefine.context import Transformer, TransformerShape
 from torchdefine.decoding import BeamOptions, SamplingOptions, TargetTokens, beam_search, sample_targets
-from torchdefine.decoding.target_sampling import draw_rows
+from torchdefine.decoding.sampling import draw_rows
 from torchdefine.embedding import StandardMap, TokenEmbedding
 from torchdefine.errors import MachineError, UserError
 from torchdefine.models import Translator

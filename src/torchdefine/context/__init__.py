@@ -2,6 +2,7 @@
 
 from torchdefine.config import Kinds
 from torchdefine.context.lstm import LSTM, LSTMConfig, LSTMState
+from torchdefine.context.model import ContextModel, State, StateTensor, SteppingModel
 from torchdefine.context.transformer import DecoderState, Transformer, TransformerConfig
 from torchdefine.context.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
 
@@ -10,9 +11,13 @@ CONTEXTS = Kinds("context model", LSTMConfig, TransformerXLConfig)
 __all__ = [
     "CONTEXTS",
     "LSTM",
+    "ContextModel",
     "DecoderState",
     "LSTMConfig",
     "LSTMState",
+    "State",
+    "StateTensor",
+    "SteppingModel",
     "Transformer",
     "TransformerConfig",
     "TransformerXL",

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.config import Config, setting
+from torchdefine.context.model import StateTensor
 from torchdefine.ops import cudnn_lstm, has_kernel, locked_dropout, persistent_lstm
 
 LSTMState = list[tuple[Tensor, Tensor]]
@@ -69,6 +70,11 @@ class LSTMLayer(nn.LSTM):
             y, h, c = torch._VF.lstm(x, state, weights, True, 1, 0.0, True, False, False)
         return y, (h, c)
 
+    def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """One position, (B, input), and the state, (B, output) each → the state after it."""
+        weights: list[Any] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+        return torch.lstm_cell(x, state, *weights)
+
 
 class LSTM(nn.Module):
     """(B, T, input_dim) → (B, T, output_dim); the last layer is ``output_dim`` wide, the others ``hidden_dim``.
@@ -79,6 +85,7 @@ class LSTM(nn.Module):
 
     reads_by_position = True
     """Vectors that lie in memory position by position, all rows of the first one first, are not copied."""
+    step_length = 1
 
     def __init__(self, input_dim: int, config: LSTMConfig | None = None, output_dim: int | None = None) -> None:
         """``output_dim`` is the width of the last layer; by default as the settings say."""
@@ -110,6 +117,21 @@ class LSTM(nn.Module):
             if index < len(self.layers) - 1:
                 hidden = self._drop(hidden, self.config.hidden_dropout)
         return hidden.transpose(0, 1), after  # (B, T, output_dim)
+
+    def step(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        """One position, (B, 1, input_dim), as ``forward`` in evaluation; see ``ContextModel``."""
+        hidden, after = x[:, 0], []  # (B, input_dim)
+        for layer, (h, c) in zip(self.layers, state, strict=True):
+            assert isinstance(layer, LSTMLayer)
+            hidden, cell = layer.step(hidden, (h[0], c[0]))  # (B, width) each
+            after.append((hidden[None], cell[None]))
+        return hidden[:, None], after
+
+    def state_tensors(self) -> list[StateTensor]:
+        return [StateTensor(f"{name}_{layer}") for layer in range(len(self.layers)) for name in ("hidden", "cell")]
+
+    def describe(self) -> str:
+        return f"an LSTM of {len(self.layers)} layer{'s' if len(self.layers) > 1 else ''}"
 
     def _begin_some_anew(self, state: LSTMState) -> LSTMState:
         """A model trained only on carried states may do badly from an empty one, where evaluation begins."""

@@ -107,6 +107,21 @@ class KernelSurroundings(NamedTuple):
     scoring: Scoring
 
 
+class PlainSurroundings(NamedTuple):
+    """The same for a step in plain torch operations, whose length may be any even once it is traced."""
+
+    distance_vectors: Tensor
+    """(K, d): column c is for the distance K - 1 - c."""
+    columns: Tensor
+    """(T, K): where a query finds the distance to a key; any column for a key that it must not see."""
+    blocked: Tensor
+    """(T, K): True for keys that lie ahead, out of reach, or in memory not yet written."""
+    content_bias: Tensor
+    """(H, D): u."""
+    distance_bias: Tensor
+    """(H, D): v."""
+
+
 class RelativeAttention(nn.Module):
     """(B, T, d) positions that ask and (B, M, d) remembered ones → (B, T, d)."""
 
@@ -122,13 +137,18 @@ class RelativeAttention(nn.Module):
         """Whether its layers are plain: no adapter around one, no hook on it."""
         return is_plain(self.inward, nn.Linear) and is_plain(self.outward, nn.Linear)
 
-    def forward(self, own: Tensor, remembered: Tensor, around: Surroundings | KernelSurroundings) -> Tensor:
+    def forward(
+        self, own: Tensor, remembered: Tensor, around: Surroundings | KernelSurroundings | PlainSurroundings
+    ) -> Tensor:
         dtype = around.distance_vectors.dtype
         own, remembered = own.to(dtype), remembered.to(dtype)
         if isinstance(around, KernelSurroundings):
             with torch.cuda.device_of(own):  # kernels start on the current device
                 return self._by_our_kernels(own, remembered, around)
-        return self._by_fused_attention(own, torch.cat((remembered, own), dim=1), around)
+        seen = torch.cat((remembered, own), dim=1)  # (B, K, d)
+        if isinstance(around, PlainSurroundings):
+            return self._by_plain_products(own, seen, around)
+        return self._by_fused_attention(own, seen, around)
 
     def _by_our_kernels(self, own: Tensor, remembered: Tensor, around: KernelSurroundings) -> Tensor:
         width = self.head_dim + spare_features(self.head_dim)
@@ -153,6 +173,28 @@ class RelativeAttention(nn.Module):
                 scale=scale,
             )  # (B, H, T, P)
         return self._outward(mixed.transpose(1, 2))  # (B, T, d)
+
+    def _by_plain_products(self, own: Tensor, seen: Tensor, around: PlainSurroundings) -> Tensor:
+        queries, keys, values, distances = self._inward_unpadded(own, seen, around.distance_vectors)
+        by_content = (queries + around.content_bias[:, None]) @ keys.transpose(2, 3)  # (B, H, T, K)
+        by_distance = (queries + around.distance_bias[:, None]) @ distances.transpose(2, 3)
+        scores = by_content + by_distance.gather(3, around.columns.expand_as(by_distance))  # (B, H, T, K)
+        scores = (scores * self.head_dim**-0.5).masked_fill(around.blocked, -torch.inf)
+        mixed = scores.softmax(-1).to(values.dtype) @ values  # (B, H, T, D)
+        attended: Tensor = self.outward(mixed.transpose(1, 2).flatten(2))  # (B, T, d)
+        return attended
+
+    def _inward_unpadded(self, own: Tensor, seen: Tensor, distance_vectors: Tensor) -> tuple[Tensor, ...]:
+        """Queries (B, H, T, D), keys and values (B, H, K, D) each, distances (1, H, K, D)."""
+        width = self.heads * self.head_dim
+        if is_plain(self.inward, nn.Linear):
+            to_queries, to_keys_and_values, to_distances = self.inward.weight.split((width, 2 * width, width))
+            queries, distances = F.linear(own, to_queries), F.linear(distance_vectors, to_distances)
+            keys, values = F.linear(seen, to_keys_and_values).chunk(2, dim=-1)
+        else:
+            queries, distances = self.inward(own)[..., :width], self.inward(distance_vectors)[..., 3 * width :]
+            keys, values = self.inward(seen)[..., width : 3 * width].chunk(2, dim=-1)
+        return tuple(x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (queries, keys, values, distances[None]))
 
     def _inward(self, own: Tensor, seen: Tensor, distance_vectors: Tensor) -> tuple[Tensor, ...]:
         """Queries (B, T, H, P), keys and values (B, K, H, P) each, distances (W, H, P)."""

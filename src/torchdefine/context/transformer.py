@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,8 +41,7 @@ class TransformerConfig(Config):
         return Transformer(width, self)
 
 
-@dataclass
-class DecoderState:
+class DecoderState(NamedTuple):
     """What decoding step by step remembers: N = B · K rows, K hypotheses for each of B sources."""
 
     own: list[tuple[Tensor, Tensor]]
@@ -51,15 +50,19 @@ class DecoderState:
     """Keys and values of the source in every layer, each (B, h, S, d): once for all hypotheses."""
     visible: Tensor
     """Which places of the source are not padding, (B, 1, 1, S)."""
-    length: int = 0
+
+    @property
+    def length(self) -> int:
+        """How many tokens of the target there are."""
+        return self.own[0][0].shape[2]
 
     def select(self, rows: Tensor, sources: Tensor | None = None) -> DecoderState:
         """The rows (N',) of the target side, in that order, and if given only some of the sources (B',)."""
         own = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.own]
         if sources is None:
-            return DecoderState(own, self.memory, self.visible, self.length)
+            return self._replace(own=own)
         memory = [(k.index_select(0, sources), v.index_select(0, sources)) for k, v in self.memory]
-        return DecoderState(own, memory, self.visible.index_select(0, sources), self.length)
+        return DecoderState(own, memory, self.visible.index_select(0, sources))
 
 
 class Transformer(nn.Module):
@@ -114,7 +117,7 @@ class Transformer(nn.Module):
         for layer, following, before, memory in zip(layers, followings, state.own, state.memory, strict=True):
             stream, after = layer(stream, memory, state.visible, following, before)
             own.append(after)
-        return stream.read.squeeze(1), DecoderState(own, state.memory, state.visible, state.length + 1)
+        return stream.read.squeeze(1), state._replace(own=own)
 
     def _encoder_layers(self) -> Iterator[EncoderLayer]:
         for layer in self.encoder:

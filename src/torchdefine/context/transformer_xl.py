@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.config import Config, setting
+from torchdefine.context.model import StateTensor
 from torchdefine.context.relative_attention import (
     KernelSurroundings,
+    PlainSurroundings,
     RelativeAttention,
     ScoreLayout,
     Surroundings,
@@ -172,6 +174,25 @@ class TransformerXL(nn.Module):
         now_filled = (filled + x.shape[1]).clamp(max=memories[0].shape[1])
         return F.dropout(stream.past, self.config.output_dropout, self.training), (after, now_filled)
 
+    def step(self, x: Tensor, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
+        """A few positions, (B, T, input_dim), as ``forward`` in evaluation; see ``ContextModel``."""
+        memories, filled = state
+        length, memory_length = x.shape[1], memories[0].shape[1]
+        around = self._for_a_step(x, memory_length, filled)
+        stream, after = Stream(x, x), []
+        for layer, memory in zip(self.layers, memories, strict=True):
+            new = stream.past if self.pre_norm else stream.read
+            after.append(torch.cat((memory, new.to(memory.dtype)), dim=1)[:, length:])  # (B, M, d) for every length
+            stream = layer(stream, memory, around)  # (B, T, d)
+        return stream.past, (after, (filled + length).clamp(max=memory_length))
+
+    def state_tensors(self) -> list[StateTensor]:
+        written = StateTensor("filled", self.evaluation.memory + 1)
+        return [*(StateTensor(f"memory_{layer}") for layer in range(len(self.layers))), written]
+
+    def describe(self) -> str:
+        return f"a Transformer-XL of {len(self.layers)} layers with {self.carried}"
+
     def _dense_weights(self, x: Tensor) -> list[DenseWeights | None]:
         """Every layer's weights in the dtype of the products; autocast would convert them one by one."""
         linears: list[Any] = [linear for layer in self.layers for linear in (layer.expand, layer.reduce)]
@@ -225,6 +246,21 @@ class TransformerXL(nn.Module):
             with_one(self.distance_bias * head_dim**-0.5).to(dtype),
         )
 
+    def _for_a_step(self, x: Tensor, memory: int, filled: Tensor) -> PlainSurroundings:
+        keys = memory + x.shape[1]
+        key = torch.arange(keys, device=x.device)  # (K,)
+        distances = torch.arange(memory, keys, device=x.device)[:, None] - key  # (T, K)
+        blocked = (distances < 0) | (key < memory - filled)
+        if self.current_reach.same_length:
+            blocked = blocked | (distances >= memory)
+        return PlainSurroundings(
+            self._distance_vectors(x, key.flip(0)),
+            (keys - 1 - distances).clamp(max=keys - 1),
+            blocked,
+            self.content_bias,
+            self.distance_bias,
+        )
+
     def _distance_vectors(self, x: Tensor, distances: Tensor) -> Tensor:
         """(W,) → (W, d), in the dtype of matrix products."""
         vectors = sinusoids(distances.clamp(0, self.current_reach.clamp), self.input_dim, exact_dtype(x))
@@ -260,7 +296,7 @@ class TransformerXLLayer(nn.Module):
         self,
         x: Stream,
         memory: Tensor,
-        around: Surroundings | KernelSurroundings,
+        around: Surroundings | KernelSurroundings | PlainSurroundings,
         weights: DenseWeights | None = None,
     ) -> Stream:
         """``weights`` are those of the dense layers, if they were converted for all layers at once."""

@@ -1,11 +1,17 @@
 """What trained models produce: continuations, translations, and probabilities that look back at the text."""
 
-from torchdefine.decoding.beam import BeamOptions, Hypothesis, TargetTokens, beam_search
-from torchdefine.decoding.bleu import TranslationScores, require_sacrebleu, score_translations
+from torchdefine.decoding.beam import BeamOptions, Hypothesis, TargetTokens, beam_search, sample_targets
 from torchdefine.decoding.neural_cache import NeuralCache, tune_neural_cache
 from torchdefine.decoding.sampling import SamplingOptions, generate
-from torchdefine.decoding.target_sampling import sample_targets
-from torchdefine.decoding.translation import LongLine, Translation, TranslationOptions, translate_lines
+from torchdefine.decoding.translation import (
+    LongLine,
+    Translation,
+    TranslationOptions,
+    TranslationScores,
+    require_sacrebleu,
+    score_translations,
+    translate_lines,
+)
 
 __all__ = [
     "BeamOptions",

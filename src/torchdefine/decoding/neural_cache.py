@@ -14,10 +14,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from torchdefine.context import State
 from torchdefine.data import IGNORE, TokenFile
 from torchdefine.errors import UserError
 from torchdefine.models import HostHint, LanguageModel
-from torchdefine.models.language_model import State
 from torchdefine.training.evaluate import Predict, total_nats
 
 WINDOWS = (100, 500, 1000, 2000, 3785)

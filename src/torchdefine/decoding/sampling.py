@@ -58,16 +58,12 @@ def generate(
     options = options or SamplingOptions()
     device = next(model.parameters()).device
     with evaluating(model):
-        ids = torch.tensor([prompt], device=device)  # (1, T)
-        state = model.initial_state(1)
-        continuation: list[int] = []
-        for _ in range(length):
-            hidden, state = model.hidden(ids, state)
-            token = draw(model.output.log_prob(hidden[0, -1]), options, generator)
-            continuation.append(token)
-            if token == stop_token:
-                break
-            ids = torch.tensor([[token]], device=device)
+        hidden, state = model.hidden(torch.tensor([prompt], device=device), model.initial_state(1))
+        log_probs = model.output.log_prob(hidden[:, -1])  # (1, V)
+        continuation = [draw(log_probs[0], options, generator)]
+        while len(continuation) < length and continuation[-1] != stop_token:
+            log_probs, state = model.step(torch.tensor([continuation[-1:]], device=device), state)
+            continuation.append(draw(log_probs[0], options, generator))
         return continuation
 
 

@@ -1,16 +1,16 @@
-"""Lines of text in, lines of text out: as many, in the same order, whatever they contain."""
+"""Lines of text in, lines of text out: as many, in the same order, whatever they contain. BLEU and chrF score them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from torchdefine.data.bitext import one_line
 from torchdefine.data.tokenizer import SubwordTokenizer
 from torchdefine.data.tokenizer_pair import TokenizerPair
-from torchdefine.decoding.beam import BeamOptions, Hypothesis, TargetTokens, beam_search
+from torchdefine.decoding.beam import BeamOptions, Hypothesis, TargetTokens, beam_search, sample_targets
 from torchdefine.decoding.sampling import SamplingOptions
-from torchdefine.decoding.target_sampling import sample_targets
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.models import Translator
@@ -153,3 +153,40 @@ def _joined(pieces: list[list[Hypothesis]], tokenizer: SubwordTokenizer, n_best:
         text = one_line(" ".join(tokenizer.decode_sentence(hypothesis.ids) for hypothesis in chosen))
         ranked.append(Translation(text, sum(h.log_prob for h in chosen), sum(h.score for h in chosen)))
     return ranked
+
+
+@dataclass(frozen=True)
+class TranslationScores:
+    """How close translations come to references."""
+
+    bleu: float
+    bleu_signature: str
+    chrf: float
+    chrf_signature: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def require_sacrebleu() -> Any:
+    """The package, or a UserError that says how to get it; called before long work that ends with scores."""
+    try:
+        import sacrebleu
+    except ImportError as error:
+        raise UserError("BLEU and chrF need the package sacrebleu: pip install 'torchdefine[mt]'.") from error
+    return sacrebleu
+
+
+def score_translations(translations: Sequence[str], references: Sequence[str]) -> TranslationScores:
+    """Corpus BLEU and chrF of detokenised text against one reference a line."""
+    if len(translations) != len(references):
+        raise UserError(
+            f"There are {len(translations):,} translations and {len(references):,} references: give one a line."
+        )
+    if not translations:
+        raise UserError("There are no translations to score.")
+    sacrebleu = require_sacrebleu()
+    bleu, chrf = sacrebleu.metrics.BLEU(), sacrebleu.metrics.CHRF()
+    bleu_score = bleu.corpus_score(list(translations), [list(references)]).score
+    chrf_score = chrf.corpus_score(list(translations), [list(references)]).score
+    return TranslationScores(bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature()))

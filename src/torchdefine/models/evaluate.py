@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchdefine.context import State
 from torchdefine.data import TokenFile, evaluation_streams
 from torchdefine.errors import UserError
 from torchdefine.models import HostHint, LanguageModel
-from torchdefine.models.language_model import State
 from torchdefine.modes import evaluating
 from torchdefine.training.carried_state import copy_state, own_copy
 from torchdefine.training.recording import Hint, Inputs, Recorder

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
 
 from torchdefine.config import setting
+from torchdefine.context import ContextModel, State
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.distinct import count_distinct
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output import HostHint, LossConfig, Losses, OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
-
-State = Any
-"""What a context model carries from one segment to the next; tensors in lists, tuples or dicts."""
-
-
-class ContextModel(Protocol):
-    """Vectors → vectors in context."""
-
-    input_dim: int
-    output_dim: int
-
-    def initial_state(self, batch_size: int) -> State:
-        """The state at the start of a text; nothing of it is learned."""
-
-    def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]: ...
 
 
 @dataclass(frozen=True)
@@ -137,6 +122,15 @@ class LanguageModel(nn.Module):
         """Log-probabilities of every token after each position: (B, T, V)."""
         hidden, state = self.hidden(ids, state)
         return self.output.log_prob(hidden), state
+
+    def step(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
+        """One token further, (B, 1), or a few: log-probabilities of the token after the last, (B, V), and the state.
+
+        The same numbers as ``log_prob`` in evaluation, by the context model's own ``step`` if it has one.
+        """
+        advance = getattr(self.context, "step", self.context)
+        hidden, state = advance(self.embedding(ids), state)  # (B, T, width)
+        return self.output.log_prob(hidden[:, -1]), state
 
     def host_hint(self, targets: np.ndarray) -> HostHint:
         """What embedding and output layer need to know about the targets (B, T) before they are on the device.
