@@ -10,21 +10,24 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from torchdefine.adapt.replace import ReplacementReport, replace_embeddings, restore
-    from torchdefine.build import register_context, register_embedding, register_output
+    from torchdefine.context import register_context
     from torchdefine.embedding import (
         AdaptiveMap,
         DeFINE,
         DefineUnit,
         GroupLinear,
-        PlanRules,
         ProjectiveMap,
         StandardMap,
-        UnitOptions,
+        UnitConfig,
         make_plan,
+        register_embedding,
+        register_unit,
     )
     from torchdefine.errors import MachineError, UserError
+    from torchdefine.output import register_output
     from torchdefine.recipe import load_recipe
     from torchdefine.run import Run, load_run, train
+    from torchdefine.task import register_task
     from torchdefine.training import Diverged
 
 __all__ = [
@@ -34,12 +37,11 @@ __all__ = [
     "Diverged",
     "GroupLinear",
     "MachineError",
-    "PlanRules",
     "ProjectiveMap",
     "ReplacementReport",
     "Run",
     "StandardMap",
-    "UnitOptions",
+    "UnitConfig",
     "UserError",
     "load_recipe",
     "load_run",
@@ -47,6 +49,8 @@ __all__ = [
     "register_context",
     "register_embedding",
     "register_output",
+    "register_task",
+    "register_unit",
     "replace_embeddings",
     "restore",
     "train",
@@ -54,10 +58,12 @@ __all__ = [
 
 _ROOMS = {
     "adapt.replace": ("ReplacementReport", "replace_embeddings", "restore"),
-    "build": ("register_context", "register_embedding", "register_output"),
+    "context": ("register_context",),
     "errors": ("MachineError", "UserError"),
+    "output": ("register_output",),
     "recipe": ("load_recipe",),
     "run": ("Run", "load_run", "train"),
+    "task": ("register_task",),
     "training": ("Diverged",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

@@ -118,6 +118,8 @@ class Task(ABC):
     recipe: ClassVar[type[Recipe]]
     run: ClassVar[type]
     """A ``Run``: what can be done with a trained model."""
+    measured_on: ClassVar[str] = "FOLDER"
+    """What ``eval --data`` takes."""
 
     def check_packages(self) -> None:
         """Refuse, before any work, to train without a package that the end of a run needs."""
@@ -153,8 +155,12 @@ class Task(ABC):
     def result(self, recipe: Any, model: Any, data: Any) -> dict[str, Any]:
         """What the result of a finished run says of its data and its measures: ``data``, ``evaluation`` …"""
 
-    def about_data(self, recipe: Any, data: Any, batches: TrainingData) -> list[str]:
-        """Sentences before training: how much text there is, how large the vocabulary is."""
+    def amount(self, data: Any) -> str:
+        """How much training text there is, in words."""
+        return f"{len(data.splits['train']):,} examples"
+
+    def about_data(self, recipe: Any, data: Any) -> list[str]:
+        """Sentences before training, on the vocabulary, say."""
         return []
 
     def token_counts(self, data: Any) -> Sequence[int] | None:

@@ -11,7 +11,7 @@ from torchdefine.adapt.fit import Fitted
 from torchdefine.adapt.replace import Heads, replace_embeddings
 from torchdefine.adapt.stand_in import cache_tables
 from torchdefine.adapt.survey import Targets
-from torchdefine.embedding import UnitOptions
+from torchdefine.embedding import UnitConfig
 from torchdefine.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def with_define(
     *,
     map_dim: int | None = None,
     expand_dim: int | None = None,
-    depth: int = 3,
-    unit: UnitOptions | str = "define",
+    depth: int | None = None,
+    unit: UnitConfig | str = "define",
     heads: Heads = "tie",
 ) -> Model:
     """The model with a fresh DeFINE in place of its token tables, to be trained; it is changed in place.

@@ -16,7 +16,8 @@ from torchdefine.adapt.stand_in import HeadKind
 from torchdefine.adapt.survey import Table, Targets, choose, survey
 from torchdefine.adapt.swap import Swap, put_in, scales_of, swaps_of
 from torchdefine.adapt.unit_width import expand_dim_for, map_dim_for
-from torchdefine.embedding import DeFINE, TokenEmbedding, UnitOptions
+from torchdefine.embedding import DeFINE, TokenEmbedding, UnitConfig
+from torchdefine.embedding.define import unit_config
 from torchdefine.errors import UserError
 from torchdefine.inference import CompactTable
 
@@ -79,8 +80,8 @@ def replace_embeddings(
     *,
     map_dim: int | None = None,
     expand_dim: int | None = None,
-    depth: int = 3,
-    unit: UnitOptions | str = "define",
+    depth: int | None = None,
+    unit: UnitConfig | str = "define",
     table: nn.Module | Mapping[str, nn.Module] | None = None,
     heads: Heads = "tie",
 ) -> ReplacementReport:
@@ -167,16 +168,16 @@ def _token_tables(model: nn.Module) -> Iterator[nn.Module]:
                 continue
 
 
-def _fresh(old: Table, map_dim: int | None, expand_dim: int | None, depth: int, unit: UnitOptions | str) -> DeFINE:
+def _fresh(old: Table, map_dim: int | None, expand_dim: int | None, depth: int | None, unit: UnitConfig | str) -> DeFINE:
     weight, padding_idx = old.module.weight, old.module.padding_idx
     rows, width = weight.shape
-    unit = UnitOptions.read(unit)
+    unit = unit_config(unit, {"depth": depth})
     if map_dim is None:
         map_dim = map_dim_for(width)
     if expand_dim is None:
-        expand_dim = expand_dim_for(map_dim, width, unit.rules)
+        expand_dim = expand_dim_for(map_dim, width, unit)
     with weight.device:
-        made = DeFINE(rows, width, map_dim, expand_dim, depth, padding_idx=padding_idx, unit=unit)
+        made = DeFINE(rows, width, map_dim, expand_dim, padding_idx=padding_idx, unit=unit)
     return made.to(weight.dtype)
 
 
@@ -274,7 +275,7 @@ def _warn_of_growth(report: ReplacedTable, made: nn.Module, *, fresh: bool, unti
     if untied and report.heads:
         kept, ways = f" with the old matrix that {', '.join(report.heads)} keeps", ["use heads='tie'"]
     if fresh and isinstance(made, DeFINE):
-        smaller = f"a smaller map_dim (now {made.plan.map_dim}) or expand_dim (now {made.plan.expand_dim})"
+        smaller = f"a smaller map_dim (now {made.plan.map_dim}) or expand_dim (now {made.plan.config.expand_dim})"
         ways += [smaller if ways else f"use {smaller}", "or keep the table"]
     else:
         ways += ["give a smaller table", "or keep the old one"]

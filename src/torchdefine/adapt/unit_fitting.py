@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchdefine.embedding import DefineUnit, DenseMLP, make_plan
+from torchdefine.embedding import DefineUnit, DenseMLP, UnitConfig
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.inference import CompactTable, UnitRows
@@ -78,7 +78,7 @@ def make_unit(unit: str, map_dim: int, width: int) -> DefineUnit | DenseMLP:
     """The unit of a candidate: hidden layers as wide as the finished vectors, or twice the map where that is more."""
     hidden = max(width, 2 * map_dim)
     if unit == "define":
-        return DefineUnit(make_plan(map_dim, -(-hidden // 4) * 4, width, DEPTH))
+        return DefineUnit(map_dim, UnitConfig(embedding_dim=width, expand_dim=-(-hidden // 4) * 4, depth=DEPTH))
     if unit == "mlp":
         return DenseMLP(map_dim, hidden, width)
     raise UserError(f"The unit {unit!r} is unknown: use define or mlp.")

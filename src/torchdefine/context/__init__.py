@@ -7,6 +7,7 @@ from torchdefine.context.transformer import DecoderState, Transformer, Transform
 from torchdefine.context.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
 
 CONTEXTS = Kinds("context model", LSTMConfig, TransformerXLConfig)
+register_context = CONTEXTS.register
 
 __all__ = [
     "CONTEXTS",
@@ -23,4 +24,5 @@ __all__ = [
     "TransformerXL",
     "TransformerXLConfig",
     "TransformerXLState",
+    "register_context",
 ]

@@ -23,6 +23,8 @@ EMBEDDINGS = Kinds("embedding", StandardConfig, ProjectiveConfig, AdaptiveConfig
 UNITS = Kinds("unit", NoUnitConfig, ProjectionConfig, MLPConfig)
 for _variant, _settings in VARIANTS.items():
     UNITS.register(UnitConfig, _variant, **_settings)
+register_embedding = EMBEDDINGS.register
+register_unit = UNITS.register
 
 __all__ = [
     "EMBEDDINGS",
@@ -53,4 +55,6 @@ __all__ = [
     "finished_table",
     "make_plan",
     "shrink_cutoffs",
+    "register_embedding",
+    "register_unit",
 ]

@@ -31,7 +31,8 @@ from torchdefine.inference.export_formats import ProgramFormat, check_torch, pro
 from torchdefine.inference.export_programs import programs_of
 from torchdefine.inference.export_record import ExportedFrom, WrittenProgram
 from torchdefine.inference.model_card import model_card
-from torchdefine.models import LanguageModel, Translator
+from torchdefine.tasks.language.model import LanguageModel
+from torchdefine.tasks.translation.model import Translator
 
 FORMAT = "torchdefine export"
 FORMAT_VERSION = 1

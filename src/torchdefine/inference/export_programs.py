@@ -21,7 +21,8 @@ from torchdefine.inference.export_steps import (
     flat,
     in_pairs,
 )
-from torchdefine.models import LanguageModel, Translator
+from torchdefine.tasks.language.model import LanguageModel
+from torchdefine.tasks.translation.model import Translator
 
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 

@@ -18,7 +18,8 @@ from torchdefine.context.relative_attention import RelativeAttention, sinusoids
 from torchdefine.context.transformer import by_head
 from torchdefine.context.transformer_xl import TransformerXLLayer
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.models import LanguageModel, Translator
+from torchdefine.tasks.language.model import LanguageModel
+from torchdefine.tasks.translation.model import Translator
 
 
 class EmbeddingProgram(nn.Module):

@@ -7,7 +7,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from torchdefine.embedding import DefineUnit, DenseMLP, UnitOptions, make_plan
+from torchdefine.config import to_plain
+from torchdefine.embedding import DefineUnit, DenseMLP, UnitConfig
 from torchdefine.errors import UserError
 from torchdefine.inference.rows import Rows, rows_from_config
 
@@ -74,9 +75,7 @@ def _unit_config(unit: DefineUnit | DenseMLP) -> dict[str, Any]:
         given, hidden, width = unit.expand.in_features, unit.expand.out_features, unit.reduce.out_features
         sizes = {"input_dim": given, "hidden_dim": hidden, "output_dim": width}
         return {"kind": "mlp", **sizes, "equalised": unit.equalised}
-    plan = unit.plan
-    sizes = {name: getattr(plan, name) for name in ("map_dim", "expand_dim", "embedding_dim", "depth", "max_groups")}
-    return {"kind": "define", **sizes, "options": unit.options.to_dict()}
+    return {"kind": "define", "map_dim": unit.plan.map_dim, "unit": to_plain(unit.config)}
 
 
 def _unit_from_config(config: dict[str, Any]) -> DefineUnit | DenseMLP:
@@ -85,8 +84,7 @@ def _unit_from_config(config: dict[str, Any]) -> DefineUnit | DenseMLP:
     if kind == "mlp":
         return DenseMLP(**settings)
     if kind == "define":
-        options = UnitOptions.of(**settings.pop("options"))
-        return DefineUnit(make_plan(**settings, rules=options.rules), options)
+        return DefineUnit(settings["map_dim"], UnitConfig.read(settings["unit"], "unit"))
     raise UserError(f"The unit {kind!r} is unknown: use define or mlp.")
 
 

@@ -15,7 +15,8 @@ from torchdefine.inference.card_code import code_for
 from torchdefine.inference.export_check import TOLERANCE
 from torchdefine.inference.export_programs import Port, Program
 from torchdefine.inference.export_record import ExportedFrom, WrittenProgram
-from torchdefine.models import LanguageModel, Translator
+from torchdefine.tasks.language.model import LanguageModel
+from torchdefine.tasks.translation.model import Translator
 
 PARTS = {
     "define": "unit of the embedding",

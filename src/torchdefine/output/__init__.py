@@ -9,6 +9,7 @@ from torchdefine.output.linear_cross_entropy import linear_cross_entropy
 from torchdefine.output.mixture import MixtureConfig, MixtureSoftmax
 
 OUTPUTS = Kinds("output layer", FullConfig, AdaptiveSoftmaxConfig, AdaptiveTableConfig, MixtureConfig)
+register_output = OUTPUTS.register
 
 __all__ = [
     "OUTPUTS",
@@ -27,4 +28,5 @@ __all__ = [
     "OutputConfig",
     "OutputLayer",
     "linear_cross_entropy",
+    "register_output",
 ]

@@ -1,6 +1,8 @@
 """Runs: from a recipe to a trained model in a folder, and from the folder back to the model."""
 
-from torchdefine.run.entry import average_run, load_run, train
-from torchdefine.run.loaded import Run
+from torchdefine.run.folder import RunFolder
+from torchdefine.run.load import average_run, load_run
+from torchdefine.run.run import Run
+from torchdefine.run.train import train
 
-__all__ = ["Run", "average_run", "load_run", "train"]
+__all__ = ["Run", "RunFolder", "average_run", "load_run", "train"]

@@ -10,10 +10,11 @@ from torchdefine.data import licence_of
 from torchdefine.files import Progress
 from torchdefine.inference.export import export_model
 from torchdefine.inference.export_record import ExportedFrom
-from torchdefine.recipe import Recipe, short_name
+from torchdefine.recipe import short_name
+from torchdefine.run.starting import changed_paths
 
 if TYPE_CHECKING:
-    from torchdefine.run.loaded import Run
+    from torchdefine.run.run import Run
 
 
 def export_run(
@@ -34,13 +35,6 @@ def export_run(
     return export_model(run.model, run.tokenization, about, folder, format, progress)
 
 
-def _without_paths(recipe: Recipe) -> Recipe:
-    """Only the last names of folders and files on the training machine, since an export is made to be passed on."""
-    tokenizer, start_from = recipe.data.tokenizer, recipe.train.start_from
-    data = replace(
-        recipe.data,
-        corpus=Path(recipe.data.corpus).name,
-        tokenizer=None if tokenizer is None else Path(tokenizer).name,
-    )
-    train = replace(recipe.train, start_from=None if start_from is None else Path(start_from).name)
-    return replace(recipe, name=short_name(recipe.name), data=data, train=train)
+def _without_paths(recipe: Any) -> Any:
+    """Only the last names of files and folders on the training machine, since an export is made to be passed on."""
+    return replace(changed_paths(recipe, lambda path: Path(path).name), name=short_name(recipe.name))

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
+
+from torch import Tensor
 
 from torchdefine.errors import UserError
 from torchdefine.files import (
@@ -23,7 +25,10 @@ from torchdefine.files import (
     write_text,
 )
 from torchdefine.recipe import FILE_ENDINGS, RUN_SETTINGS_FILE, Recipe, load_recipe, recipe_names
+from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
 from torchdefine.spelling import option
+from torchdefine.task import Tokens
+from torchdefine.training.checkpoint import Checkpoint
 
 RESULT_VERSION = 1
 OF_THE_DATA = ("vocabulary_sha256", "splits")
@@ -32,18 +37,7 @@ TOKEN_COUNTS_VERSION = 1
 
 
 TRAINED_BY = {"train": "training", "valid": "validation"}
-"""The texts that decide what training does; earlier checkpoints record only the first."""
-
-
-class Fingerprinted(Protocol):
-    """A vocabulary, or the two of a translator."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def sha256(self) -> str: ...
-
-    def save(self, path: str | Path) -> Path: ...
+"""The texts that decide what training does."""
 
 
 class RunFolder:
@@ -64,8 +58,25 @@ class RunFolder:
         self.fingerprints: dict[str, Any] = {}
         """Hashes that every checkpoint carries, so that it is never used with another vocabulary or text."""
 
+    def __str__(self) -> str:
+        return str(self.path)
+
     def exists(self) -> bool:
         return self.config.exists()
+
+    def write(self, which: Literal["last", "best"], tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        path = self.best if which == "best" else self.last
+        write_checkpoint(path, tensors, {**facts, **self.fingerprints})
+
+    def read_last(self) -> Checkpoint | None:
+        """The checkpoint to go on from, if it is of this run's texts and vocabulary; None where there is none."""
+        return self.read(self.last) if self.last.exists() else None
+
+    def read(self, path: Path, *, only: str | None = None) -> Checkpoint:
+        """A checkpoint of this run, or of another one with the same vocabulary."""
+        checkpoint = read_checkpoint(path, only=only)
+        self.check_fingerprints(checkpoint.facts, path)
+        return checkpoint
 
     def check_free(self) -> None:
         """Refuse a place that holds a run, or anything else: a run has a folder of its own."""
@@ -109,7 +120,7 @@ class RunFolder:
                 ) from None
             yield
 
-    def create(self, recipe: Recipe, tokenization: Fingerprinted) -> None:
+    def create(self, recipe: Recipe, tokenization: Tokens) -> None:
         """Start a new run here; a place that is not free is left alone."""
         self.check_free()
         try:
@@ -121,13 +132,13 @@ class RunFolder:
         write_text(self.config, recipe.to_yaml())  # first: from here on a run that is killed can go on
         tokenization.save(self.path)
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> Any:
         if not self.exists():
             self._refuse_recipe()
             raise UserError(f"{self.path} holds no run: {self._what_to_name_instead()}")
         return load_recipe(str(self.config))
 
-    def bring_up_to_date(self, recipe: Recipe, tokenization: Fingerprinted) -> None:
+    def bring_up_to_date(self, recipe: Recipe, tokenization: Tokens) -> None:
         """Before a run goes on, record where its text and tokenizer lie now, and rewrite its vocabulary."""
         tokenization.save(self.path)
         own = self.recipe()
@@ -154,7 +165,7 @@ class RunFolder:
         shown = ", ".join(map(str, within[:6])) + (f" and {len(within) - 6} more" if len(within) > 6 else "")
         return f"name a run that lies in it, such as {shown}."
 
-    def fingerprint(self, tokenization: Fingerprinted, tokens_sha256: Mapping[str, str] | None = None) -> None:
+    def fingerprint(self, tokenization: Tokens, tokens_sha256: Mapping[str, str] | None = None) -> None:
         """Set the vocabulary, and in training the texts by split, that belong to this run."""
         self.fingerprints = {"vocabulary_sha256": tokenization.sha256, "vocabulary_size": len(tokenization)}
         texts = tokens_sha256 or {}
@@ -186,7 +197,7 @@ class RunFolder:
         write_json(self.token_counts, {**facts, "counts": list(counts)})
 
     def read_token_counts(self) -> list[int] | None:
-        """One number for each token; None where the run kept none, as early ones did not."""
+        """One number for each token; None where the run kept none."""
         if not self.token_counts.exists():
             return None
         kept = read_json(self.token_counts)
@@ -271,7 +282,7 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def _restored(value: Any) -> Any:
-    """The values read, with null losses and perplexities as infinite ones; older files say Infinity."""
+    """The values read, with null losses and perplexities as infinite ones."""
     if isinstance(value, list):
         return [_restored(item) for item in value]
     if not isinstance(value, dict):

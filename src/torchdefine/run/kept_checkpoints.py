@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.errors import UserError
-from torchdefine.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from torchdefine.training.run_folder import RunFolder
+from torchdefine.run.checkpoint_file import write_checkpoint
+from torchdefine.run.folder import RunFolder
+from torchdefine.training.checkpoint import Checkpoint, model_tensors
 
 
 def keep_checkpoint(folder: RunFolder, model: nn.Module, step: int, count: int) -> None:
     """Write the weights of ``step`` beside those of earlier steps, and leave the ``count`` latest of them."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    write_checkpoint(folder.kept / f"step-{step}.safetensors", tensors, {"step": step, **folder.fingerprints})
+    write_checkpoint(folder.kept / f"step-{step}.safetensors", model_tensors(model), {"step": step, **folder.fingerprints})
     for _, path in kept_checkpoints(folder)[:-count]:
         path.unlink(missing_ok=True)
 
@@ -40,9 +40,7 @@ def average_checkpoints(folder: RunFolder, last: int | None = None) -> list[int]
     if last is not None and not 2 <= last <= len(kept):
         raise UserError(f"The run in {folder.path} has kept {len(kept)} checkpoints: average 2 to {len(kept)} of them.")
     chosen = kept[-last:] if last is not None else kept
-    checkpoints = [read_checkpoint(path, only="model") for _, path in chosen]
-    for (_, path), checkpoint in zip(chosen, checkpoints, strict=True):
-        folder.check_fingerprints(checkpoint.facts, path)
+    checkpoints = [folder.read(path, only="model") for _, path in chosen]
     facts: dict[str, Any] = {"averaged_steps": [step for step, _ in chosen], **folder.fingerprints}
     write_checkpoint(folder.average, mean_weights(checkpoints), facts)
     return [step for step, _ in chosen]

@@ -5,55 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from torchdefine.data import Corpus
-from torchdefine.models import LanguageModel
 from torchdefine.recipe import Recipe
-from torchdefine.recipe.settings import to_plain
-from torchdefine.training.evaluate import PUBLIC_STREAMS, Evaluation, evaluate, perplexity, unigram_perplexity
+from torchdefine.run.folder import RunFolder
+from torchdefine.training.evaluation import perplexity
 from torchdefine.training.progress import shown_perplexity
-from torchdefine.training.run_folder import RunFolder
-from torchdefine.training.run_state import Position
+from torchdefine.training.state import Position
 
 CLEARLY_WORSE = 1.1
 """By this factor of a perplexity."""
-
-
-def describe_result(
-    recipe: Recipe,
-    changes: Mapping[str, Any],
-    model: LanguageModel,
-    corpus: Corpus,
-    folder: RunFolder,
-    position: Position,
-) -> dict[str, Any]:
-    """The result of a finished run, from the weights that were best on the validation text."""
-    evaluations = _evaluations(recipe, model, corpus, recipe.eval.batch_size)
-    public = _evaluations(recipe, model, corpus, PUBLIC_STREAMS) if recipe.eval.public else {}
-    counts = corpus.splits["train"].counts(len(corpus.tokenization))
-    unigram = {split: unigram_perplexity(counts, np.asarray(corpus.splits[split].tokens)) for split in evaluations}
-    return {
-        **describe_training(recipe, changes, model.parameters_by_part(), folder, position),
-        "data": {
-            "corpus": corpus.name,
-            "vocabulary_size": len(corpus.tokenization),
-            "vocabulary_sha256": corpus.tokenization.sha256,
-            "splits": {
-                name: {
-                    "tokens": len(text),
-                    "text_sha256": text.header.text_sha256,
-                    "tokens_sha256": text.header.tokens_sha256,
-                    "lost_share": text.header.lost_share,
-                }
-                for name, text in corpus.splits.items()
-            },
-        },
-        **{f"{split}_perplexity": evaluation.perplexity for split, evaluation in evaluations.items()},
-        **{f"{split}_unigram_perplexity": value for split, value in unigram.items()},
-        "evaluation": {split: evaluation.to_dict() for split, evaluation in evaluations.items()},
-        **({"public_evaluation": {split: one.to_dict() for split, one in public.items()}} if public else {}),
-    }
 
 
 def best_before_the_end(result: dict[str, Any]) -> str:
@@ -99,22 +58,24 @@ def _overfitted(result: Mapping[str, Any]) -> bool:
 
 def as_read(changes: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """Changes with their values as the recipe has read them: a command line gives only text."""
-    settings = to_plain(recipe)
+    settings = recipe.to_plain()
     return {
-        section: {name: settings.get(section, {}).get(name, value) for name, value in values.items()}
+        section: values
+        if isinstance(values, str)
+        else {name: settings.get(section, {}).get(name, value) for name, value in values.items()}
         for section, values in changes.items()
         if values
     }
 
 
 def describe_training(
-    recipe: Recipe, changes: Mapping[str, Any], parameters: dict[str, int], folder: RunFolder, position: Position
+    recipe: Any, changes: Mapping[str, Any], parameters: dict[str, int], folder: RunFolder, position: Position
 ) -> dict[str, Any]:
     """What every run has, whatever its model: settings, sizes, how long it took, and its curves."""
     return {
         "recipe": recipe.name,
         "overrides": as_read(changes, recipe),
-        "settings": to_plain(recipe),
+        "settings": recipe.to_plain(),
         "seed": recipe.train.seed,
         "parameters": parameters,
         "steps": position.step,
@@ -127,13 +88,4 @@ def describe_training(
             {k: record[k] for k in ("step", "tokens", "seconds", "loss", "lr", "gradient_norm") if k in record}
             for record in folder.records("train")
         ],
-    }
-
-
-def _evaluations(recipe: Recipe, model: LanguageModel, corpus: Corpus, streams: int) -> dict[str, Evaluation]:
-    start, length = corpus.tokenization.eos_id, recipe.eval.length
-    return {
-        split: evaluate(model, corpus.splits[split], start, batch_size=streams, length=length)
-        for split in ("valid", "test")
-        if split in corpus.splits
     }

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from torchdefine.errors import UserError
 from torchdefine.files import check_utf8
-from torchdefine.recipe import SECTIONS, Recipe, load_recipe, short_name
-from torchdefine.recipe.settings import explain, merge, to_plain
-from torchdefine.spelling import did_you_mean_section, option
-from torchdefine.training import RunFolder
+from torchdefine.recipe import Recipe, load_recipe, short_name
+from torchdefine.run.folder import RunFolder
+from torchdefine.spelling import option
 from torchdefine.training.distributed import Processes
 
-Changes = dict[str, dict[str, Any]]
+Changes = dict[str, Any]
 """Changed settings by section."""
-
-PLACES = ("data.corpus", "data.tokenizer")
-"""Settings that are paths; a run may go on after files were moved, since its checkpoints have their hashes."""
 
 
 def wanted_recipe(
     recipe: str | Path | Recipe | None, changes: Changes, out: str | Path | None, resume: bool
-) -> tuple[Recipe, Changes]:
+) -> tuple[Any, Changes]:
     """The recipe with its changes, and the changes; a run resumed without naming a recipe uses its own."""
     if recipe is None:
         if not resume or out is None:
@@ -34,54 +30,46 @@ def wanted_recipe(
                 f"Name a recipe to train, or go on with a run by {option('resume')} and its folder as {option('out')}."
             )
         folder = RunFolder(out)
-        own = folder.recipe()
-        recipe, changes = load_recipe(folder.config, _with_own_validations(changes, own)), folder.changes()
+        own = {"eval_every": folder.recipe().train.eval_every}  # kept, also when it is given other steps
+        changes = {**changes, "train": {**own, **changes.get("train", {})}}
+        recipe, changes = load_recipe(folder.config, changes), folder.changes()
     elif not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, changes)
     elif changes:
         raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
-    return _with_whole_paths(recipe), changes
-
-
-def _with_own_validations(changes: Changes, own: Recipe) -> Changes:
-    """A run that goes on keeps its own ``eval_every``, also when it is given other steps."""
-    return merge({"train": {"eval_every": own.train.eval_every}}, changes)
+    return changed_paths(recipe, _whole_path), changes
 
 
 def changes_by_section(data: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Changes:
     """A caller's changes to a recipe."""
-    for name, values in overrides.items():
-        if name not in SECTIONS:
-            names = [dotted for dotted, _, _ in explain(Recipe)]
-            raise UserError(f"{name} is no section of a recipe{did_you_mean_section(name, values, names)}")
-        if not isinstance(values, Mapping):
-            raise UserError(f"{name} holds several settings, so it cannot be {values!r}: use {name}={{NAME: VALUE}}.")
-    changes = {name: dict(values) for name, values in overrides.items()}
+    changes = {name: values if isinstance(values, str) else dict(values) for name, values in overrides.items()}
     if data is not None:
         changes["data"] = dict(data) if isinstance(data, Mapping) else {"corpus": str(data)}
     return {section: values for section, values in changes.items() if values}
 
 
-def _with_whole_paths(recipe: Recipe) -> Recipe:
-    """A run must find its text, its tokenizer and the run it starts from, from anywhere."""
-    data, training = recipe.data, recipe.train
-    if data.corpus and Path(data.corpus).expanduser().exists():  # else it is the name of a corpus
-        data = replace(data, corpus=_whole_path(data.corpus))
-    if data.tokenizer is not None:
-        data = replace(data, tokenizer=_whole_path(data.tokenizer))
-    if training.start_from is not None:
-        training = replace(training, start_from=_whole_path(training.start_from))
-    return replace(recipe, data=data, train=training)
+def changed_paths(recipe: Any, change: Callable[[str], str]) -> Any:
+    """A recipe whose settings that are files or folders are changed."""
+    sections = {}
+    for name in recipe.sections():
+        config = getattr(recipe, name)
+        paths = {f.name: getattr(config, f.name) for f in fields(config) if f.metadata.get("path")}
+        sections[name] = replace(config, **{name: change(path) for name, path in paths.items() if path})
+    return replace(recipe, **sections)
 
 
 def _whole_path(path: str) -> str:
-    whole = str(Path(path).expanduser().resolve())
+    """A run must find its text, its tokenizer and the run it starts from, from anywhere; other names are of corpora."""
+    given = Path(path).expanduser()
+    if not given.exists() and len(given.parts) == 1 and not given.suffix:
+        return path
+    whole = str(given.resolve())
     check_utf8(whole)  # the run's settings and its result will name it
     return whole
 
 
 @contextmanager
-def chosen_folder(recipe: Recipe, out: str | Path | None, resume: bool, processes: Processes) -> Iterator[RunFolder]:
+def chosen_folder(recipe: Any, out: str | Path | None, resume: bool, processes: Processes) -> Iterator[RunFolder]:
     """The run's folder, checked but not yet written to, and locked against other processes that train in it."""
     if resume and out is None:
         raise UserError(f"To resume a run, say which: pass its folder as {option('out')}.")
@@ -99,10 +87,12 @@ def chosen_folder(recipe: Recipe, out: str | Path | None, resume: bool, processe
         yield folder
 
 
-def _check_same_settings(folder: RunFolder, recipe: Recipe) -> None:
-    own = _with_whole_paths(folder.recipe())
-    may_differ = PLACES if folder.last.exists() else ()
-    differing = [found for found in differences(to_plain(own), to_plain(recipe)) if found[0] not in may_differ]
+def _check_same_settings(folder: RunFolder, recipe: Any) -> None:
+    """A run may go on after its texts were moved, since its checkpoints have their hashes."""
+    own = changed_paths(folder.recipe(), _whole_path)
+    may_differ = ("data.corpus", "data.tokenizer") if folder.last.exists() else ()
+    found = differences(own.to_plain(), recipe.to_plain())
+    differing = [difference for difference in found if difference[0] not in may_differ]
     if not differing:
         return
     shown = ", ".join(f"{place} ({one}, not {other})" for place, one, other in differing)

@@ -1,18 +1,15 @@
-"""Sampling continuations from a language model."""
+"""Drawing tokens from log-probabilities."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from torchdefine.errors import MachineError, UserError
-from torchdefine.models import LanguageModel
-from torchdefine.modes import evaluating
 
 NO_PROBABILITIES = (
     "The model gives no token a probability, so nothing can be found: its weights are damaged, or its training had "
@@ -37,34 +34,6 @@ class SamplingOptions:
             raise UserError(f"top_k is {self.top_k}, but must be at least 1.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}, but must be above 0 and at most 1: use 0.9, say.")
-
-
-@torch.no_grad()
-def generate(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    length: int,
-    options: SamplingOptions | None = None,
-    *,
-    stop_token: int | None = None,
-    generator: torch.Generator | None = None,
-) -> list[int]:
-    """Continue ``prompt``, one id or more, by up to ``length`` tokens; the state is carried, nothing recomputed."""
-    prompt = [int(token) for token in prompt]
-    if not prompt:
-        raise UserError("The prompt is empty: begin with the end-of-line token, say.")
-    if not isinstance(length, Integral) or length < 1:
-        raise UserError(f"The length is {length!r}, but must be a whole number of at least 1.")
-    options = options or SamplingOptions()
-    device = next(model.parameters()).device
-    with evaluating(model):
-        hidden, state = model.hidden(torch.tensor([prompt], device=device), model.initial_state(1))
-        log_probs = model.output.log_prob(hidden[:, -1])  # (1, V)
-        continuation = [draw(log_probs[0], options, generator)]
-        while len(continuation) < length and continuation[-1] != stop_token:
-            log_probs, state = model.step(torch.tensor([continuation[-1:]], device=device), state)
-            continuation.append(draw(log_probs[0], options, generator))
-        return continuation
 
 
 def draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator | None = None) -> int:

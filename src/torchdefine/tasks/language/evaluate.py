@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from numbers import Integral
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchdefine.context import State
 from torchdefine.data import TokenFile, evaluation_streams
 from torchdefine.errors import UserError
-from torchdefine.models import HostHint, LanguageModel
 from torchdefine.modes import evaluating
+from torchdefine.output import HostHint
+from torchdefine.tasks.language.model import LanguageModel
 from torchdefine.training.carried_state import copy_state, own_copy
+from torchdefine.training.evaluation import Evaluation, arithmetic, perplexity
 from torchdefine.training.recording import Hint, Inputs, Recorder
 
 PUBLIC_STREAMS = 10
@@ -27,23 +27,6 @@ FEWEST_RECORDED = 20
 
 SHORT_STREAM = 200
 """Tokens; in shorter streams the words without context count so much that the perplexity is clearly too high."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of predicting a text."""
-
-    tokens: int
-    loss: float
-    """Nats a token."""
-    perplexity: float
-    bits_per_byte: float | None
-    unknown_share: float
-    """Tokens of the text that are outside the vocabulary."""
-    protocol: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 Predict = Callable[[Tensor, Tensor, State, HostHint | None], tuple[Tensor, State]]
@@ -78,12 +61,6 @@ def evaluate(
         f"{getattr(model, 'carried', 'state')} carried over segments of {length} tokens, every token predicted once, "
         f"{arithmetic(model)}{note}",
     )
-
-
-def arithmetic(model: nn.Module) -> str:
-    """The arithmetic of products; a validation uses what the training allows."""
-    on_gpu = next(model.parameters()).device.type == "cuda"
-    return "float32, products in TF32" if on_gpu and torch.backends.cuda.matmul.allow_tf32 else "float32"
 
 
 @torch.no_grad()
@@ -161,10 +138,6 @@ def short_stream_warning(tokens: int, streams: int) -> str:
         f"The perplexity is likely too high: {tokens:,} tokens in {min(streams, tokens)} streams are short pieces, "
         "each begun without context."
     )
-
-
-def perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 def unigram_perplexity(counts: Sequence[int] | np.ndarray, tokens: np.ndarray) -> float:

@@ -14,11 +14,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from torchdefine.context import State
 from torchdefine.data import IGNORE, TokenFile
+from torchdefine.context import State
 from torchdefine.errors import UserError
-from torchdefine.models import HostHint, LanguageModel
-from torchdefine.training.evaluate import Predict, total_nats
+from torchdefine.output import HostHint
+from torchdefine.tasks.language.evaluate import Predict, total_nats
+from torchdefine.tasks.language.model import LanguageModel
 
 WINDOWS = (100, 500, 1000, 2000, 3785)
 THETAS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5)

@@ -8,9 +8,9 @@ import torch
 
 from torchdefine.data import BitextBatches, SentencePairs, TokenizerPair
 from torchdefine.files import Progress
-from torchdefine.models import Translator
 from torchdefine.modes import evaluating
-from torchdefine.training.evaluate import Evaluation, arithmetic, perplexity
+from torchdefine.tasks.translation.model import Translator
+from torchdefine.training.evaluation import Evaluation, arithmetic, perplexity
 
 
 @torch.no_grad()

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchdefine.decoding.sampling import NO_PROBABILITIES, SamplingOptions, draw_rows
-from torchdefine.errors import MachineError, UserError
+from torchdefine.config import Config, setting
+from torchdefine.errors import MachineError
 from torchdefine.modes import evaluating
+from torchdefine.tasks.sampling import NO_PROBABILITIES, SamplingOptions, draw_rows
 
 
 class StepModel(Protocol):
@@ -41,30 +42,16 @@ class TargetTokens:
 
 
 @dataclass(frozen=True)
-class BeamOptions:
+class BeamConfig(Config):
     """How to search. ``size`` 1 takes the most probable token at every step."""
 
-    size: int = 4
-    length_penalty: float = 0.6
-    """α of Wu et al. (2016): a target's log-probability is divided by ((5 + length) / 6)^α."""
-    max_ratio: float = 1.5
-    max_extra: int = 10
-    """A target has at most ``max_ratio`` · source + ``max_extra`` tokens, ``<eos>`` included."""
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise UserError(f"The beam size is {self.size}, but must be at least 1.")
-        if not 0 <= self.length_penalty < math.inf:
-            raise UserError(
-                f"The length penalty is {self.length_penalty}, but must be a number and not negative: use 0.6, say."
-            )
-        if not math.isfinite(self.max_ratio):
-            raise UserError(f"max_ratio is {self.max_ratio}, but every target must end somewhere: use 1.5, say.")
-        if self.max_ratio < 0 or self.max_extra < 1:
-            raise UserError(
-                f"Targets of {self.max_ratio} · source + {self.max_extra} tokens are too short: use a ratio of at "
-                "least 0 and at least 1 token more."
-            )
+    size: int = setting(4, "Hypotheses that beam search keeps; 1 is greedy.", at_least=1)
+    length_penalty: float = setting(0.6, "Exponent of Wu's length penalty; 0 for none.", at_least=0, below=math.inf)
+    max_ratio: float = setting(
+        1.5, "A translation has at most this many tokens for each of the source's …", at_least=0, below=math.inf
+    )
+    max_extra: int = setting(10, "… and this many more.", at_least=1)
+    batch_size: int = setting(64, "Sentences searched at once; changes speed, not the result.", at_least=1)
 
     def limit(self, source_length: int) -> int:
         """How many tokens the target of a source may have."""
@@ -94,7 +81,7 @@ class _Search:
     limit: int
     ended: list[Hypothesis] = field(default_factory=list)
 
-    def is_done(self, length: int, best_going: float, options: BeamOptions, wanted: int) -> bool:
+    def is_done(self, length: int, best_going: float, options: BeamConfig, wanted: int) -> bool:
         """Whether no hypothesis that is still going can end among the ``wanted`` best.
 
         At best, a hypothesis reaches the longest length without losing any more log-probability.
@@ -114,7 +101,7 @@ def beam_search(
     model: StepModel,
     sources: Sequence[Sequence[int]],
     tokens: TargetTokens,
-    options: BeamOptions | None = None,
+    options: BeamConfig | None = None,
     wanted: int | None = None,
 ) -> list[list[Hypothesis]]:
     """The best targets of each source, best first, up to ``wanted`` of them; all K = ``options.size`` by default.
@@ -125,13 +112,13 @@ def beam_search(
     """
     if not sources:
         return []
-    options = options or BeamOptions()
+    options = options or BeamConfig()
     with evaluating(model):
         return _searched(model, sources, tokens, options, options.size if wanted is None else wanted)
 
 
 def _searched(
-    model: StepModel, sources: Sequence[Sequence[int]], tokens: TargetTokens, options: BeamOptions, wanted: int
+    model: StepModel, sources: Sequence[Sequence[int]], tokens: TargetTokens, options: BeamConfig, wanted: int
 ) -> list[list[Hypothesis]]:
     size, device = options.size, device_of(model)
     found: list[list[Hypothesis]] = [[] for _ in sources]
@@ -173,7 +160,7 @@ def sample_targets(
     sources: Sequence[Sequence[int]],
     tokens: TargetTokens,
     options: SamplingOptions,
-    limits: BeamOptions,
+    limits: BeamConfig,
     seeds: Sequence[int],
     count: int = 1,
 ) -> list[list[Hypothesis]]:
@@ -253,7 +240,7 @@ def _note_ended(
     history: Tensor,
     best: tuple[Tensor, Tensor, Tensor],
     eos: int,
-    options: BeamOptions,
+    options: BeamConfig,
 ) -> None:
     """Record the hypotheses that end now: those whose ``<eos>`` is among the K best continuations."""
     values, parents, ids = (part[:, : options.size] for part in best)

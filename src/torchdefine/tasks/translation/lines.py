@@ -9,11 +9,11 @@ from typing import Any
 from torchdefine.data.bitext import one_line
 from torchdefine.data.tokenizer import SubwordTokenizer
 from torchdefine.data.tokenizer_pair import TokenizerPair
-from torchdefine.decoding.beam import BeamOptions, Hypothesis, TargetTokens, beam_search, sample_targets
-from torchdefine.decoding.sampling import SamplingOptions
+from torchdefine.tasks.translation.beam import BeamConfig, Hypothesis, TargetTokens, beam_search, sample_targets
+from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.models import Translator
+from torchdefine.tasks.translation.model import Translator
 
 PLACES_AT_ONCE = 8192
 """Source tokens of a batch, padding included: fewer long sources are searched at a time."""
@@ -23,17 +23,13 @@ PLACES_AT_ONCE = 8192
 class TranslationOptions:
     """How lines are translated."""
 
-    beam: BeamOptions = field(default_factory=BeamOptions)
+    beam: BeamConfig = field(default_factory=BeamConfig)
     sampling: SamplingOptions | None = None
     """Draw instead of searching."""
     seed: int = 1
     n_best: int = 1
-    batch_size: int = 64
-    """Sentences searched at once; changes speed, not the result."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"The batch size is {self.batch_size}, but must be at least 1.")
         if self.n_best < 1:
             raise UserError(f"n_best is {self.n_best}, but must be at least 1.")
         if self.seed < 0:
@@ -127,7 +123,7 @@ def _translate_pieces(
     order = sorted(range(len(pieces)), key=lambda place: -len(pieces[place]))
     done = 0
     while done < len(order):
-        count = min(options.batch_size, max(1, PLACES_AT_ONCE // (len(pieces[order[done]]) + 1)))
+        count = min(options.beam.batch_size, max(1, PLACES_AT_ONCE // (len(pieces[order[done]]) + 1)))
         places = order[done : done + count]
         sources = [[*pieces[place], source.eos_id] for place in places]
         if options.sampling is None:
@@ -166,6 +162,9 @@ class TranslationScores:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def lines(self) -> list[str]:
+        return [f"BLEU {self.bleu:.2f}  {self.bleu_signature}", f"chrF {self.chrf:.2f}  {self.chrf_signature}"]
 
 
 def require_sacrebleu() -> Any:

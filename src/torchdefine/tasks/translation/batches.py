@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 
+from torchdefine.config import setting
 from torchdefine.data import BitextBatches
-from torchdefine.recipe import TrainSettings
 from torchdefine.training.batches import Batch, Part
 from torchdefine.training.distributed import Processes
+from torchdefine.training.loop import TrainConfig
+
+
+@dataclass(frozen=True)
+class TranslationTrainConfig(TrainConfig):
+    """How a translator is trained."""
+
+    batch_tokens: int = setting(4096, "Tokens of a batch on its longer side, padding included.", at_least=1)
 
 
 class PairData:
@@ -16,12 +25,12 @@ class PairData:
 
     rows_per_part = 0  # a translator carries nothing from batch to batch
 
-    def __init__(self, batches: BitextBatches, settings: TrainSettings, processes: Processes) -> None:
-        self.batches, self.parts, self.processes = batches, settings.accumulate, processes
+    def __init__(self, batches: BitextBatches, config: TranslationTrainConfig, processes: Processes) -> None:
+        self.batches, self.parts, self.processes = batches, config.accumulate, processes
         self.batches_per_step = self.parts * processes.count
         self.steps_per_epoch = batches.per_epoch / self.batches_per_step
-        epochs = Fraction(str(settings.epochs or 0))  # as it is written, so that nothing is rounded up
-        self.total_steps = settings.steps or math.ceil(epochs * batches.per_epoch / self.batches_per_step)
+        epochs = Fraction(str(config.epochs or 1))  # as it is written, so that nothing is rounded up
+        self.total_steps = config.steps or math.ceil(epochs * batches.per_epoch / self.batches_per_step)
 
     def batch(self, step: int) -> Batch:
         first = step * self.batches_per_step

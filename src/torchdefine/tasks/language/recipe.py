@@ -1,0 +1,64 @@
+"""The sections of a recipe for a language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchdefine.config import Config, setting
+from torchdefine.context import CONTEXTS
+from torchdefine.embedding import EMBEDDINGS, UNITS, MapConfig
+from torchdefine.output import OUTPUTS, OutputConfig
+from torchdefine.task import DataConfig, Recipe, section
+from torchdefine.tasks.language.batches import LanguageTrainConfig
+from torchdefine.tasks.language.model import LanguageLossConfig
+from torchdefine.training import AVERAGING, OPTIMIZERS, SCHEDULES, ConstantConfig, OptimizerConfig
+
+
+@dataclass(frozen=True)
+class TextConfig(DataConfig):
+    """The text of a language model."""
+
+    min_count: int = setting(
+        1, "Words seen less often than this in the training text become <unk>; for words only.", at_least=1
+    )
+    max_size: int | None = setting(
+        None, "At most this many words in the vocabulary, the most frequent ones; for words only.", at_least=1
+    )
+
+
+@dataclass(frozen=True)
+class EvalConfig(Config):
+    """How perplexities are measured."""
+
+    batch_size: int = setting(
+        10, "Streams the text is cut into; each starts without context. 1 is exact.", at_least=1
+    )
+    length: int = setting(
+        140, "Tokens a step; changes the result only of a transformer without eval_same_length.", at_least=1
+    )
+    valid_batch_size: int | None = setting(
+        None, "Streams of the validations during training; batch_size by default.", at_least=1
+    )
+    public: bool = setting(False, "Report 10 streams too, the protocol of the public Transformer-XL code.")
+
+
+@dataclass(frozen=True)
+class LanguageRecipe(Recipe):
+    """A language model: embedding → unit → context → output."""
+
+    task: ClassVar[str] = "language"
+    data: TextConfig = section(TextConfig)
+    embedding: MapConfig = section(EMBEDDINGS, model=True)
+    unit: Config = section(UNITS, model=True)
+    context: Config = section(CONTEXTS, model=True)
+    output: OutputConfig = section(OUTPUTS, model=True)
+    loss: LanguageLossConfig = section(LanguageLossConfig)
+    optim: OptimizerConfig = section(OPTIMIZERS)
+    schedule: ConstantConfig = section(SCHEDULES)
+    averaging: Config = section(AVERAGING)
+    train: LanguageTrainConfig = section(LanguageTrainConfig)
+    eval: EvalConfig = section(EvalConfig)
+
+    def __post_init__(self) -> None:
+        self.output.check(self.embedding)

@@ -1,0 +1,97 @@
+"""The sections of a recipe for a translator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torchdefine.config import Config, setting
+from torchdefine.context import TransformerConfig
+from torchdefine.data import BitextRules
+from torchdefine.data.tokenizer import SMALLEST_BPE, SPECIALS
+from torchdefine.embedding import EMBEDDINGS, UNITS, MapConfig
+from torchdefine.output import OUTPUTS, LossConfig, OutputConfig
+from torchdefine.task import DataConfig, Recipe, section
+from torchdefine.tasks.translation.batches import TranslationTrainConfig
+from torchdefine.tasks.translation.beam import BeamConfig
+from torchdefine.training import AVERAGING, OPTIMIZERS, SCHEDULES, ConstantConfig, OptimizerConfig
+
+
+@dataclass(frozen=True)
+class BitextConfig(DataConfig):
+    """The pairs of sentences that a translator learns from."""
+
+    source: str = setting("en", "The language to translate from, as in the endings of its file names.")
+    target: str = setting("de", "The language to translate into, as in the endings of its file names.")
+    bpe_size: int = setting(8000, "Tokens of the BPE that is learned from the training text, or of each of the two.")
+    joint: bool = setting(True, "One BPE for both languages, or one for each.")
+    max_length: int = setting(100, "Training pairs with more tokens on a side are left out.", at_least=1)
+    max_ratio: float = setting(
+        3.0,
+        "Training pairs are left out where a side has more tokens than this many times the other's, plus 5.",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            self.bpe_size >= SMALLEST_BPE,
+            f"bpe_size is {self.bpe_size}, but must be at least {SMALLEST_BPE}: the 256 bytes and "
+            f"{', '.join(SPECIALS)}.",
+        )
+        self.require(self.source != self.target, f"source and data.target are both {self.source!r}: name two languages.")
+
+    @property
+    def rules(self) -> BitextRules:
+        """How pairs are encoded."""
+        return BitextRules(self.source, self.target, self.bpe_size, self.joint, self.max_length, self.max_ratio)
+
+
+@dataclass(frozen=True)
+class SourceConfig(Config):
+    """The source side."""
+
+    share: Literal["nothing", "unit", "embedding"] = setting(
+        "nothing", "What it has in common with the target side; a whole embedding needs a joint BPE."
+    )
+    embedding: dict[str, Any] = setting({}, "What differs from the section embedding, such as {map_dim: 64}.")
+    unit: dict[str, Any] = setting({}, "What differs from the section unit, such as {kind: none}.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            self.share == "nothing" or not (self.embedding or self.unit),
+            f"share {self.share} leaves the source side no embedding of its own: use source.share nothing, or leave "
+            "source.embedding and source.unit out.",
+        )
+
+
+@dataclass(frozen=True)
+class TranslationRecipe(Recipe):
+    """A translator: embeddings on both sides of a Transformer."""
+
+    task: ClassVar[str] = "translation"
+    data: BitextConfig = section(BitextConfig)
+    embedding: MapConfig = section(EMBEDDINGS, model=True)
+    unit: Config = section(UNITS, model=True)
+    source: SourceConfig = section(SourceConfig, model=True)
+    context: TransformerConfig = section(TransformerConfig, model=True)
+    output: OutputConfig = section(OUTPUTS, model=True)
+    loss: LossConfig = section(LossConfig)
+    optim: OptimizerConfig = section(OPTIMIZERS)
+    schedule: ConstantConfig = section(SCHEDULES)
+    averaging: Config = section(AVERAGING)
+    train: TranslationTrainConfig = section(TranslationTrainConfig)
+    beam: BeamConfig = section(BeamConfig)
+
+    def __post_init__(self) -> None:
+        self.output.check(self.embedding)
+        joint = self.data.joint or self.data.tokenizer is not None
+        self.require(
+            joint or self.source.share != "embedding",
+            "A shared embedding needs one BPE for both languages: use data.joint true, or another source.share.",
+        )
+        self.require(
+            self.source.share != "unit" or self.unit.kind != "none",  # type: ignore[attr-defined]
+            "There is no unit to share: use unit.kind define, or source.share nothing.",
+        )
