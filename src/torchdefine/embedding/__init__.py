@@ -6,7 +6,7 @@ from torchdefine.embedding.dense import DenseMLP, DenseProjection
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap
 from torchdefine.embedding.plan import Plan, PlanRules, make_plan
-from torchdefine.embedding.table import cached_embedding, finished_table
+from torchdefine.embedding.table import LooksUp, cached_embedding, finished_table
 from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.unit import VARIANTS, DefineUnit, UnitOptions
 
@@ -18,6 +18,7 @@ __all__ = [
     "DenseMLP",
     "DenseProjection",
     "GroupLinear",
+    "LooksUp",
     "MapLayer",
     "Plan",
     "PlanRules",
