@@ -76,7 +76,7 @@ def test_progress_grows_to_its_total() -> None:
     done = [call[0] for call in calls]
     assert done == sorted(done)
     assert calls[-1][0] == calls[-1][1]
-    assert len(calls) == 6  # each reports while it works
+    assert len(calls) == 5  # each reports while it works
 
 
 def test_is_printed_drawn_saved_and_described(fitted, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -335,9 +335,7 @@ def test_a_table_that_lost_nothing_gives_the_old_logits(name: str, tied: bool, t
 def test_what_fit_gave_goes_straight_in(tmp_path: Path) -> None:
     model = bert(True).eval()
     counts = torch.arange(V, 0, -1)
-    fitted = fit(
-        model.get_input_embeddings().weight.detach(), counts, "3KB", options=FitOptions(families=("weighted SVD",))
-    )
+    fitted = fit(model.get_input_embeddings().weight.detach(), counts, "3KB", options=FitOptions(methods=("svd",)))
     with_table(model, fitted)
     assert model.get_input_embeddings().table is fitted.table
     model.save_pretrained(tmp_path)
