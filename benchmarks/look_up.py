@@ -14,14 +14,8 @@ from benchmarks.measuring import Contestant, Group, Prepared, Setting, times_as_
 from benchmarks.records import Benchmark
 from benchmarks.texts import WIKIPEDIA_SIZE, real_text
 from torchdefine import DeFINE
-from torchdefine.inference import (
-    CodedRows,
-    CompactTable,
-    dense_table,
-    quantised_table,
-    svd_table,
-)
-from torchdefine.inference.cache import use_cache, write_cache
+from torchdefine.tables import CodedRows, CompactTable, dense_table, quantised_table, svd_table
+from torchdefine.tables.cache import use_cache, write_cache
 
 TOKENS = 8960
 WIDTH = 384
@@ -55,10 +49,10 @@ def from_cache_file(embedding: DeFINE) -> DeFINE:
     return embedding
 
 
-def coded(size: int, parts: int, stages: int, entries: int) -> CompactTable:
+def coded(size: int, codebooks: int, entries: int) -> CompactTable:
     """Codes drawn at random: looking them up takes as long as looking up good ones, and finding those takes longer."""
-    codes = torch.randint(entries, (size, parts, stages))
-    return CompactTable(CodedRows.of(codes, torch.randn(parts, stages, entries, WIDTH // parts)))
+    codes = torch.randint(entries, (size, codebooks))
+    return CompactTable(CodedRows.of(codes, torch.randn(codebooks, entries, WIDTH)))
 
 
 def groups(setting: Setting) -> Iterator[Group]:
@@ -79,8 +73,7 @@ def groups(setting: Setting) -> Iterator[Group]:
         "float16": lambda: dense_table(finished, "float16"),
         "int8": lambda: quantised_table(finished, 8),
         "int4": lambda: quantised_table(finished, 4),
-        "product codes, 48 parts of 256": lambda: coded(size, 48, 1, 256),
-        "compositional codes, 32 of 16": lambda: coded(size, 1, 32, 16),
+        "compositional codes, 32 of 16": lambda: coded(size, 32, 16),
         "SVD of rank 128": lambda: svd_table(finished, 128),
     }
     contestants = [

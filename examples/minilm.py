@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from torchdefine.adapt import ShrinkOptions, shrink_model
-from torchdefine.adapt.likeness import sentence_vectors
+from torchdefine.adapt.sentences import sentence_vectors
 from torchdefine.data import find_splits, resolve_corpus
 from torchdefine.training.progress import work_bar
 

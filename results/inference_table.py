@@ -24,9 +24,10 @@ from torchdefine import load_run, train
 from torchdefine.data import encode_corpus, resolve_corpus
 from torchdefine.errors import UserError
 from torchdefine.files import write_json
-from torchdefine.inference.compress import METHODS, Compression, compress_embedding
-from torchdefine.inference.tables import as_weights, lost_variance
 from torchdefine.run.loaded import Run
+from torchdefine.tables import METHODS, compress_embedding
+from torchdefine.tables.code_learning import Codes
+from torchdefine.tables.source import as_weights, lost_variance
 from torchdefine.training.environment import describe_environment
 from torchdefine.training.progress import LineReporter
 
@@ -34,6 +35,8 @@ RECIPES = ("txl/standard-384", "txl/projective-128", "txl/define-128")
 STREAMS, LENGTH = 60, 64
 """Of the evaluation: short, and the same for every row."""
 TIMED_STREAMS, TIMED_LENGTH, REPEATS = 10, 150, 30
+NAMES = {"codes": "codes 32 × 16"}
+OF_OWN_SIZE = ("int8", "int4")
 
 
 def main() -> None:
@@ -125,14 +128,16 @@ def ways(run: Run, matrix: Tensor, counts: list[int] | None) -> Iterator[tuple[s
         name = str(dtype).removeprefix("torch.")
         yield f"cached, {name}", lambda dtype=dtype: (matrix.to(dtype), matrix.numel() * dtype.itemsize)
     for method in METHODS:
-        how = Compression(method)
-        yield str(how), lambda how=how: _packed(run, how, counts)
+        yield NAMES.get(method, method), lambda method=method: _packed(run, method, counts)
     yield "int8, torchao", lambda: torchao_table(matrix, 8)
     yield "int4, torchao", lambda: torchao_table(matrix, 4)
 
 
-def _packed(run: Run, how: Compression, counts: list[int] | None) -> Made:
-    made = compress_embedding(run.embedding, how, counts=counts)
+def _packed(run: Run, method: str, counts: list[int] | None) -> Made:
+    """In the bytes of the codes, unless the method has a size of its own."""
+    codes = Codes().usual_bytes(run.embedding.num_embeddings, run.embedding.embedding_dim)
+    budget = None if method in OF_OWN_SIZE else codes
+    made = compress_embedding(run.embedding, method, budget, counts=counts)
     return made.table, made.bytes
 
 

@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.adapt import Behaviour, Budget, Distillation, FitOptions, Fitted, UnitFitting, distill, fit
+from torchdefine.adapt import Behaviour, Distillation, FitOptions, Fitted, distill, fit
 from torchdefine.data.text_files import read_text
 from torchdefine.files import write_json
-from torchdefine.inference import CodeLearning, CompactTable
+from torchdefine.tables import Budget, CodeLearning, CompactTable, UnitFitting
 from torchdefine.training.environment import describe_environment
 from torchdefine.training.progress import work_bar
 
@@ -112,8 +112,7 @@ def measure_size(
         quality_name="mean cosine",
         sensitivity=sensitivity,
         polish=lambda candidate: distill(behaviours["taught"], candidate, DISTILLATION),
-        units=UNITS,
-        codes=CODES,
+        settings={"define": {"training": UNITS}, "mlp": {"training": UNITS}, "codes": {"training": CODES}},
     )
     began = time.monotonic()
     with work_bar(f"fitting {budget}") as report:

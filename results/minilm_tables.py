@@ -7,8 +7,7 @@ from pathlib import Path
 
 from provenance import short_commit
 
-from torchdefine.adapt.fit import Measured, front_of
-from torchdefine.adapt.front_picture import points_figure
+from torchdefine.adapt.fitted import Measured, front_of, points_figure
 from torchdefine.analysis.pictures import save_figure
 
 FOLDER = Path(__file__).parent / "minilm"
@@ -76,7 +75,7 @@ def measured(path: Path) -> list[Measured]:
     """The candidates of one file, by what they measured on the sentences that nothing was chosen by."""
     return [
         Measured(
-            one["family"],
+            one.get("method") or one["family"],  # its name in older files
             one["name"],
             one["bytes_on_disk"],
             one["values"],

@@ -448,11 +448,9 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         ],
         "--codebooks means nothing to the method int8": ["compress", finished, "--method", "int8", "--codebooks", "5"],
         "--steps means nothing to the method bits": ["compress", finished, "--method", "bits", "--steps", "10"],
-        "give one of them": ["compress", finished, "--budget", "1KB", "--codebooks", "5"],
-        "--entries means nothing to the method bits with a --budget": [
-            *("compress", finished, "--method", "bits", "--budget", "3KB", "--entries", "256")
-        ],
-        "int4 takes as many bytes as it needs": ["compress", finished, "--method", "int4", "--budget", "1KB"],
+        "give one of them": ["compress", finished, "--method", "codes", "--budget", "1KB", "--codebooks", "5"],
+        "--entries means nothing to the method bits": ["compress", finished, "--budget", "3KB", "--entries", "256"],
+        "No int4 of this table fits 500 bytes": ["compress", finished, "--method", "int4", "--budget", "500"],
         "counts parameters, not bytes": ["compress", finished, "--budget", "1k parameters"],
         "--by is the horizontal axis of curves": ["plot", "maps", finished, "--by", "step", "--out", "x.svg"],
         "--centred is for correlations": ["plot", "curves", finished, "--centred", "--out", "x.svg"],

@@ -4,8 +4,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from torchdefine.import_hook import register_with_transformers
-
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -82,6 +80,3 @@ if not TYPE_CHECKING:  # a type checker would accept every name, misspelt ones t
 
 def __dir__() -> list[str]:
     return sorted({"__version__", *__all__})
-
-
-register_with_transformers()

@@ -7,7 +7,7 @@ from torch import nn
 from tests.adapt.small_encoder import Encoder, behaviour
 from torchdefine.adapt import Behaviour
 from torchdefine.errors import UserError
-from torchdefine.inference import quantised_table
+from torchdefine.tables import quantised_table
 
 
 def test_the_own_table_is_perfect_and_worse_ones_are_worse() -> None:

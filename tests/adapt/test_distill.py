@@ -6,7 +6,7 @@ import torch
 from tests.adapt.small_encoder import Encoder, behaviour, counts
 from torchdefine.adapt import Distillation, distill
 from torchdefine.errors import MachineError, UserError
-from torchdefine.inference import quantised_table, svd_table, transform_table
+from torchdefine.tables import quantised_table, svd_table, transform_table
 
 TABLES = {
     "svd": lambda table: svd_table(table, 8, counts=counts()),

@@ -1,20 +1,26 @@
 import json
 import math
 import re
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.adapt.small_encoder import Encoder, behaviour, counts
-from torchdefine.adapt import Distillation, FitOptions, UnitFitting, distill, fit
-from torchdefine.adapt.fit import Measured, front_of
+from torchdefine.adapt import Distillation, FitOptions, distill, fit
+from torchdefine.adapt.fitted import Measured, front_of
 from torchdefine.errors import MachineError, UserError
-from torchdefine.inference import CodeLearning, load_table
+from torchdefine.tables import CodeLearning, UnitFitting, load_table
 
-FAST = {"units": UnitFitting(steps=20, batch_size=64), "codes": CodeLearning(steps=30, rounds=1)}
-FAMILIES = {"transform", "weighted SVD", "frequent rows whole", "quantised", "product codes", "tensor train"}
+SHORT = UnitFitting(steps=20, batch_size=64)
+FAST: dict[str, Any] = {
+    "settings": {
+        "define": {"training": SHORT},
+        "mlp": {"training": SHORT},
+        "codes": {"training": CodeLearning(steps=30, rounds=1)},
+    }
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +36,8 @@ def fitted():
     return fit(model.tokens, counts(), "9KB", options=options)
 
 
-def test_every_family_is_tried_and_keeps_to_the_budget(fitted) -> None:
-    tried = {one.family for one in fitted.measured} | {"tensor train"}
-    assert tried >= FAMILIES | {"DeFINE", "MLP", "compositional codes"}
+def test_every_method_is_tried_and_keeps_to_the_budget(fitted) -> None:
+    assert {one.method for one in fitted.measured} == {"bits", "svd", "frequent", "int", "define", "mlp", "codes"}
     assert all(one.bytes <= 9_000 for one in fitted.measured)
     assert all(0 < one.table_error < 1.5 and -1 <= one.quality <= 1 for one in fitted.measured)
 
@@ -66,12 +71,12 @@ def test_polishing_is_measured_beside_the_rest(fitted) -> None:
 
 def test_progress_grows_to_its_total() -> None:
     calls: list[tuple[int, int]] = []
-    options = FitOptions(families=("quantised", "MLP"), polish=lambda table: None, **FAST)
+    options = FitOptions(methods=("int", "mlp"), polish=lambda table: None, **FAST)
     fit(Encoder().tokens, counts(), "9KB", options=options, progress=lambda *call: calls.append(call))
     done = [call[0] for call in calls]
     assert done == sorted(done)
     assert calls[-1][0] == calls[-1][1]
-    assert len(calls) == 4  # the MLP reports while it is trained
+    assert len(calls) == 5  # each reports while it works
 
 
 def test_is_printed_drawn_saved_and_described(fitted, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,10 +95,10 @@ def test_is_printed_drawn_saved_and_described(fitted, tmp_path: Path, capsys: py
 
 
 def test_without_a_model_the_weighted_error_decides() -> None:
-    options = FitOptions(families=("transform", "quantised"), shares=(1.5, 1.0, 0.5), **FAST)
+    options = FitOptions(methods=("bits", "int"), fractions=(1.5, 1.0, 0.5), **FAST)
     made = fit(Encoder().tokens, counts(), 8_000, options=options)
     assert made.chosen.quality == pytest.approx(1 - made.chosen.table_error)
-    assert {one.family for one in made.measured} == {"transform", "quantised"}
+    assert {one.method for one in made.measured} == {"bits", "int"}
     assert min(one.bytes for one in made.measured) <= 4_000
     better = max(made.measured, key=lambda one: one.quality)
     assert made.chosen.bytes <= 8_000 < better.bytes  # what is too large is only looked at
@@ -111,7 +116,7 @@ def test_a_polish_that_harms_is_undone() -> None:
         with torch.no_grad():
             table.mean += 10
 
-    options = FitOptions(families=("quantised",), polish=harm)
+    options = FitOptions(methods=("int",), polish=harm)
     made = fit(Encoder().tokens, counts(), 8_000, options=options)
     assert not made.chosen.name.endswith("distilled")
     assert made.table.mean.abs().max() < 5
@@ -123,14 +128,14 @@ def test_a_polish_that_overflows_loses_nothing() -> None:
             table.mean += 10
         raise MachineError("The loss is no longer finite.")
 
-    made = fit(Encoder().tokens, counts(), 8_000, options=FitOptions(families=("quantised",), polish=overflow))
+    made = fit(Encoder().tokens, counts(), 8_000, options=FitOptions(methods=("int",), polish=overflow))
     assert made.skipped[-1].name == f"{made.chosen.name}, distilled"
     assert made.table.mean.abs().max() < 5
 
 
 def test_a_quality_that_is_no_number_never_wins() -> None:
     answers = iter([math.nan])
-    options = FitOptions(families=("quantised", "transform"), quality=lambda table: next(answers, 0.9))
+    options = FitOptions(methods=("int", "bits"), quality=lambda table: next(answers, 0.9))
     made = fit(Encoder().tokens, counts(), 8_000, options=options)
     assert made.chosen.quality == 0.9
     assert "quality is nan" in made.skipped[0].reason
@@ -140,9 +145,7 @@ def test_a_quality_that_is_no_number_never_wins() -> None:
 
 def test_a_polish_after_which_nothing_can_be_measured_is_undone() -> None:
     answers = iter([0.5])
-    options = FitOptions(
-        families=("quantised",), quality=lambda table: next(answers, math.nan), polish=lambda table: None
-    )
+    options = FitOptions(methods=("int",), quality=lambda table: next(answers, math.nan), polish=lambda table: None)
     made = fit(Encoder().tokens, counts(), 8_000, options=options)
     assert math.isfinite(made.chosen.quality)
     assert all(math.isfinite(one.quality) for one in made.measured)
@@ -150,12 +153,9 @@ def test_a_polish_after_which_nothing_can_be_measured_is_undone() -> None:
 
 
 @pytest.mark.parametrize(("budget", "unit"), [("200", "bytes"), ("50 parameters", "parameters")])
-@pytest.mark.parametrize("families", [(), ("quantised", "weighted SVD"), ("transform", "weighted SVD")])
-def test_a_budget_that_is_too_small_is_told_how_much_would_do(
-    budget: str, unit: str, families: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tltorch", None)  # the advice must hold without this extra
-    options = FitOptions(families=families, **FAST)
+@pytest.mark.parametrize("methods", [FitOptions().methods, ("int", "svd"), ("bits", "svd")])
+def test_a_budget_that_is_too_small_is_told_how_much_would_do(budget: str, unit: str, methods: tuple[str, ...]) -> None:
+    options = FitOptions(methods=methods, **FAST)
     with pytest.raises(UserError, match=r"^(200 bytes|5e-05 M parameters .*) is too little for any .*: allow ") as said:
         fit(Encoder().tokens, counts(), budget, options=options)
     (enough,) = re.findall(rf"allow ([\d,]+) {unit} or more", str(said.value))
@@ -169,11 +169,11 @@ def test_a_budget_that_is_too_small_is_told_how_much_would_do(
         ({"budget": 100}, r"100 bytes is too little .*: allow 2,528 bytes or more \(a number alone counts bytes\)"),
         ({"budget": "many"}, "not a size"),
         ({"budget": "1GB"}, "1 GB are no less than the 51.2 KB of the table itself: allow less"),
-        ({"options": FitOptions(families=("quantized",))}, "'quantized' is unknown.*quantised"),
+        ({"options": FitOptions(methods=("quantised",))}, "The method 'quantised' is unknown"),
         ({"options": FitOptions(sensitivity=torch.eye(5))}, r"\(5, 5\)"),
         ({"options": FitOptions(sensitivity=torch.zeros(32, 32))}, "nothing above zero on its diagonal"),
         ({"options": FitOptions(sensitivity=torch.full((32, 32), torch.nan))}, "not finite"),
-        ({"options": FitOptions(shares=())}, "shares is empty"),
+        ({"options": FitOptions(fractions=())}, "no fractions or no methods"),
         ({"counts": [1, 2, 3]}, "3 counts for 400 rows"),
         ({"table": torch.full((400, 32), torch.nan)}, "not finite"),
     ],
@@ -181,4 +181,4 @@ def test_a_budget_that_is_too_small_is_told_how_much_would_do(
 def test_what_cannot_be_fitted_is_refused(arguments, sentence: str) -> None:
     settings = {"table": Encoder().tokens, "counts": counts(), "budget": 8_000} | arguments
     with pytest.raises(UserError, match=sentence):
-        fit(**{"options": FitOptions(families=("transform", "quantised"))} | settings)
+        fit(**{"options": FitOptions(methods=("bits", "int"))} | settings)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.adapt.model_identity import model_hash
 from torchdefine import DeFINE, replace_embeddings
-from torchdefine.inference import dense_table, quantised_table
+from torchdefine.tables import dense_table, quantised_table
 
 
 class Tagger(nn.Module):

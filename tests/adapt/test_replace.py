@@ -18,7 +18,7 @@ from torchdefine.adapt.heads import FinishedHead, MapHead
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn, cache_tables
 from torchdefine.adapt.survey import survey
 from torchdefine.errors import UserError
-from torchdefine.inference import dense_table, quantised_table, svd_table
+from torchdefine.tables import dense_table, quantised_table, svd_table
 
 SIZES = {"map_dim": 8, "expand_dim": 16, "depth": 2}
 pytestmark = pytest.mark.filterwarnings("ignore:The replacement of")  # the tables are tiny

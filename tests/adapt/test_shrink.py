@@ -16,24 +16,23 @@ from safetensors import SafetensorError
 
 from tests.adapt.tiny_models import FAMILIES
 from tests.test_cli import Command, assert_refused, torchdefine  # noqa: F401
-from torchdefine.adapt import FitOptions, Fitted, ShrinkOptions, UnitFitting, fit, shrink, shrink_model
-from torchdefine.adapt.likeness import likeness, sentence_vectors
-from torchdefine.adapt.plain_text import sentence_parts
+from torchdefine.adapt import FitOptions, Fitted, ShrinkOptions, fit, shrink, shrink_model
+from torchdefine.adapt.sentences import likeness, sentence_parts, sentence_vectors
 from torchdefine.errors import MachineError, UserError
-from torchdefine.inference import CodeLearning
+from torchdefine.tables import CodeLearning, UnitFitting
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 OPTIONS = ShrinkOptions(choosing=20, held_out=30, distill_steps=3, quick=True)
-TRAINED = {"DeFINE", "MLP", "compositional codes"}
+TRAINED = {"define", "mlp", "codes"}
 """Kinds of tables that take minutes."""
 
 
 def tried(folder: Path) -> set[str]:
     """The kinds of tables that a report tells of."""
     fits = json.loads((folder / "adapt.json").read_text())["fits"]
-    return {one["family"] for fitted in fits.values() for one in fitted["candidates"]}
+    return {one["method"] for fitted in fits.values() for one in fitted["candidates"]}
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +109,13 @@ def test_what_is_trained_is_tried_too_where_time_is_no_matter(
 ) -> None:
     def fit_soon(*arguments: Any, options: FitOptions, **others: Any) -> Fitted:
         """Training for minutes, in a moment."""
-        fast = replace(options, units=UnitFitting(steps=5), codes=CodeLearning(steps=5, rounds=1))
+        units, codes = {"training": UnitFitting(steps=5)}, {"training": CodeLearning(steps=5, rounds=1)}
+        fast = replace(options, settings={"define": units, "mlp": units, "codes": codes})
         return fit(*arguments, options=fast, **others)
 
     monkeypatch.setattr(shrink, "fit", fit_soon)
     shrink_model(bert_folder, text, tmp_path / "new", "5KB", options=replace(OPTIONS, quick=False, distill_steps=0))
-    assert tried(tmp_path / "new") >= {"transform", *TRAINED}
+    assert tried(tmp_path / "new") >= {"bits", *TRAINED}
 
 
 def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -12,7 +12,7 @@ from torchdefine import replace_embeddings
 from torchdefine.adapt import cache_tables
 from torchdefine.adapt.stand_in import StandIn
 from torchdefine.errors import UserError
-from torchdefine.inference import load_table, quantised_table
+from torchdefine.tables import load_table, quantised_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:The replacement of")  # the tables are tiny
 
@@ -53,7 +53,7 @@ def test_cached_is_an_embedding_with_the_same_answers(name: str, given: bool, pa
     assert cached(ids).dtype == torch.float64
     torch.testing.assert_close(cached(ids), model[name](ids))
     assert model.training  # and nothing else has changed: vectors are still computed
-    assert model["source"].finished is None
+    assert model["source"].looked_up is None
     assert model[name].cached(dtype=torch.float16).weight.dtype == torch.float16
 
 
@@ -76,9 +76,9 @@ def test_cache_tables_names_what_it_cached_and_keeps_it_out_of_files() -> None:
     before = set(model.state_dict())
     assert cache_tables(model) == ["words", "tags"]
     assert set(model.state_dict()) == before
-    assert model["words"].finished is not None
+    assert model["words"].looked_up is not None
     model.train()
-    assert model["words"].finished is None
+    assert model["words"].looked_up is None
 
 
 def test_vectors_are_not_cached_while_they_learn() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchdefine import replace_embeddings
-from torchdefine.adapt.unit_width import expand_dim_for, map_dim_for
+from torchdefine.adapt.swap import expand_dim_for, map_dim_for
 from torchdefine.embedding import UnitOptions
 from torchdefine.embedding.plan import PlanRules, make_plan
 from torchdefine.embedding.unit import VARIANTS

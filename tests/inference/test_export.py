@@ -18,7 +18,6 @@ from torchdefine import DeFINE, load_run, train
 from torchdefine.cli import main
 from torchdefine.data import DOWNLOADABLE, SHIPPED, SHIPPED_BITEXTS, licence_of
 from torchdefine.errors import MachineError, UserError
-from torchdefine.inference import Compression, compress_embedding
 from torchdefine.inference import export as export_file
 from torchdefine.inference.export import file_facts
 from torchdefine.inference.export_formats import FORMATS, OLDEST_TORCH
@@ -26,6 +25,7 @@ from torchdefine.inference.exported import check_export, load_export
 from torchdefine.inference.model_card import _is_rounded
 from torchdefine.recipe import load_recipe
 from torchdefine.run.exporting import _without_paths
+from torchdefine.tables import compress_embedding
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH, reason="needs a newer torch, as exporting does"
@@ -288,7 +288,7 @@ def test_an_unfinished_run_and_other_weights_say_so(run_folder: Path, tmp_path: 
 def test_vectors_that_the_numbers_were_not_measured_with_are_rounded() -> None:
     embedding = DeFINE(50, 24, map_dim=16, expand_dim=64).eval()
     exact = embedding.table()
-    packed = compress_embedding(embedding, Compression("int8")).table
+    packed = compress_embedding(embedding, "int8").table
     for looked_up, rounded in ((None, False), (exact, False), (exact.bfloat16(), True), (packed, True)):
         embedding.look_up(looked_up)
         assert _is_rounded(embedding) is rounded

@@ -21,13 +21,14 @@ from torchdefine.context import (
     TransformerXL,
 )
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.inference import CodeLearning, Compression, compress_embedding, export_formats
+from torchdefine.inference import export_formats
 from torchdefine.inference.export import _on_the_cpu
 from torchdefine.inference.export_check import CHECKED_AT, TOLERANCE, _difference, check_program, wrong_outputs
 from torchdefine.inference.export_formats import FORMATS, OLDEST_TORCH, TRACED_AT, Runner, trace
 from torchdefine.inference.export_programs import DTYPES, Port, Program, programs_of
 from torchdefine.models import LanguageModel, Translator
 from torchdefine.output import AdaptiveSoftmax, AdaptiveTableSoftmax, FullSoftmax, MixtureSoftmax
+from torchdefine.tables import CodeLearning, compress_embedding
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH, reason="needs a newer torch, as exporting does"
@@ -68,8 +69,8 @@ def cached_lstm() -> LanguageModel:
 def compressed_lstm() -> LanguageModel:
     """Codes in bytes of two each, unpacked by the program."""
     model = adaptive_define_lstm().eval()
-    how = Compression("codes", 3, 16, CodeLearning(steps=20, rounds=1))
-    model.embedding.look_up(compress_embedding(model.embedding, how).table)
+    sizes = {"codebooks": 3, "entries": 16, "training": CodeLearning(steps=20, rounds=1)}
+    model.embedding.look_up(compress_embedding(model.embedding, "codes", **sizes).table)
     model.embedding.unit.forward = None
     return model
 

@@ -1,7 +1,7 @@
 """Classes for models of transformers with replaced tables, and their place among the Auto classes.
 
-On disk such a model has the model type "torchdefine", which only an imported torchdefine knows; in memory it keeps its
-old type, so that everything in transformers that depends on the type still works.
+On disk such a model has the model type "torchdefine", which transformers knows once ``adapt.huggingface`` is imported;
+in memory it keeps its old type, so that everything in transformers that depends on the type still works.
 """
 
 from __future__ import annotations
@@ -19,7 +19,33 @@ from torchdefine.files import write_text
 MODEL_TYPE = "torchdefine"
 RECIPE = "torchdefine"
 """The attribute of a configuration that describes the replaced tables."""
-HOW_TO_LOAD = "This model has tables of torchdefine: import torchdefine, and load it with an Auto class."
+HOW_TO_LOAD = (
+    "This model has tables of torchdefine: import torchdefine.adapt.huggingface, and load it with an Auto class."
+)
+
+NOTE_FILE = "README.md"
+_NOTE = """---
+library_name: torchdefine
+---
+
+# {architecture} with a compact token table
+
+The token table of this model is one of torchdefine, so the model loads only with that package:
+
+```
+pip install 'torchdefine[hf]'
+```
+
+```python
+import torchdefine.adapt.huggingface
+from transformers import AutoModel  # or the Auto class for your task; the model was saved as {architecture}
+
+model = AutoModel.from_pretrained("path/to/this/folder")
+```
+
+Without that import, transformers says that the checkpoint "has model type `torchdefine` but Transformers does
+not recognize this architecture", and advises to update transformers. An update does not help; the import does.
+"""
 
 
 def reduced_to_plain_class(compact: Any, protocol: Any) -> tuple[Any, ...]:
@@ -126,3 +152,9 @@ def register_compact_classes(config_class: Any) -> None:
         plain = mapping[config_class]
         compact = tuple(map(compact_model_class, plain)) if isinstance(plain, tuple) else compact_model_class(plain)
         mapping.register(compact_config_class(config_class), compact, exist_ok=True)
+
+
+def leave_note(folder: Path, architecture: str) -> None:
+    """Say in a saved model's folder how it is loaded, unless the folder has a README already."""
+    if folder.is_dir() and not (folder / NOTE_FILE).exists():
+        write_text(folder / NOTE_FILE, _NOTE.format(architecture=architecture))

@@ -12,8 +12,8 @@ from torch import nn
 from torchdefine.adapt.behaviour import Behaviour
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress
-from torchdefine.inference import CompactTable, DenseRows, FactorisedRows, QuantisedRows
-from torchdefine.inference.quantised import quantise_rows
+from torchdefine.tables import CompactTable, DenseRows, FactorisedRows, QuantisedRows
+from torchdefine.tables.quantised import quantise_rows
 
 OVERFLOWED = "Self-distillation overflowed: use a smaller rate."
 

@@ -5,28 +5,23 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from torchdefine.adapt.budget import Budget, readable_bytes
-from torchdefine.adapt.candidates import FAMILIES, Candidate, Source, candidates
-from torchdefine.adapt.unit_fitting import UnitFitting
+from torchdefine.adapt.fitted import Fitted, Measured, Skipped
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress
-from torchdefine.inference import CodeLearning, CompactTable
-from torchdefine.inference.tables import Counts, TableLike, as_matrix, as_weights, lost_variance
-from torchdefine.inference.transform import metric
-from torchdefine.spelling import did_you_mean
+from torchdefine.tables import METHODS, Budget, Candidate, CompactTable, Method, Source, table_method
+from torchdefine.tables.bits import metric
+from torchdefine.tables.budget import readable_bytes
+from torchdefine.tables.source import Counts, TableLike, as_matrix, as_weights, lost_variance
 
 Quality = Callable[[nn.Module], float]
 TICKS = 100
 """Units of progress for each candidate."""
-_UNSURE = ("transform", "tensor train")
-"""Families that are planned without knowing whether they can be made: by their size, or for want of a package."""
 
 
 @dataclass(frozen=True)
@@ -34,120 +29,19 @@ class FitOptions:
     """How candidates are made and judged."""
 
     quality: Quality | None = None
-    """Larger is better, on text that nothing else was fitted to (``Behaviour.similarity``); by default the share of the
-    table's frequency-weighted variance that is kept."""
+    """Larger is better, on text that nothing else was fitted to (``Behaviour.similarity``); by default the fraction of
+    the table's frequency-weighted variance that is kept."""
     quality_name: str = "quality"
     sensitivity: Tensor | None = None
     """From ``Behaviour.sensitivity``: how sensitive the model is to an error in each direction."""
     polish: Callable[[CompactTable], Any] | None = None
     """Trains the best candidate in place (``distill``); kept if it measures better."""
-    shares: tuple[float, ...] = (1.0,)
-    """Sizes to look at, as shares of the budget; more of them draw a longer front."""
-    families: tuple[str, ...] = ()
-    """The families of candidates to try; all by default."""
-    units: UnitFitting = field(default_factory=UnitFitting)
-    codes: CodeLearning = field(default_factory=CodeLearning)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One candidate as it came out."""
-
-    family: str
-    name: str
-    bytes: int
-    values: int
-    quality: float
-    table_error: float
-    """Share of the frequency-weighted variance that is lost."""
-    seconds: float
-
-
-def front_of(measured: Iterable[Measured]) -> list[Measured]:
-    """The Pareto front: no candidate as small or smaller is as good. Smallest first."""
-    front: list[Measured] = []
-    for one in sorted(measured, key=lambda one: (one.bytes, -one.quality)):
-        if not front or one.quality > front[-1].quality:
-            front.append(one)
-    return front
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A candidate that could not be made, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """The chosen table, and all that was measured on the way."""
-
-    table: CompactTable
-    chosen: Measured
-    measured: list[Measured]
-    skipped: list[Skipped]
-    budget: Budget
-    quality_name: str
-
-    @property
-    def front(self) -> list[Measured]:
-        """The Pareto front of all candidates, smallest first."""
-        return front_of(self.measured)
-
-    @property
-    def why(self) -> str:
-        """One sentence on the choice."""
-        fitting = [one for one in self.measured if one.bytes <= self.budget.bytes and one != self.chosen]
-        sentence = (
-            f"{self.chosen.name} was chosen: its {self.quality_name} of {self.chosen.quality:.4f} at "
-            f"{readable_bytes(self.chosen.bytes)} is the best of {len(fitting) + 1} candidates within {self.budget}"
-        )
-        others = [one for one in fitting if one.family != self.chosen.family]
-        if not others:
-            return f"{sentence}."
-        second = max(others, key=lambda one: one.quality)
-        return f"{sentence}; the best of the other families is {second.name} with {second.quality:.4f}."
-
-    def print(self) -> None:
-        """All candidates, the best first, and the choice."""
-        from torchdefine.analysis.tables import print_table
-
-        front = self.front
-        rows = [
-            [
-                f"{one.name}{' *' if one in front else ''}",
-                readable_bytes(one.bytes),
-                f"{one.values / 1e6:.2f}",
-                f"{one.quality:.4f}",
-                f"{one.table_error:.4f}",
-                f"{one.seconds:.1f}",
-            ]
-            for one in sorted(self.measured, key=lambda one: -one.quality)
-        ]
-        print_table(
-            ["table (* on the front)", "size", "M numbers", self.quality_name, "table error", "s"], rows, self.why
-        )
-
-    def draw(self, path: str | Path) -> None:
-        """The front as a picture: .png, .svg or .pdf."""
-        from torchdefine.adapt.front_picture import front_figure
-        from torchdefine.analysis.pictures import save_figure
-
-        save_figure(front_figure(self), Path(path))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for a file."""
-        return {
-            "budget_bytes": self.budget.bytes,
-            "floats_only": self.budget.floats_only,
-            "quality": self.quality_name,
-            "chosen": self.chosen.name,
-            "why": self.why,
-            "candidates": [asdict(one) | {"on_front": one in self.front} for one in self.measured],
-            "skipped": [asdict(one) for one in self.skipped],
-        }
+    fractions: tuple[float, ...] = (1.0,)
+    """Sizes to look at, as fractions of the budget; more of them draw a longer front."""
+    methods: Sequence[str] = tuple(name for name, entry in METHODS.items() if entry.in_fit)
+    """Names of ``tables.METHODS``."""
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of a method, by its name."""
 
 
 def fit(
@@ -166,74 +60,69 @@ def fit(
     """
     options = options or FitOptions()
     allowed = Budget.of(budget)
-    _check_families(options.families)
-    if not options.shares:
-        raise UserError("FitOptions.shares is empty, so there is no size to look at: leave it out, or give (1.0,).")
+    methods = {name: table_method(name, **options.settings.get(name, {})) for name in options.methods}
+    if not options.fractions or not methods:
+        raise UserError("FitOptions has no fractions or no methods, so there is nothing to try: leave them out.")
     source = Source(as_matrix(table), counts, options.sensitivity, padding_idx)
-    weights = as_weights(counts, source.table)
-    metric(options.sensitivity, source.table)  # refuses a wrong shape or values, before the work
-    whole = 4 * source.table.numel()
+    judge = _Judge(source.matrix, as_weights(counts, source.matrix), options.quality)
+    metric(options.sensitivity, source.matrix)  # refuses a wrong shape or values, before the work
+    whole = 4 * source.matrix.numel()
     if allowed.bytes >= whole:
         raise UserError(f"{allowed} are no less than the {readable_bytes(whole)} of the table itself: allow less.")
-    planned = [c for share in options.shares for c in _planned(source, allowed.share(share), options)]
+    planned = [one for fraction in options.fractions for one in _planned(methods, source, allowed.part(fraction))]
     if not planned:
-        raise _too_little(allowed, _least_budget(source, allowed, options))
-    judge = _Judge(source.table, weights, options.quality)
+        raise _too_little(allowed, _least_budget(methods, source, allowed))
+    best = _all_measured(planned, judge, allowed, options.polish is not None, progress)
+    if not judge.measured:
+        least = _least_budget(methods, source, allowed)
+        if least is not None and least > allowed.bytes:
+            raise _too_little(allowed, least)
+        why = f"{judge.skipped[0].name}, failed because: {judge.skipped[0].reason}"
+        raise UserError(f"None of {len(planned)} replacements of this table could be measured; the first, {why}")
+    if best is None:
+        least = min(one.bytes for one in judge.measured)
+        raise UserError(f"No replacement of this table came out within {allowed}: allow {least:,} bytes or more.")
+    if options.polish is not None:
+        best = _polished(best, judge, options.polish)
+        if progress:
+            progress((len(planned) + 1) * TICKS, (len(planned) + 1) * TICKS)
+    return Fitted(best[1], best[0], judge.measured, judge.skipped, allowed, options.quality_name)
+
+
+def _planned(methods: Mapping[str, Method], source: Source, budget: Budget) -> Iterator[tuple[str, Candidate]]:
+    return ((name, one) for name, method in methods.items() for one in method.within(source, budget))
+
+
+def _all_measured(
+    planned: Sequence[tuple[str, Candidate]], judge: _Judge, allowed: Budget, polish: bool, progress: Progress | None
+) -> tuple[Measured, CompactTable] | None:
+    """Make and measure all candidates; the best of those that fit."""
     best: tuple[Measured, CompactTable] | None = None
-    measured: list[Measured] = []
-    skipped: list[Skipped] = []
-    total = len(planned) + (options.polish is not None)
-    for index, candidate in enumerate(planned):
+    total = len(planned) + polish
+    for index, (method, candidate) in enumerate(planned):
         began = time.monotonic()
         try:
             made = candidate.build(_within(progress, index, total))
-        except UserError as error:  # an extra that is not installed, a size that this table is too small for
-            skipped.append(Skipped(candidate.name, str(error)))
+        except UserError as error:  # a size that this table is too small for
+            judge.skipped.append(Skipped(candidate.label, str(error)))
             continue
         finally:
             if progress:
                 progress((index + 1) * TICKS, total * TICKS)
-        one = judge.measure(candidate, made, time.monotonic() - began)
-        if not _ranks(one, skipped):
-            continue
-        measured.append(one)
-        if one.bytes <= allowed.bytes and (best is None or one.quality > best[0].quality):
+        one = judge.measure(method, candidate.label, made, time.monotonic() - began)
+        if one and one.bytes <= allowed.bytes and (best is None or one.quality > best[0].quality):
             best = (one, made)
-    if not measured:
-        least = _least_budget(source, allowed, options)
-        if least is not None and least > allowed.bytes:
-            raise _too_little(allowed, least)
-        why = f"{skipped[0].name}, failed because: {skipped[0].reason}"
-        raise UserError(f"None of {len(planned)} replacements of this table could be measured; the first, {why}")
-    if best is None:
-        least = min(one.bytes for one in measured)
-        raise UserError(f"No replacement of this table came out within {allowed}: allow {least:,} bytes or more.")
-    if options.polish is not None:
-        best = _polished(best, judge, options.polish, measured, skipped)
-        if progress:
-            progress(total * TICKS, total * TICKS)
-    return Fitted(best[1], best[0], measured, skipped, allowed, options.quality_name)
+    return best
 
 
-def _check_families(families: tuple[str, ...]) -> None:
-    for family in families:
-        if family not in FAMILIES:
-            raise UserError(f"The family {family!r} is unknown{did_you_mean(family, FAMILIES)}")
-
-
-def _planned(source: Source, budget: Budget, options: FitOptions) -> Iterator[Candidate]:
-    made = candidates(source, budget, units=options.units, codes=options.codes)
-    return (one for one in made if not options.families or one.family in options.families)
-
-
-def _least_budget(source: Source, allowed: Budget, options: FitOptions) -> int | None:
+def _least_budget(methods: Mapping[str, Method], source: Source, allowed: Budget) -> int | None:
     """The fewest bytes that something is sure to fit; None where nothing is tried that is sure of its size."""
+    sure = {name: method for name, method in methods.items() if method.sure_of_its_size}
 
     def has_room(size: int) -> bool:
-        planned = _planned(source, Budget(size, allowed.floats_only), options)
-        return any(one.family not in _UNSURE for one in planned)
+        return any(_planned(sure, source, Budget(size, allowed.floats_only)))
 
-    sizes = range(1, 4 * source.table.numel())
+    sizes = range(1, 4 * source.matrix.numel())
     found = bisect_left(sizes, True, key=has_room)
     return sizes[found] if found < len(sizes) else None
 
@@ -252,47 +141,39 @@ def _within(progress: Progress | None, index: int, total: int) -> Progress | Non
 
 
 class _Judge:
-    """Measures tables by the caller's quality and by the weighted error."""
+    """Measures tables by the caller's quality and by the weighted error, and keeps what came out."""
 
     def __init__(self, matrix: Tensor, weights: Tensor, quality: Quality | None) -> None:
         self.matrix, self.weights, self.quality = matrix, weights, quality
+        self.measured: list[Measured] = []
+        self.skipped: list[Skipped] = []
 
-    def measure(self, candidate: Candidate, table: CompactTable, seconds: float) -> Measured:
+    def measure(self, method: str, name: str, table: CompactTable, seconds: float) -> Measured | None:
+        """One more candidate; None if its quality is not finite."""
         error = lost_variance(table, self.matrix, self.weights)
         quality = 1 - error if self.quality is None else float(self.quality(table))
-        family, name = candidate.family, candidate.name
-        return Measured(family, name, table.stored_bytes, table.num_values, quality, error, round(seconds, 2))
-
-
-def _ranks(one: Measured, skipped: list[Skipped]) -> bool:
-    """Whether a quality is finite; a candidate whose quality is not counts as skipped."""
-    if math.isfinite(one.quality):
-        return True
-    skipped.append(Skipped(one.name, f"Its quality is {one.quality}, so it cannot be ranked."))
-    return False
+        if not math.isfinite(quality):
+            self.skipped.append(Skipped(name, f"Its quality is {quality}, so it cannot be ranked."))
+            return None
+        one = Measured(method, name, table.stored_bytes, table.num_values, quality, error, round(seconds, 2))
+        self.measured.append(one)
+        return one
 
 
 def _polished(
-    best: tuple[Measured, CompactTable],
-    judge: _Judge,
-    polish: Callable[[CompactTable], Any],
-    measured: list[Measured],
-    skipped: list[Skipped],
+    best: tuple[Measured, CompactTable], judge: _Judge, polish: Callable[[CompactTable], Any]
 ) -> tuple[Measured, CompactTable]:
     """The best table after distillation, or as it was if that failed or did not help."""
     before, table = best
     kept = {name: tensor.clone() for name, tensor in table.state_dict().items()}
-    began = time.monotonic()
-    taught = Candidate(before.family, f"{before.name}, distilled", lambda _: table)
+    began, name = time.monotonic(), f"{before.name}, distilled"
     try:
         polish(table)
     except MachineError as error:  # it overflowed; the table before is still good
-        skipped.append(Skipped(taught.name, str(error)))
+        judge.skipped.append(Skipped(name, str(error)))
     else:
-        after = judge.measure(taught, table, before.seconds + time.monotonic() - began)
-        if _ranks(after, skipped):
-            measured.append(after)
-        if after.quality > before.quality:
+        after = judge.measure(before.method, name, table, before.seconds + time.monotonic() - began)
+        if after and after.quality > before.quality:
             return after, table
     table.load_state_dict(kept)
     return before, table

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.adapt.stand_in import StandIn
+from torchdefine.adapt.stand_in import Borrower, StandIn
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.embedding.table import TOKENS_AT_ONCE
@@ -14,20 +14,15 @@ from torchdefine.errors import UserError
 from torchdefine.output.layer import resized_bias
 
 
-class TiedHead(nn.Module):
+class TiedHead(Borrower):
     """Hidden vectors → logits, (…, in_features) → (…, V), like the ``nn.Linear`` that it replaces.
 
     It owns its bias but no table; ``stand_in`` trains and saves that.
     """
 
     def __init__(self, stand_in: StandIn, bias: nn.Parameter | None) -> None:
-        super().__init__()
-        self._stand_in = (stand_in,)  # in a tuple, so that the shared table is not registered a second time
+        super().__init__(stand_in)
         self.bias = bias
-
-    @property
-    def stand_in(self) -> StandIn:
-        return self._stand_in[0]
 
     @property
     def in_features(self) -> int:
@@ -53,12 +48,9 @@ class MapHead(TiedHead):
     """
 
     def __init__(self, stand_in: StandIn, bias: nn.Parameter | None, *, fresh: bool = False) -> None:
-        map_layer = tied_map(stand_in.table)
         super().__init__(stand_in, bias)
-        like = stand_in.weight
-        self.projection = nn.Linear(
-            self.in_features, map_layer.map_dim, bias=False, dtype=like.dtype, device=like.device
-        )
+        like, map_dim = stand_in.weight, tied_map(stand_in.table).map_dim
+        self.projection = nn.Linear(self.in_features, map_dim, bias=False, dtype=like.dtype, device=like.device)
         if fresh:  # the projected vectors then are as large as the hidden ones
             nn.init.normal_(self.projection.weight, std=self.in_features**-0.5)
 
@@ -72,7 +64,7 @@ class MapHead(TiedHead):
 
 
 class FinishedHead(TiedHead):
-    """Tied to the finished vectors, as the old head was to the old table: for tables fitted to an old one.
+    """Tied to the vectors themselves, as the old head was to the old table: for tables fitted to an old one.
 
     The vectors are computed again, part of the vocabulary at a time, unless the stand-in is cached.
     """

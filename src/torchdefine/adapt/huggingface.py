@@ -1,4 +1,7 @@
-"""Models of the package transformers with DeFINE, or a compact table, as their token table (extra ``hf``)."""
+"""Models of the package transformers with DeFINE, or a compact table, as their token table (extra ``hf``).
+
+Once this is imported, transformers loads such models.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 
-from torchdefine.adapt.fit import Fitted
+from torchdefine.adapt.fitted import Fitted
+from torchdefine.adapt.model_folder import import_transformers
 from torchdefine.adapt.replace import Heads, replace_embeddings
 from torchdefine.adapt.stand_in import cache_tables
 from torchdefine.adapt.survey import Targets
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound="PreTrainedModel")
 
 __all__ = ["cache_tables", "with_define", "with_table"]
+
+import_transformers()
 
 
 def with_define(
@@ -34,10 +40,9 @@ def with_define(
 ) -> Model:
     """The model with a fresh DeFINE in place of its token tables, to be trained; it is changed in place.
 
-    It saves by ``save_pretrained``, and after ``import torchdefine`` loads by ``AutoModel…from_pretrained``, bit for
-    bit. Without torchdefine it is refused. The arguments are those of ``replace_embeddings``, which gives a report;
-    ``map_dim`` is by default a quarter of the table's width, at most 128, and ``expand_dim`` four times that width, at
-    most 1024 and at least ``map_dim``.
+    It saves by ``save_pretrained``, and after ``import torchdefine.adapt.huggingface`` loads by
+    ``AutoModel…from_pretrained``, bit for bit. Without that it is refused. The arguments are those of
+    ``replace_embeddings``, which gives a report.
     """
     _check(model)
     replace_embeddings(
@@ -64,11 +69,7 @@ def with_table(
 
 
 def _check(model: object) -> None:
-    try:
-        from transformers import PreTrainedModel
-    except ImportError:
-        raise UserError("Models of transformers need that package: pip install 'torchdefine[hf]'.") from None
-    if not isinstance(model, PreTrainedModel):
+    if not isinstance(model, import_transformers().PreTrainedModel):
         raise UserError(
             f"A {type(model).__name__} is no model of transformers: load one by AutoModel.from_pretrained, say, or use "
             "replace_embeddings, which takes any module."

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,12 @@ def _beside_the_weights(folder: Path) -> list[Path]:
 
 
 def import_transformers() -> Any:
+    """The package, which then knows models with replaced tables."""
     try:
         import transformers
     except ImportError:
         raise UserError("Models of transformers need that package: pip install 'torchdefine[hf]'.") from None
+    import_module("torchdefine.adapt.pretrained")
     return transformers
 
 

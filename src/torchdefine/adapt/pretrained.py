@@ -10,26 +10,30 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from torchdefine.adapt.auto_classes import (
+    MODEL_TYPE,
     RECIPE,
+    CompactConfig,
     compact_config_class,
     compact_model_class,
+    leave_note,
     reduced_to_plain_class,
     register_compact_classes,
 )
 from torchdefine.adapt.heads import TiedHead
-from torchdefine.adapt.loading_note import leave_note
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn
 from torchdefine.adapt.survey import Table, survey
 from torchdefine.adapt.swap import put_in, scales_of, swaps_of
 from torchdefine.embedding import DeFINE
 from torchdefine.embedding.define import FORMAT as DEFINE_FORMAT
 from torchdefine.errors import UserError
-from torchdefine.inference import CompactTable
+from torchdefine.tables import CompactTable
 
 RECIPE_VERSION = 1
+
+CONFIG_MAPPING.register(MODEL_TYPE, CompactConfig, exist_ok=True)
 
 
 class CompactMixin:
@@ -199,17 +203,13 @@ def _own_dtypes(table: nn.Module) -> dict[str, str]:
 def keep_ties(ties: list[tuple[PreTrainedModel, dict[str, str]]]) -> None:
     """Keep only the ties whose two ends are still parameters in each part of a model; ours are ties of modules."""
     for part, expanded in ties:
-        kept = {}
-        for target, source in expanded.items():
-            if _is_parameter(part, target) and _is_parameter(part, source):
-                kept[target] = source
-        part._tied_weights_keys = kept
-        known = getattr(part, "all_tied_weights_keys", {})
-        part.all_tied_weights_keys = {
-            target: source
-            for target, source in known.items()
-            if _is_parameter(part, target) and _is_parameter(part, source)
-        }
+        part._tied_weights_keys = _between_parameters(part, expanded)
+        part.all_tied_weights_keys = _between_parameters(part, getattr(part, "all_tied_weights_keys", {}))
+
+
+def _between_parameters(part: nn.Module, ties: Mapping[str, str]) -> dict[str, str]:
+    names = dict(part.named_parameters(remove_duplicate=False))
+    return {target: source for target, source in ties.items() if target in names and source in names}
 
 
 def resize(model: PreTrainedModel, embedding: nn.Module, size: int, settings: tuple[str, ...], from_mean: bool) -> None:
@@ -276,14 +276,6 @@ def _prefix(model: PreTrainedModel) -> str:
     """The prefix of the base model's names in this model; it differs between models on the same base."""
     prefix = model.base_model_prefix
     return f"{prefix}." if prefix and hasattr(model, prefix) else ""
-
-
-def _is_parameter(part: nn.Module, name: str) -> bool:
-    try:
-        part.get_parameter(name)
-    except AttributeError:
-        return False
-    return True
 
 
 def _named_first(tables: list[Table], name: str, model: nn.Module) -> Table:

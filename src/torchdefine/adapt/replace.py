@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from torchdefine.adapt.heads import TiedHead
 from torchdefine.adapt.stand_in import HeadKind
 from torchdefine.adapt.survey import Table, Targets, choose, survey
-from torchdefine.adapt.swap import Swap, put_in, scales_of, swaps_of
-from torchdefine.adapt.unit_width import expand_dim_for, map_dim_for
+from torchdefine.adapt.swap import Swap, fresh_define, put_in, scales_of, swaps_of
 from torchdefine.embedding import DeFINE, TokenEmbedding, UnitConfig
-from torchdefine.embedding.define import unit_config
 from torchdefine.errors import UserError
-from torchdefine.inference import CompactTable
+from torchdefine.tables import CompactTable
 
 if TYPE_CHECKING:
     from torchdefine.adapt.pretrained import Adoption
@@ -110,7 +108,7 @@ def replace_embeddings(
     adoptions = _adoptions(model)
     kind: HeadKind = "own" if heads == "untie" else "map" if table is None else "finished"
     if table is None:
-        new: list[nn.Module] = [_fresh(old, map_dim, expand_dim, depth, unit) for old in chosen]
+        new: list[nn.Module] = [fresh_define(old, map_dim, expand_dim, depth, unit) for old in chosen]
     else:
         new = _given(chosen, table)
         _check_savable(new, adoptions)
@@ -166,19 +164,6 @@ def _token_tables(model: nn.Module) -> Iterator[nn.Module]:
                 yield named()
             except (NotImplementedError, AttributeError):  # a part that has none of its own
                 continue
-
-
-def _fresh(old: Table, map_dim: int | None, expand_dim: int | None, depth: int | None, unit: UnitConfig | str) -> DeFINE:
-    weight, padding_idx = old.module.weight, old.module.padding_idx
-    rows, width = weight.shape
-    unit = unit_config(unit, {"depth": depth})
-    if map_dim is None:
-        map_dim = map_dim_for(width)
-    if expand_dim is None:
-        expand_dim = expand_dim_for(map_dim, width, unit)
-    with weight.device:
-        made = DeFINE(rows, width, map_dim, expand_dim, padding_idx=padding_idx, unit=unit)
-    return made.to(weight.dtype)
 
 
 def _given(chosen: Sequence[Table], given: nn.Module | Mapping[str, nn.Module]) -> list[nn.Module]:

@@ -12,28 +12,30 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchdefine.adapt.behaviour import Behaviour
-from torchdefine.adapt.budget import Budget
 from torchdefine.adapt.distill import Distillation, distill
-from torchdefine.adapt.fit import FitOptions, Fitted, fit
-from torchdefine.adapt.likeness import (
+from torchdefine.adapt.fit import FitOptions, fit
+from torchdefine.adapt.fitted import Fitted
+from torchdefine.adapt.model_folder import OpenedModel, carry_over, check_carried_over, open_model
+from torchdefine.adapt.replace import ReplacementReport, replace_embeddings
+from torchdefine.adapt.sentences import (
     SENTENCES_AT_ONCE,
     Likeness,
+    SentenceParts,
     encode_batch,
     likeness,
     sentence_batches,
+    sentence_parts,
     sentence_vectors,
+    token_counts,
 )
-from torchdefine.adapt.model_folder import OpenedModel, carry_over, check_carried_over, open_model
-from torchdefine.adapt.plain_text import SentenceParts, sentence_parts, token_counts
-from torchdefine.adapt.replace import ReplacementReport, replace_embeddings
 from torchdefine.adapt.stand_in import StandIn
 from torchdefine.adapt.survey import Table, choose, lookup_scale, survey
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, check_new_folder, new_folder, write_json, writing_safetensors
+from torchdefine.tables import METHODS, Budget
 
 REPORT_FILE, PICTURE_FILE = "adapt.json", "front.svg"
 REPORT_VERSION = 1
-QUICK_FAMILIES = ("transform", "weighted SVD", "frequent rows whole", "quantised")
 
 Stage = Callable[[str], AbstractContextManager[Progress]]
 """Takes the name of a stage; returns a context with a progress callback."""
@@ -50,7 +52,7 @@ class ShrinkOptions:
     distill_steps: int = 200
     """Steps of self-distillation; 0 for none."""
     quick: bool = False
-    """Leave out slow methods: units, codes of both kinds and tensor trains."""
+    """Leave out methods that take minutes: units and codes."""
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -115,7 +117,7 @@ def shrink_model(
         before = sentence_vectors(opened.model, opened.tokenizer, parts.held_out, progress)
     numbers = sum(table.module.weight.numel() for table in tables)
     fitted = {
-        table.name: _fitted(opened, table, parts, allowed.share(table.module.weight.numel() / numbers), options, stage)
+        table.name: _fitted(opened, table, parts, allowed.part(table.module.weight.numel() / numbers), options, stage)
         for table in tables
     }
     given = {name: one.table for name, one in fitted.items()}
@@ -194,8 +196,8 @@ def _fitted(
     polish = None
     if options.distill_steps:
         polish = _teacher(teaching, options.distill_steps)
-    families = QUICK_FAMILIES if options.quick else ()
-    settings = FitOptions(choosing.similarity, "mean cosine", sensitivity, polish, families=families)
+    methods = [name for name, entry in METHODS.items() if entry.in_fit and (entry.quick or not options.quick)]
+    settings = FitOptions(choosing.similarity, "mean cosine", sensitivity, polish, methods=methods)
     padding = table.module.padding_idx
     zero_padding = padding if padding is not None and not weight[padding].any() else None
     with stage(f"fitting {table.name}") as progress:

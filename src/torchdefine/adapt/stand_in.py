@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.embedding import TokenEmbedding, finished_table
+from torchdefine.embedding import LooksUp, TokenEmbedding, finished_table
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
-from torchdefine.inference import CompactTable
-from torchdefine.inference.banded import BandedRows
-from torchdefine.inference.rows import DenseRows
+from torchdefine.tables import BandedRows, CompactTable, DenseRows
 
 LAYOUT_VERSION = 1
 
 HeadKind = Literal["map", "finished", "own"]
-"""What an output layer is tied to: the map's table through a projection, the finished vectors, or nothing."""
+"""What an output layer is tied to: the map's table through a projection, the vectors, or nothing."""
 
 
-class StandIn(nn.Module):
+class StandIn(LooksUp):
     """Ids → the vectors of ``table``, times ``scale``; (…) → (…, embedding_dim), with the face of an ``nn.Embedding``.
 
     ``table`` is a ``TokenEmbedding`` (DeFINE and its baselines) or a ``CompactTable``. ``weight`` is not a table but
@@ -35,9 +32,7 @@ class StandIn(nn.Module):
         self.table = table
         self.scale, self.heads = scale, heads
         self.weight: Tensor
-        self.finished: Tensor | None
         self.register_buffer("weight", torch.full((1,), LAYOUT_VERSION, dtype=like.dtype, device=like.device))
-        self.register_buffer("finished", None, persistent=False)
 
     @property
     def num_embeddings(self) -> int:
@@ -55,68 +50,74 @@ class StandIn(nn.Module):
         return self.scaled(ids, self.scale)
 
     def scaled(self, ids: Tensor, scale: float) -> Tensor:
-        vectors = self.table(ids) if self.finished is None else F.embedding(ids, self.finished)
-        vectors = vectors.to(self.weight.dtype)  # (…, m)
+        vectors = self.unscaled(ids)  # (…, m)
         return vectors if scale == 1.0 else vectors * scale
 
+    def unscaled(self, ids: Tensor) -> Tensor:
+        source = self.table if self.looked_up is None else self.looked_up
+        vectors: Tensor = source(ids)
+        return vectors.to(self.weight.dtype)
+
     def rows(self, start: int, stop: int) -> Tensor:
-        """Finished vectors of a range of ids, unscaled: (stop - start, m)."""
-        if self.finished is not None:
-            return self.finished[start:stop].to(self.weight.dtype)
-        return self.table(torch.arange(start, stop, device=self.weight.device)).to(self.weight.dtype)
+        """The vectors of a range of ids, unscaled: (stop - start, m)."""
+        if self.cached_vectors is not None:
+            return self.cached_vectors[start:stop].to(self.weight.dtype)
+        return self.unscaled(torch.arange(start, stop, device=self.weight.device))
 
     def cache(self) -> Self:
-        """Look up finished vectors, V × m numbers in memory, from now on until ``train()``, a resize or a load."""
-        if self.training:
-            raise UserError("The model is training, and would learn nothing from cached vectors: call eval() first.")
-        self.finished = None
-        self.finished = finished_table(self.table, dtype=self.weight.dtype, device=self.weight.device)
+        """Look up cached vectors, V × m numbers in memory, from now on until ``train()``, a resize or a load."""
+        self.look_up(self._vectors())
         return self
 
     def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
         """An ``nn.Embedding`` of its own with the same answers, the scale included; this module stays as it is."""
-        return _plain_embedding(self, self.scale, dtype)
+        return self.plain_embedding(self.scale, dtype)
 
-    def train(self, mode: bool = True) -> Self:
-        if mode:
-            self.finished = None
-        return super().train(mode)
+    def plain_embedding(self, scale: float, dtype: torch.dtype | None) -> nn.Embedding:
+        vectors = self._vectors()
+        scaled = (vectors if scale == 1.0 else vectors * scale).to(dtype or vectors.dtype)
+        return nn.Embedding.from_pretrained(scaled, freeze=True, padding_idx=self.padding_idx)
+
+    def _vectors(self) -> Tensor:
+        return finished_table(self.table, dtype=self.weight.dtype, device=self.weight.device)  # (V, m)
 
     def resize(self, num_embeddings: int, *, from_mean: bool = False) -> None:
         """Change the vocabulary in place: old rows stay, new ones are drawn like the others or start at their mean."""
+        self.look_up(None)
         if isinstance(self.table, CompactTable):
             self.table = _grown(self.table, num_embeddings, from_mean)
-        elif isinstance(self.table, TokenEmbedding):
-            old = self.num_embeddings
-            self.table.resize(num_embeddings)
-            if from_mean and num_embeddings > old and isinstance(self.table.map, StandardMap | ProjectiveMap):
-                weight = self.table.map.table.weight
-                with torch.no_grad():
-                    weight[old:] = weight[:old].mean(0)
-        else:
-            raise UserError(f"A table of the kind {type(self.table).__name__} cannot change its size.")
-        self.finished = None
-
-    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
-        self.finished = None
-        super()._load_from_state_dict(*arguments, **options)
+            return
+        assert isinstance(self.table, TokenEmbedding)
+        old = self.num_embeddings
+        self.table.resize(num_embeddings)
+        if from_mean and num_embeddings > old and isinstance(self.table.map, StandardMap | ProjectiveMap):
+            weight = self.table.map.table.weight
+            with torch.no_grad():
+                weight[old:] = weight[:old].mean(0)
 
     def extra_repr(self) -> str:
         scale = "" if self.scale == 1.0 else f", scale={self.scale:g}"
-        return f"{self.num_embeddings:,}, {self.embedding_dim}{scale}" + ("" if self.finished is None else ", cached")
+        return f"{self.num_embeddings:,}, {self.embedding_dim}{scale}" + ("" if self.looked_up is None else ", cached")
 
 
-class SharedStandIn(nn.Module):
-    """Another place where the same table is looked up. It owns nothing: the ``StandIn`` is trained and saved."""
+class Borrower(nn.Module):
+    """Uses a ``StandIn`` that stands elsewhere, and is trained and saved there."""
 
-    def __init__(self, stand_in: StandIn, scale: float = 1.0) -> None:
+    def __init__(self, stand_in: StandIn) -> None:
         super().__init__()
         self._stand_in = (stand_in,)  # in a tuple, so that the shared table is not registered a second time
-        self.scale = scale
 
     @property
     def stand_in(self) -> StandIn:
         return self._stand_in[0]
+
+
+class SharedStandIn(Borrower):
+    """Another place where the same table is looked up."""
+
+    def __init__(self, stand_in: StandIn, scale: float = 1.0) -> None:
+        super().__init__(stand_in)
+        self.scale = scale
 
     @property
     def weight(self) -> Tensor:
@@ -139,7 +140,7 @@ class SharedStandIn(nn.Module):
 
     def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
         """An ``nn.Embedding`` of its own with the same answers, the scale included; this module stays as it is."""
-        return _plain_embedding(self.stand_in, self.scale, dtype)
+        return self.stand_in.plain_embedding(self.scale, dtype)
 
 
 def cache_tables(model: nn.Module) -> list[str]:
@@ -155,12 +156,6 @@ def cache_tables(model: nn.Module) -> list[str]:
         stand_in.eval()
         stand_in.cache()
     return list(stand_ins)
-
-
-def _plain_embedding(stand_in: StandIn, scale: float, dtype: torch.dtype | None) -> nn.Embedding:
-    vectors = finished_table(stand_in.table, dtype=stand_in.weight.dtype, device=stand_in.weight.device)  # (V, m)
-    scaled = (vectors if scale == 1.0 else vectors * scale).to(dtype or vectors.dtype)
-    return nn.Embedding.from_pretrained(scaled, freeze=True, padding_idx=stand_in.padding_idx)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
-from torchdefine.inference import CompactTable
+from torchdefine.tables import CompactTable
 
 Target = str | re.Pattern[str] | type[nn.Module]
 Targets = Target | Sequence[Target] | None

@@ -7,11 +7,14 @@ import sys
 from typing import Any
 
 from torchdefine.cli.shared import Command, add_device, print_json
+from torchdefine.tables import METHODS
+
+SLOW = [name for name, entry in METHODS.items() if not entry.quick]
 
 ADAPTING = """  Many replacements are made, all are measured by what the model does with them, and the best that fits is
   taken: low ranks, DeFINE and MLP units, numbers of few bits, codes, and mixtures of them. The new folder holds the
-  model, what lay beside it, adapt.json with every number, and front.svg. After `import torchdefine` it loads by
-  AutoModel."""
+  model, what lay beside it, adapt.json with every number, and front.svg. After `import torchdefine.adapt.huggingface`
+  it loads by AutoModel."""
 
 
 def add_commands(command: Command) -> None:
@@ -21,7 +24,7 @@ def add_commands(command: Command) -> None:
     sub.add_argument("--budget", required=True, help="for the table: 4MB, 512KiB, or '4M parameters' in float32")
     sub.add_argument("--text", required=True, help="a file of plain text like the text that the model will read")
     sub.add_argument("--out", required=True, help="the new model's folder")
-    sub.add_argument("--quick", action="store_true", help="leave out slow methods: units, codes, tensor trains")
+    sub.add_argument("--quick", action="store_true", help=f"leave out slow methods: {', '.join(SLOW)}")
     sub.add_argument("--distill", type=int, default=200, help="steps of self-distillation, 0 for none (default: 200)")
     sub.add_argument("--choosing", type=int, default=300, help="sentences to compare candidates on (default: 300)")
     sub.add_argument("--held-out", type=int, default=2000, help="sentences to judge the result on (default: 2000)")

@@ -1,13 +1,15 @@
-"""All finished vectors of an embedding, computed in bounded memory, and the look-up table made of them."""
+"""All vectors of an embedding, computed in bounded memory, and the look-up of vectors in place of computing them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from torchdefine.errors import UserError
 from torchdefine.modes import evaluating
 
 TOKENS_AT_ONCE = 16_384
@@ -73,3 +75,67 @@ def cached_embedding(
     """An ``nn.Embedding`` with the same answers and nothing to learn, for inference."""
     table = finished_table(embedding, dtype=dtype, progress=progress)
     return nn.Embedding.from_pretrained(table, freeze=True, padding_idx=embedding.padding_idx)
+
+
+class LooksUp(nn.Module):
+    """A module of V vectors that may look them up in another one, instead of computing them, until its weights change.
+
+    That is until ``train()``, ``load_state_dict()`` or whatever else calls ``look_up(None)``.
+    """
+
+    num_embeddings: Any
+    embedding_dim: Any
+    looked_up: nn.Module | None
+    """Gives the vectors of ids, as ``nn.Embedding`` does. It moves with this module and is not part of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "looked_up", None)  # around nn.Module, which would register it
+
+    def look_up(self, table: Tensor | nn.Module | None) -> None:
+        """Take the vectors from a matrix, (V, m), or a module with such rows; None computes them.
+
+        In training it is refused: nothing would learn through it.
+        """
+        module = nn.Embedding.from_pretrained(table) if isinstance(table, Tensor) else table
+        if module is not None:
+            given, own = _size(module), _size(self)
+            if given != own:
+                raise UserError(f"The table is {given}, but the embedding has {own[0]} vectors of {own[1]}.")
+            if self.training:
+                raise UserError("The embedding is training, and would learn nothing from a table: call eval() first.")
+        object.__setattr__(self, "looked_up", module)
+
+    @property
+    def cached_vectors(self) -> Tensor | None:
+        """The matrix, (V, m), that vectors are looked up in, if it is one."""
+        return self.looked_up.weight if type(self.looked_up) is nn.Embedding else None
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Within it vectors are computed; afterwards they are looked up again if they were before."""
+        before = self.looked_up
+        self.look_up(None)
+        try:
+            yield
+        finally:
+            self.look_up(before)
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            self.look_up(None)  # the weights are about to change
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
+        if self.looked_up is not None:
+            self.looked_up._apply(fn)
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        self.look_up(None)  # the table belongs to the old weights
+        super()._load_from_state_dict(*arguments, **options)
+
+
+def _size(module: nn.Module) -> tuple[int, int]:
+    """V and m."""
+    return int(module.num_embeddings), int(module.embedding_dim)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from torchdefine.embedding.dense import DenseLinear, DenseMLP, DenseProjection
 from torchdefine.embedding.distinct import FEWEST_IDS, LARGEST_SHARE, distinct_ids
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
-from torchdefine.embedding.table import cached_embedding, finished_table
+from torchdefine.embedding.table import LooksUp, cached_embedding, finished_table
 from torchdefine.embedding.unit import DefineUnit, ExpansionLayer
 from torchdefine.errors import UserError
 from torchdefine.ops import is_plain
@@ -36,7 +36,7 @@ def _is_ours(part: Any) -> bool:
     return all(type(module) in OUR_PARTS and is_plain(module, type(module)) for module in part.modules())
 
 
-class TokenEmbedding(nn.Module):
+class TokenEmbedding(LooksUp):
     """A map layer, then a unit from its vectors to the finished ones; (…) → (…, embedding_dim).
 
     ``unit`` is any module from (…, map_layer.output_dim) to (…, embedding_dim), or None to take the map's vectors as
@@ -49,9 +49,6 @@ class TokenEmbedding(nn.Module):
         self.unit = unit
         self.embedding_dim = map_layer.output_dim if embedding_dim is None else embedding_dim
         self.row_dropout = 0.0
-        self.finished: Tensor | None
-        self.register_buffer("finished", None, persistent=False)
-        self.packed: nn.Module | None = None
         self._vector_dtype = torch.float32
 
     @classmethod
@@ -79,12 +76,9 @@ class TokenEmbedding(nn.Module):
         ``distinct`` is an upper bound on the number of different ids; with it a GPU computes each of them once. A CPU
         finds them by itself.
         """
-        if (table := self.finished) is not None:
+        if (table := self.looked_up) is not None:
             return self._looked_up(ids, table)
         ids = as_ids(ids, self.num_embeddings)
-        if self.packed is not None:
-            found: Tensor = self.packed(ids)
-            return found.to(self._vector_dtype)
         if not self._worth_sharing(ids, distinct):
             return self._computed(ids)
         types, places = distinct_ids(ids, distinct)
@@ -134,49 +128,22 @@ class TokenEmbedding(nn.Module):
             return False
         return self.shares_equal_tokens or (self.unit is None and self._has_our_map and _is_ours(self.map))
 
-    def _looked_up(self, ids: Tensor, table: Tensor) -> Tensor:
+    def _looked_up(self, ids: Tensor, table: nn.Module) -> Tensor:
         """As short as possible: on a GPU the look-up itself takes less time than a few lines of Python."""
         if type(ids) is not Tensor or not ids.is_cuda or ids.dtype is not torch.int64:
             ids = as_ids(ids, self.num_embeddings)
-        vectors = F.embedding(ids, table)
+        vectors: Tensor = F.embedding(ids, table.weight) if type(table) is nn.Embedding else table(ids)
         return vectors if vectors.dtype is self._vector_dtype else vectors.to(self._vector_dtype)
 
     def _kept_rows(self, like: Tensor) -> Tensor:
         """1 / (1 - p) for the token types kept in this step and 0 for the others: (V,)."""
         return F.dropout(torch.ones(self.num_embeddings, device=like.device, dtype=like.dtype), self.row_dropout)
 
-    def look_up(self, finished: Tensor | nn.Module | None) -> None:
-        """Take the vectors from a table instead of computing them, until the weights change; None computes them.
-
-        That is until ``train()``, ``resize()``, ``reset_parameters()`` or ``load_state_dict()``. The table is a matrix,
-        (V, m), or a module that looks its rows up, as ``nn.Embedding`` does. In training it is refused: nothing would
-        learn through it.
-        """
-        if finished is not None:
-            self._check_shape(finished)
-            if self.training:
-                raise UserError("The embedding is training, and would learn nothing from a table: call eval() first.")
+    def look_up(self, table: Tensor | nn.Module | None) -> None:
+        super().look_up(table)
         self._vector_dtype = self._dtype_of_map()
-        self.finished = finished if isinstance(finished, Tensor) else None
-        packed = finished if isinstance(finished, nn.Module) else None
-        object.__setattr__(self, "packed", packed)  # around nn.Module: it is not part of the weights
-
-    def _check_shape(self, table: Tensor | nn.Module) -> None:
-        rows, width = table.shape if isinstance(table, Tensor) else (table.num_embeddings, table.embedding_dim)
-        if (rows, width) != (self.num_embeddings, self.embedding_dim):
-            raise UserError(
-                f"The finished table is ({rows}, {width}), but the embedding has {self.num_embeddings} vectors "
-                f"of {self.embedding_dim}."
-            )
-
-    def train(self, mode: bool = True) -> Self:
-        if mode:
-            self.look_up(None)  # the weights are about to change
-        return super().train(mode)
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
-        if self.packed is not None:  # it moves with the weights nevertheless
-            self.packed._apply(fn)
         super()._apply(fn, recurse)
         self._vector_dtype = self._dtype_of_map()
         return self
@@ -185,10 +152,6 @@ class TokenEmbedding(nn.Module):
         """The dtype of the map's first floating-point weight; float32 for a foreign map without any."""
         weights = itertools.chain(self.map.parameters(), self.map.buffers())  # type: ignore[attr-defined]
         return next((weight.dtype for weight in weights if weight.is_floating_point()), torch.float32)
-
-    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
-        self.look_up(None)  # the table belongs to the old weights
-        super()._load_from_state_dict(*arguments, **options)
 
     def extra_repr(self) -> str:
         own = sum(parameter.numel() for parameter in self.parameters())

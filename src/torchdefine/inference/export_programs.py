@@ -107,8 +107,8 @@ def programs_of(model: LanguageModel | Translator) -> list[Program]:
 
 def _embedding(model: LanguageModel) -> Program:
     embedding = model.embedding
-    how = "looked up in the finished table" if embedding.finished is not None else "computed"
-    how = "unpacked from a compressed table" if embedding.packed is not None else how
+    how = "computed" if embedding.looked_up is None else "unpacked from a compressed table"
+    how = "looked up in the finished table" if embedding.cached_vectors is not None else how
     return Program(
         "embedding",
         f"Ids to the vectors that the model reads, {how}.",

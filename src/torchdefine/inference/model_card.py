@@ -96,14 +96,14 @@ def _what_it_is(model: LanguageModel | Translator, tokenization: Tokenization | 
 def _embedding(embedding: TokenEmbedding) -> str:
     table = f"{_in_words(embedding.map)}, {embedding.num_embeddings:,} × {embedding.map_dim}"
     unit = f", and {_in_words(embedding.unit)} behind it" if embedding.unit is not None else ""
-    finished = ", whose finished vectors are looked up" if embedding.finished is not None else ""
-    packed = ", whose finished vectors are unpacked from a compressed table" if embedding.packed is not None else ""
-    return f"{table}{unit}, giving vectors {embedding.embedding_dim} wide{finished}{packed}"
+    kept = "" if embedding.looked_up is None else ", whose finished vectors are unpacked from a compressed table"
+    kept = ", whose finished vectors are looked up" if embedding.cached_vectors is not None else kept
+    return f"{table}{unit}, giving vectors {embedding.embedding_dim} wide{kept}"
 
 
 def _is_rounded(embedding: TokenEmbedding) -> bool:
-    table = embedding.finished
-    return embedding.packed is not None or (table is not None and table.dtype != torch.float32)
+    table = embedding.cached_vectors
+    return embedding.looked_up is not None and (table is None or table.dtype != torch.float32)
 
 
 def _in_words(part: object) -> str:
@@ -185,11 +185,12 @@ def _limits(
         "The programs were traced and compared on a CPU, in float32.",
         "A model knows what its text knew, with all its errors and prejudices; it was not tested for any use.",
     ]
-    kept_as = {e.finished.dtype for e in model.embeddings().values() if e.finished is not None}
+    tables = {e.looked_up: e.cached_vectors for e in model.embeddings().values() if e.looked_up is not None}
+    kept_as = {vectors.dtype for vectors in tables.values() if vectors is not None}
     for dtype in kept_as - {torch.float32}:
         rounded = str(dtype).removeprefix("torch.")
         limits.append(f"Finished vectors are kept in {rounded}; the comparison was with the model that looks them up.")
-    if any(embedding.packed is not None for embedding in model.embeddings().values()):
+    if any(vectors is None for vectors in tables.values()):
         limits.append(
             "The vectors are compressed, with some loss; the comparison was with the model that unpacks them."
         )

@@ -11,17 +11,11 @@ from typing import Any
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, check_writable
-from torchdefine.inference.cache import use_cache, write_cache
-from torchdefine.inference.compress import (
-    Compressed,
-    Compression,
-    compress_embedding,
-    use_compressed,
-    write_compressed,
-)
 from torchdefine.recipe import short_name
 from torchdefine.run.folder import RunFolder
 from torchdefine.spelling import option
+from torchdefine.tables import Budget, Compressed, compress_embedding
+from torchdefine.tables.cache import use_cache, use_compressed, write_cache, write_compressed
 
 SPLITS = ("train", "valid", "test")
 
@@ -91,14 +85,25 @@ class Run:
         """Where the cached vectors of each embedding go."""
         return self._beside_weights("cache")
 
-    def compress(self, how: Compression | None = None, progress: Progress | None = None) -> dict[Path, Compressed]:
-        """Pack the vectors of every embedding into a file beside the weights; returns the files and sizes."""
-        if how is not None and not isinstance(how, Compression):
-            raise TypeError(f"How vectors are packed is a Compression, not {how!r}: use Compression('bits'), say.")
+    def compress(
+        self,
+        method: str = "bits",
+        budget: int | str | Budget | None = None,
+        *,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> dict[Path, Compressed]:
+        """Pack the vectors of every embedding into a file beside the weights; returns the files and their sizes.
+
+        The arguments are those of ``tables.compress_embedding``.
+        """
         files, counts = self.compressed_files(), self.token_counts()
         for file in files:
             check_writable(file)
-        made = {file: compress_embedding(e, how, counts=counts, progress=progress) for file, e in files.items()}
+        made = {
+            file: compress_embedding(embedding, method, budget, counts=counts, progress=progress, **settings)
+            for file, embedding in files.items()
+        }
         for file, one in made.items():
             write_compressed(file, files[file], one, self._vocabulary_facts())
         return made

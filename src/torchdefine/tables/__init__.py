@@ -1,0 +1,75 @@
+"""Vectors of all tokens in few bytes: ways of packing them, the files they are kept in, and caches of them."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from torchdefine.tables.budget import Budget
+from torchdefine.tables.methods import METHODS, Entry, table_method
+
+if TYPE_CHECKING:
+    from torchdefine.tables.banded import BandedRows
+    from torchdefine.tables.bits import transform_table
+    from torchdefine.tables.code_learning import CodeLearning, coded_table
+    from torchdefine.tables.codes import CodedRows
+    from torchdefine.tables.compact_table import CompactTable, load_table
+    from torchdefine.tables.compress import Compressed, compress_embedding
+    from torchdefine.tables.low_rank import FactorisedRows, frequent_rows_table, svd_table
+    from torchdefine.tables.mixed_bits import MixedBitRows
+    from torchdefine.tables.quantised import QuantisedRows, dense_table, quantised_table
+    from torchdefine.tables.rows import DenseRows, Rows
+    from torchdefine.tables.source import Candidate, Method, Source
+    from torchdefine.tables.units import UnitFitting, UnitRows, unit_table
+
+__all__ = [
+    "METHODS",
+    "BandedRows",
+    "Budget",
+    "Candidate",
+    "CodeLearning",
+    "CodedRows",
+    "CompactTable",
+    "Compressed",
+    "DenseRows",
+    "Entry",
+    "FactorisedRows",
+    "Method",
+    "MixedBitRows",
+    "QuantisedRows",
+    "Rows",
+    "Source",
+    "UnitFitting",
+    "UnitRows",
+    "coded_table",
+    "compress_embedding",
+    "dense_table",
+    "frequent_rows_table",
+    "load_table",
+    "quantised_table",
+    "svd_table",
+    "table_method",
+    "transform_table",
+    "unit_table",
+]
+
+_FILES = (
+    "compact_table",
+    "compress",
+    "bits",
+    "low_rank",
+    "code_learning",
+    "units",
+    "quantised",
+    "banded",
+    "mixed_bits",
+)
+"""Between them they know all the names."""
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Names load on first use: torch takes seconds, and the command line lists the methods without it."""
+        if name in __all__:
+            files = (import_module(f"{__name__}.{file}") for file in _FILES)
+            return next(getattr(file, name) for file in files if hasattr(file, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

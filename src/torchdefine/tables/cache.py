@@ -1,0 +1,106 @@
+"""The vectors of an embedding in a file beside its weights, so that inference only looks them up.
+
+Cached vectors are one safetensors tensor, V × m, written chunk by chunk: a vocabulary of millions needs no more memory
+than its map. Compressed ones are a compact table. Both files carry a hash of the weights that they were made from, and
+are refused with any others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchdefine.embedding import TokenEmbedding
+from torchdefine.embedding.table import id_chunks, in_evaluation
+from torchdefine.errors import UserError
+from torchdefine.files import Progress, atomic_file, reading_safetensors
+from torchdefine.tables.compact_table import load_table
+from torchdefine.tables.compress import Compressed
+
+FORMAT = "torchdefine cache"
+FORMAT_VERSION = "1"
+DTYPES = {"fp32": ("F32", torch.float32), "bf16": ("BF16", torch.bfloat16), "fp16": ("F16", torch.float16)}
+_HASHED_AT_ONCE = 1 << 20  # rows
+
+
+@torch.no_grad()
+def write_cache(path: Path, embedding: TokenEmbedding, dtype: str = "fp32", progress: Progress | None = None) -> int:
+    """Write all vectors of an embedding, whole or not at all; returns the bytes written."""
+    if dtype not in DTYPES:
+        raise UserError(f"A cache cannot be of type {dtype!r}: use {', '.join(DTYPES)}.")
+    name, kept_as = DTYPES[dtype]
+    shape = [embedding.num_embeddings, embedding.embedding_dim]
+    size = shape[0] * shape[1] * kept_as.itemsize
+    metadata = {"format": FORMAT, "version": FORMAT_VERSION, "weights_sha256": weights_sha256(embedding)}
+    header = {"__metadata__": metadata, "table": {"dtype": name, "shape": shape, "data_offsets": [0, size]}}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    done = 0
+    with atomic_file(path) as file, embedding.computing(), in_evaluation(embedding):
+        file.write(struct.pack("<Q", len(text)) + text)
+        for ids in id_chunks(embedding):
+            vectors = embedding(ids).to(kept_as)  # (chunk, m)
+            file.write(vectors.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            done += len(ids)
+            if progress:
+                progress(done, shape[0])
+    return path.stat().st_size
+
+
+def use_cache(path: Path, embedding: TokenEmbedding) -> None:
+    """Let an embedding look its vectors up in what ``write_cache`` wrote, until it is trained again.
+
+    A file that is missing, damaged, or made from other weights is refused.
+    """
+    write_again = "write it again with `torchdefine cache`"
+    weights = weights_sha256(embedding)
+    with reading_safetensors(
+        path, if_missing="write it with `torchdefine cache` first", if_damaged=write_again
+    ) as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT or metadata.get("version") != FORMAT_VERSION:
+            raise UserError(f"{path} is no cache of version {FORMAT_VERSION}: {write_again}.")
+        if metadata.get("weights_sha256") != weights:
+            raise UserError(f"{path} was made from other weights than the run has now: {write_again}.")
+        table = file.get_tensor("table")
+    _look_up(embedding, nn.Embedding.from_pretrained(table))
+
+
+def write_compressed(path: Path, embedding: TokenEmbedding, made: Compressed, facts: Mapping[str, Any]) -> None:
+    """Write a packed table for the weights that an embedding has now."""
+    made.table.save(path, {**facts, **made.to_dict(), "weights_sha256": weights_sha256(embedding)})
+
+
+def use_compressed(path: Path, embedding: TokenEmbedding, facts: Mapping[str, Any]) -> None:
+    """Let an embedding look its vectors up in a packed table, until it is trained again.
+
+    A file that is missing, damaged, or made from other weights or for another vocabulary is refused.
+    """
+    if not path.exists():
+        raise UserError(f"{path} does not exist: write it with `torchdefine compress` first.")
+    _look_up(embedding, load_table(path, {**facts, "weights_sha256": weights_sha256(embedding)}))
+
+
+def _look_up(embedding: TokenEmbedding, table: nn.Module) -> None:
+    embedding.eval()
+    embedding.look_up(table.to(next(embedding.map.parameters()).device))  # type: ignore[attr-defined]
+
+
+def weights_sha256(embedding: TokenEmbedding) -> str:
+    """A hash of all tensors that the vectors depend on; the settings of a run never change."""
+    digest = hashlib.sha256()
+    for part, module in (("map", embedding.map), ("unit", embedding.unit)):
+        if not isinstance(module, nn.Module):
+            continue
+        for name, tensor in module.state_dict().items():
+            digest.update(f"{part}.{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            for rows in tensor.detach().reshape(-1).split(_HASHED_AT_ONCE):
+                digest.update(rows.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

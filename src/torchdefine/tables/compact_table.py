@@ -1,0 +1,142 @@
+"""A finished V × m table in few bytes and one file: a look-up like ``nn.Embedding`` that decodes only what it needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from torchdefine.embedding.map import as_ids, check_table
+from torchdefine.errors import UserError
+from torchdefine.files import reading_safetensors, write_safetensors
+from torchdefine.tables.rows import Rows, frozen, rows_from_config
+
+FORMAT = "torchdefine compact table"
+FORMAT_VERSION = 1
+
+
+class CompactTable(torch.nn.Module):
+    """Token ids → the vectors that a table had, rebuilt from ``rows``; (…) → (…, embedding_dim).
+
+    ``mean`` is added to every vector; its dtype is that of the vectors, so ``.to(torch.bfloat16)`` does what it does
+    for ``nn.Embedding``. The vector of ``padding_idx`` is always zero. Nothing learns until ``requires_grad_()``.
+    """
+
+    def __init__(self, rows: Rows, mean: Tensor | None = None, padding_idx: int | None = None) -> None:
+        super().__init__()
+        self.padding_idx = check_table(rows.num_rows, rows.width, padding_idx)
+        self.num_embeddings, self.embedding_dim = rows.num_rows, rows.width
+        self.rows = rows
+        device = next(rows.parameters()).device
+        self.mean = frozen(torch.zeros(rows.width, device=device) if mean is None else mean.detach().float().clone())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(…) whole numbers → (…, embedding_dim)."""
+        ids = as_ids(ids, self.num_embeddings)
+        vectors: Tensor = self.mean + self.rows(ids, self.mean.dtype)  # (…, m)
+        if self.padding_idx is not None:
+            vectors = vectors.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
+        return vectors
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of all tensors, in memory and in a file; the file's header comes on top."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
+
+    @property
+    def num_values(self) -> int:
+        """Numbers stored, floats and codes alike: the parameters of the table."""
+        return sum(parameter.numel() for parameter in self.parameters()) + self.rows.num_codes
+
+    def to_config(self) -> dict[str, Any]:
+        """What ``from_config`` needs to build the same module, empty; plain values only."""
+        return {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "rows": self.rows.described(),
+            "padding_idx": self.padding_idx,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        if config.get("format") != FORMAT or config.get("version") != FORMAT_VERSION:
+            raise UserError(
+                f"This is no {FORMAT} of version {FORMAT_VERSION} but {config.get('format')!r}, version "
+                f"{config.get('version')!r}: make the table again with a matching torchdefine."
+            )
+        return cls(rows_from_config(config["rows"]), padding_idx=config["padding_idx"])
+
+    def save(self, path: str | Path, facts: Mapping[str, Any] | None = None) -> None:
+        """Write one safetensors file, whole or not at all; ``facts`` say what the table was made from."""
+        tensors = self.state_dict()
+        header = {"config": json.dumps(self.to_config()), "facts": json.dumps(dict(facts or {}))}
+        write_safetensors(Path(path), tensors, {"format": FORMAT, "tensors_sha256": _sha256(tensors), **header})
+
+
+def table_bytes(kind: type[Rows], *sizes: Any) -> int:
+    """The bytes of a table of such rows; nothing is allocated to find out."""
+    with torch.device("meta"):
+        return CompactTable(kind(*sizes)).stored_bytes
+
+
+def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> CompactTable:
+    """Read what ``CompactTable.save`` wrote, on the CPU.
+
+    A file that is cut short or of another kind is refused, and so is one whose facts differ from those in ``facts``
+    (the vocabulary's hash, say).
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name the file of a table in it.")
+    with reading_safetensors(
+        path, if_missing="check the name of the table", if_damaged="make the table again, or copy it again"
+    ) as file:
+        header = file.metadata() or {}
+        if header.get("format") != FORMAT:
+            raise UserError(f"{path} is not a {FORMAT}: give a file that CompactTable.save wrote.")
+        _compare_facts(path, json.loads(header["facts"]), facts or {})
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if header.get("tensors_sha256") != _sha256(tensors):
+            raise ValueError("its numbers are not those that were written")
+        return _filled(json.loads(header["config"]), tensors)
+
+
+def _sha256(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _filled(config: dict[str, Any], tensors: dict[str, Tensor]) -> CompactTable:
+    with torch.device("meta"):  # the file's tensors replace these, so nothing is allocated twice
+        table = CompactTable.from_config(config)
+    for name, empty in table.state_dict().items():
+        if name in tensors and tensors[name].dtype.is_floating_point != empty.dtype.is_floating_point:
+            raise ValueError(f"{name} is {tensors[name].dtype}")
+    try:
+        table.load_state_dict(tensors, assign=True)
+    except RuntimeError as error:  # names or shapes of another table
+        raise ValueError(str(error)) from None
+    return table
+
+
+def _compare_facts(path: Path, stored: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name, value in wanted.items():
+        if stored.get(name) != value:
+            what = name.removesuffix("_sha256")
+            raise UserError(
+                f"The table {path} was made for {what} {_shortened(stored.get(name))}, not {_shortened(value)}: "
+                "make it again."
+            )
+
+
+def _shortened(value: Any) -> str:
+    """The beginning of a hash, which is enough to tell it apart; other values whole."""
+    return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else repr(value)

@@ -1,0 +1,81 @@
+"""The vectors of an embedding packed into few bytes, by any method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchdefine.embedding import TokenEmbedding
+from torchdefine.errors import UserError
+from torchdefine.files import Progress
+from torchdefine.tables.budget import Budget
+from torchdefine.tables.code_learning import Codes
+from torchdefine.tables.compact_table import CompactTable
+from torchdefine.tables.methods import table_method
+from torchdefine.tables.source import Counts, Source, as_weights, lost_variance
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A packed table, its size, and how much of the vectors it has lost."""
+
+    table: CompactTable
+    method: str
+    label: str
+    """The method with its sizes."""
+    bytes: int
+    vectors_bytes: int
+    """The bytes of the vectors as float32."""
+    map_bytes: int
+    """The bytes of the map's tables and projections, from which they are computed, as float32."""
+    lost: float
+    """Fraction of the variance of all vectors that is gone."""
+    lost_by_frequency: float | None
+    """The same, tokens weighted by how often they occur, where that is known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "table"}
+
+
+def compress_embedding(
+    embedding: TokenEmbedding,
+    method: str = "bits",
+    budget: int | str | Budget | None = None,
+    *,
+    counts: Counts | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Compressed:
+    """Pack the vectors of an embedding; ``counts``, one for each id, give frequent tokens more precision.
+
+    ``method`` is one of ``METHODS``, ``settings`` are its own. Without a budget, codes and a number of bits have sizes
+    of their own; other methods take as many bytes as 32 × 16 codes, but an eighth of the vectors at most.
+    """
+    packing, shape = table_method(method, **settings), (embedding.num_embeddings, embedding.embedding_dim)
+    whole = 4 * shape[0] * shape[1]
+    own = packing.usual_bytes(*shape) or min(Codes().usual_bytes(*shape), whole // 8)
+    allowed = Budget(own) if budget is None else Budget.of(budget)
+    if allowed.bytes >= whole:
+        raise UserError(
+            f"{method} would take {allowed.bytes:,} bytes, and the vectors themselves take {whole:,}: ask for less."
+        )
+    with embedding.computing():
+        matrix = embedding.table(dtype=torch.float32)  # (V, m)
+    source = Source(matrix, counts, padding_idx=embedding.padding_idx)
+    best = next(packing.within(source, allowed), None)
+    if best is None:
+        raise UserError(f"No {method} of this table fits {allowed.bytes:,} bytes: ask for more, or another method.")
+    table = best.build(progress)
+    weights = None if counts is None else as_weights(counts, matrix, power=1.0)  # as often as they occur
+    return Compressed(
+        table,
+        method,
+        best.label,
+        table.stored_bytes,
+        whole,
+        sum(4 * part.numel() for part in embedding.map.parameters()),  # type: ignore[attr-defined]
+        lost_variance(table, matrix),
+        None if weights is None else lost_variance(table, matrix, weights),
+    )

@@ -1,0 +1,151 @@
+"""Rows rounded to a few bits, in groups that share a float16 step; or kept as floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdefine.errors import UserError
+from torchdefine.files import Progress
+from torchdefine.tables.budget import Budget
+from torchdefine.tables.compact_table import CompactTable, table_bytes
+from torchdefine.tables.rows import FLOATS, DenseRows, Rows, frozen, pack, packed_width, stored_as, unpack
+from torchdefine.tables.source import Candidate, Method, Source, TableLike, as_matrix, candidate, centred
+
+STORAGES = (*FLOATS, *(f"int{bits}" for bits in range(8, 0, -1)))
+"""How rows can be held, by name."""
+GROUP = 32
+ROWS_AT_ONCE = 8_192
+_CLIPS = {1: (0.6, 1.1), 2: (0.5, 1.0), 3: (0.6, 1.0), 4: (0.7, 1.0)}  # where the best step lies, by bits
+_STEPS_TRIED = 12
+
+
+class QuantisedRows(Rows):
+    """Each number is one of 2^bits levels, evenly spaced around zero: (code - (2^bits - 1) / 2) × the group's step."""
+
+    kind = "quantised"
+
+    def __init__(self, num_rows: int, width: int, bits: int = 4, group_size: int = 32) -> None:
+        super().__init__(num_rows, width)
+        self.bits, self.group_size = bits, min(group_size, width)
+        self.num_groups = -(-width // self.group_size)
+        self.register_buffer("codes", torch.zeros(num_rows, packed_width(width, bits), dtype=torch.uint8))
+        self.steps = frozen(torch.zeros(num_rows, self.num_groups, dtype=torch.float16))
+        self.codes: Tensor
+
+    def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        codes = unpack(self.codes[rows], self.bits, self.width).to(dtype)  # (…, width)
+        steps = self.steps[rows].to(dtype)  # (…, groups)
+        steps = steps.repeat_interleave(self.group_size, dim=-1)[..., : self.width]
+        return (codes - (2**self.bits - 1) / 2) * steps
+
+    @property
+    def num_codes(self) -> int:
+        return self.num_rows * self.width
+
+    def config(self) -> dict[str, Any]:
+        return {"num_rows": self.num_rows, "width": self.width, "bits": self.bits, "group_size": self.group_size}
+
+
+@torch.no_grad()
+def quantise_rows(
+    matrix: Tensor, bits: int = 4, group_size: int = 32, progress: Progress | None = None
+) -> QuantisedRows:
+    """Round a matrix, each group with the step that loses least: (V, m) → QuantisedRows."""
+    made = QuantisedRows(len(matrix), matrix.shape[1], bits, group_size).to(matrix.device)
+    for start in range(0, len(matrix), ROWS_AT_ONCE):
+        chunk = matrix[start : start + ROWS_AT_ONCE].float()
+        spare = made.num_groups * made.group_size - made.width
+        grouped = torch.nn.functional.pad(chunk, (0, spare)).unflatten(-1, (made.num_groups, made.group_size))
+        steps = stored_as(best_steps(grouped, bits), torch.float16)  # (rows, groups)
+        codes = nearest_codes(grouped, steps.float().unsqueeze(-1), bits).flatten(-2)[:, : made.width]
+        made.codes[start : start + len(chunk)] = pack(codes, bits)
+        made.steps[start : start + len(chunk)] = steps
+        if progress:
+            progress(start + len(chunk), len(matrix))
+    return made
+
+
+def nearest_codes(values: Tensor, steps: Tensor, bits: int) -> Tensor:
+    """The whole numbers whose levels are nearest; any if the step is zero."""
+    half = (2**bits - 1) / 2
+    return (values / steps.clamp(min=1e-12) + half).round().clamp(0, 2**bits - 1).to(torch.int32)
+
+
+def best_steps(grouped: Tensor, bits: int) -> Tensor:
+    """The step of each group, (…, group) → (…), by trying some and fitting the best by least squares."""
+    half = (2**bits - 1) / 2
+    largest = grouped.abs().amax(-1)
+    low, high = _CLIPS.get(bits, (0.85, 1.0))
+    best, least = largest / half, torch.full_like(largest, torch.inf)
+    for clip in torch.linspace(low, high, _STEPS_TRIED).tolist():
+        step = largest * clip / half
+        for _ in range(2):  # a second time with the step that fits the codes of the first
+            levels = nearest_codes(grouped, step.unsqueeze(-1), bits) - half
+            step = (levels * grouped).sum(-1) / levels.square().sum(-1).clamp(min=1e-12)
+        error = (grouped - levels * step.unsqueeze(-1)).square().sum(-1)
+        best, least = torch.where(error < least, step, best), torch.minimum(error, least)
+    return best
+
+
+def stored_rows(matrix: Tensor, how: str, group_size: int = 32) -> Rows:
+    """Rows as ``float32``, ``float16``, ``bfloat16``, or ``int8`` … ``int1`` in groups."""
+    if how in FLOATS:
+        return DenseRows.of(matrix, how)
+    if how in STORAGES:
+        return quantise_rows(matrix, int(how.removeprefix("int")), group_size)
+    raise UserError(f"Rows cannot be stored as {how!r}: use one of {', '.join(STORAGES)}.")
+
+
+def empty_rows(storage: str, rows: int, width: int, group: int = 32) -> Rows:
+    """Rows without values, as ``stored_rows`` would hold them."""
+    if storage in FLOATS:
+        return DenseRows(rows, width, storage)
+    return QuantisedRows(rows, width, int(storage.removeprefix("int")), group)
+
+
+def dense_table(table: TableLike, dtype: str = "float16", *, padding_idx: int | None = None) -> CompactTable:
+    """The table as it is, in another number type."""
+    return CompactTable(DenseRows.of(as_matrix(table), dtype), padding_idx=padding_idx)
+
+
+def quantised_table(
+    table: TableLike,
+    bits: int = 4,
+    group_size: int = 32,
+    *,
+    padding_idx: int | None = None,
+    progress: Progress | None = None,
+) -> CompactTable:
+    """Every number in ``bits`` bits, with a float16 step for each ``group_size`` of them."""
+    if not 1 <= bits <= 8 or group_size < 1:
+        raise UserError(f"{bits} bits in groups of {group_size} make no table: use 1 to 8 bits in groups of 32, say.")
+    rows, mean = centred(as_matrix(table))
+    return CompactTable(quantise_rows(rows, bits, group_size, progress), mean, padding_idx)
+
+
+@dataclass(frozen=True)
+class Quantised(Method):
+    """``bits`` for every number, or as many as fit: with a step for each row, and for each 32 numbers."""
+
+    bits: int | None = None
+
+    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
+        rows, width = source.matrix.shape
+        if budget.floats_only:
+            return
+        for group in sorted({width, GROUP}, reverse=True) if self.bits is None else (GROUP,):
+            choices = range(1, 9) if self.bits is None else (self.bits,)
+            fitting = [bits for bits in choices if table_bytes(QuantisedRows, rows, width, bits, group) <= budget.bytes]
+            if fitting and (group <= width or self.bits):
+                label = f"int{fitting[-1]}, a step a {'row' if group == width else f'{group} numbers'}"
+                make = partial(quantised_table, source.matrix, fitting[-1], group)
+                yield candidate(label, source, make, counted=False, reports=True)
+
+    def usual_bytes(self, rows: int, width: int) -> int | None:
+        return None if self.bits is None else table_bytes(QuantisedRows, rows, width, self.bits, GROUP)
