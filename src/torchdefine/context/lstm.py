@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchdefine.config import Config, setting
 from torchdefine.context.model import StateTensor
-from torchdefine.ops import cudnn_lstm, has_kernel, locked_dropout, persistent_lstm
+from torchdefine.ops import has_kernel, locked_dropout, lstm
 
 LSTMState = list[tuple[Tensor, Tensor]]
 """Hidden and cell state of every layer, each (1, B, width)."""
@@ -55,19 +55,13 @@ class LSTMLayer(nn.LSTM):
         self.recurrent_dropout = recurrent_dropout
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
-        fast = has_kernel(x, self.hidden_size)
         dropping = self.training and self.recurrent_dropout > 0
-        if not (dropping or fast):
-            return super().forward(x, state)
+        if not (dropping or has_kernel(x, self.hidden_size)):
+            return super().forward(x, state)  # with weights that cuDNN has packed already
         weights: list[Any] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
         if dropping:
             weights[1] = F.dropout(weights[1], self.recurrent_dropout)  # (4 · output, output)
-        if fast:
-            y, h, c = persistent_lstm(x, *state, weights)
-        elif x.is_cuda and torch.backends.cudnn.is_acceptable(x):
-            y, h, c = cudnn_lstm(x, *state, weights)
-        else:
-            y, h, c = torch._VF.lstm(x, state, weights, True, 1, 0.0, True, False, False)
+        y, h, c = lstm(x, *state, weights)
         return y, (h, c)
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from torchdefine.ops import Scoring, is_plain, padded_inward, padded_outward, relative_attention
+from torchdefine.ops import Scoring, padded_inward, padded_outward, relative_attention
 
 BLOCKED = -3e4
 """A score so low that its probability is zero in any precision; float16 can still hold it."""
@@ -125,17 +125,15 @@ class PlainSurroundings(NamedTuple):
 class RelativeAttention(nn.Module):
     """(B, T, d) positions that ask and (B, M, d) remembered ones → (B, T, d)."""
 
+    fused = False
+    """Set by the model."""
+
     def __init__(self, dim: int, heads: int, head_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.heads, self.head_dim, self.dropout = heads, head_dim, dropout
         self.inward = nn.Linear(dim, 4 * heads * head_dim, bias=False)
         """To queries, keys, values and distances: one weight, so that it is padded in one go."""
         self.outward = nn.Linear(heads * head_dim, dim, bias=False)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its layers are plain: no adapter around one, no hook on it."""
-        return is_plain(self.inward, nn.Linear) and is_plain(self.outward, nn.Linear)
 
     def forward(
         self, own: Tensor, remembered: Tensor, around: Surroundings | KernelSurroundings | PlainSurroundings
@@ -187,7 +185,7 @@ class RelativeAttention(nn.Module):
     def _inward_unpadded(self, own: Tensor, seen: Tensor, distance_vectors: Tensor) -> tuple[Tensor, ...]:
         """Queries (B, H, T, D), keys and values (B, H, K, D) each, distances (1, H, K, D)."""
         width = self.heads * self.head_dim
-        if is_plain(self.inward, nn.Linear):
+        if self.fused:
             to_queries, to_keys_and_values, to_distances = self.inward.weight.split((width, 2 * width, width))
             queries, distances = F.linear(own, to_queries), F.linear(distance_vectors, to_distances)
             keys, values = F.linear(seen, to_keys_and_values).chunk(2, dim=-1)
@@ -198,7 +196,7 @@ class RelativeAttention(nn.Module):
 
     def _inward(self, own: Tensor, seen: Tensor, distance_vectors: Tensor) -> tuple[Tensor, ...]:
         """Queries (B, T, H, P), keys and values (B, K, H, P) each, distances (W, H, P)."""
-        if not is_plain(self.inward, nn.Linear):  # it may do more than multiply, so everything goes through it whole
+        if not self.fused:  # a layer may do more than multiply, so everything goes through it whole
             of_seen, of_distances = (self._with_spare(self.inward(x)) for x in (seen, distance_vectors))
             queries, keys, values, _ = of_seen.chunk(4, dim=-2)
             return queries[:, seen.shape[1] - own.shape[1] :], keys, values, of_distances.chunk(4, dim=-2)[3]
@@ -209,7 +207,7 @@ class RelativeAttention(nn.Module):
 
     def _outward(self, mixed: Tensor) -> Tensor:
         """(B, T, H, P) → (B, T, d)."""
-        if not is_plain(self.outward, nn.Linear):
+        if not self.fused:
             whole: Tensor = self.outward(mixed[..., : self.head_dim].flatten(2))
             return whole
         from_heads = F.pad(self.outward.weight.unflatten(1, (self.heads, -1)), (0, spare_features(self.head_dim)))

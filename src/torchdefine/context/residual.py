@@ -1,6 +1,6 @@
 """The operations between the products of a Transformer: residual sums, norms, dropout, ReLU and biases.
 
-On a GPU in half precision all of it runs as a few kernels, elsewhere in plain torch.
+On a GPU in half precision all of it runs as a few kernels in a model that was prepared, else in plain torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.ops import has_fused_kernels, is_plain, relu_dropout, residual_norm
+from torchdefine.ops import has_fused_kernels, relu_dropout, residual_norm
 
 
 class Stream(NamedTuple):
@@ -34,31 +34,31 @@ class Update(NamedTuple):
         return self.values if self.bias is None else self.values + self.bias
 
 
-def closing(x: Tensor, linear: nn.Linear, weight: Tensor | None = None) -> Update:
+def closing(x: Tensor, linear: nn.Linear, fused: bool, weight: Tensor | None = None) -> Update:
     """The linear layer at the end of a part; ``weight`` is its own in the dtype of the products, if there is one."""
-    if has_fused_kernels(x) and is_plain(linear, nn.Linear):
+    if fused and has_fused_kernels(x):
         return Update(F.linear(x, linear.weight if weight is None else weight), linear.bias)
     return Update(linear(x))
 
 
-def expanded(x: Tensor, linear: nn.Linear, dropout: float, weight: Tensor | None = None) -> Tensor:
+def expanded(x: Tensor, linear: nn.Linear, dropout: float, fused: bool, weight: Tensor | None = None) -> Tensor:
     """The linear layer at the beginning of a feed-forward part, with ReLU and dropout."""
-    if has_fused_kernels(x) and is_plain(linear, nn.Linear):
+    if fused and has_fused_kernels(x):
         return relu_dropout(F.linear(x, linear.weight if weight is None else weight), dropout, linear.bias)
     return F.dropout(F.relu(linear(x)), dropout)
 
 
-def add_and_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float) -> Stream:
+def add_and_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float, fused: bool) -> Stream:
     """The norm of the sum, for both fields of the stream."""
-    if has_fused_kernels(past) and is_plain(norm, nn.LayerNorm):
+    if fused and has_fused_kernels(past):
         return Stream(*residual_norm(past, update.values, norm, dropout, update_bias=update.bias))
     normed = norm(past + F.dropout(update.whole(), dropout))
     return Stream(normed, normed)
 
 
-def add_then_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float) -> Stream:
+def add_then_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float, fused: bool) -> Stream:
     """The sum, which bypasses the next part, and its norm, which that part reads."""
-    if has_fused_kernels(past) and is_plain(norm, nn.LayerNorm):
+    if fused and has_fused_kernels(past):
         return Stream(*residual_norm(past, update.values, norm, dropout, pre=True, update_bias=update.bias))
     total = past + F.dropout(update.whole(), dropout)
     return Stream(total, norm(total))

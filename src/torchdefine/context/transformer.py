@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchdefine.config import Config, setting
 from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
+from torchdefine.modes import Prepared
 from torchdefine.ops import autocast_dtype, exact_dtype
 
 
@@ -65,7 +66,7 @@ class DecoderState(NamedTuple):
         return DecoderState(own, memory, self.visible.index_select(0, sources))
 
 
-class Transformer(nn.Module):
+class Transformer(Prepared):
     """``encode`` the source once, then ``decode`` a whole target, or ``start`` and ``step`` through it with a cache."""
 
     def __init__(self, width: int, config: TransformerConfig | None = None) -> None:
@@ -82,6 +83,12 @@ class Transformer(nn.Module):
         pre = self.config.norm == "pre"
         self.encoder_norm = nn.LayerNorm(width) if pre else nn.Identity()
         self.decoder_norm = nn.LayerNorm(width) if pre else nn.Identity()
+
+    def prepare(self, on: bool = True) -> None:
+        super().prepare(on)
+        for part in self.modules():
+            if isinstance(part, _Part):
+                part.fused = self.fused
 
     def encode(self, x: Tensor, visible: Tensor) -> Tensor:
         """(B, S, width) vectors and (B, S) True where there is no padding → the memory, (B, S, width)."""
@@ -190,7 +197,12 @@ class DecoderLayer(nn.Module):
         return self.feed.after(y, self.feed_forward(y.read), following), present
 
 
-class Residual(nn.Module):
+class _Part(nn.Module):
+    fused = False
+    """Set by the model, for all of its parts together."""
+
+
+class Residual(_Part):
     """What surrounds a sub-layer: its norm, before or after, dropout, and the residual connection."""
 
     def __init__(self, width: int, config: TransformerConfig) -> None:
@@ -206,9 +218,9 @@ class Residual(nn.Module):
         """The stream behind this sub-layer and before the next, whose norm is ``following``."""
         dropout = self.dropout if self.training else 0.0
         if not self.pre:
-            return add_and_norm(x.past, update, self.norm, dropout)
+            return add_and_norm(x.past, update, self.norm, dropout, self.fused)
         assert isinstance(following, nn.LayerNorm)
-        return add_then_norm(x.past, update, following, dropout)
+        return add_then_norm(x.past, update, following, dropout, self.fused)
 
 
 def norms_after(layers: Sequence[EncoderLayer] | Sequence[DecoderLayer], last: nn.Module) -> list[nn.Module]:
@@ -216,7 +228,7 @@ def norms_after(layers: Sequence[EncoderLayer] | Sequence[DecoderLayer], last: n
     return [*(layer.attend.norm for layer in layers[1:]), last]
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(_Part):
     """Every place asks the places of the same sequence."""
 
     def __init__(self, width: int, config: TransformerConfig) -> None:
@@ -239,10 +251,10 @@ class SelfAttention(nn.Module):
             key, value = torch.cat((past[0].to(key.dtype), key), 2), torch.cat((past[1].to(value.dtype), value), 2)
         dropout = self.dropout if self.training else 0.0
         found = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal)  # (B, h, T, d)
-        return closing(found.transpose(1, 2).flatten(2), self.out), (key, value)
+        return closing(found.transpose(1, 2).flatten(2), self.out, self.fused), (key, value)
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(_Part):
     """Every place of the target asks the places of its source."""
 
     def __init__(self, width: int, config: TransformerConfig) -> None:
@@ -263,10 +275,10 @@ class CrossAttention(nn.Module):
         asked = self.query(y).reshape(key.shape[0], -1, y.shape[-1])  # (B, K · T, width)
         dropout = self.dropout if self.training else 0.0
         found = F.scaled_dot_product_attention(by_head(asked, self.heads), key, value, mask, dropout)
-        return closing(found.transpose(1, 2).reshape(y.shape), self.out)
+        return closing(found.transpose(1, 2).reshape(y.shape), self.out, self.fused)
 
 
-class FeedForward(nn.Module):
+class FeedForward(_Part):
     """Two linear layers with ReLU between them, place by place."""
 
     def __init__(self, width: int, config: TransformerConfig) -> None:
@@ -276,7 +288,8 @@ class FeedForward(nn.Module):
         self.dropout = config.dropout
 
     def forward(self, x: Tensor) -> Update:
-        return closing(expanded(x, self.expand, self.dropout if self.training else 0.0), self.reduce)
+        hidden = expanded(x, self.expand, self.dropout if self.training else 0.0, self.fused)
+        return closing(hidden, self.reduce, self.fused)
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:

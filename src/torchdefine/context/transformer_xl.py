@@ -27,13 +27,13 @@ from torchdefine.context.relative_attention import (
 )
 from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
+from torchdefine.modes import Prepared
 from torchdefine.ops import (
     Scoring,
     converted,
     exact_dtype,
     has_attention_kernel,
     has_fused_kernels,
-    is_plain,
     product_dtype,
 )
 
@@ -90,7 +90,7 @@ class Reach(NamedTuple):
     """Treat larger distances as this one."""
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(Prepared):
     """(B, T, input_dim) → (B, T, input_dim), with a memory of fixed length that starts empty.
 
     States are made for the mode that the module is in: evaluation may look back farther than training. Shapes never
@@ -195,12 +195,17 @@ class TransformerXL(nn.Module):
 
     def _dense_weights(self, x: Tensor) -> list[DenseWeights | None]:
         """Every layer's weights in the dtype of the products; autocast would convert them one by one."""
-        linears: list[Any] = [linear for layer in self.layers for linear in (layer.expand, layer.reduce)]
-        plain = all(is_plain(linear, nn.Linear) for linear in linears)
-        if not has_fused_kernels(x) or self.layers_are_compiled or not plain:
+        if not (self.fused and has_fused_kernels(x)):
             return [None] * len(self.layers)
+        linears: list[Any] = [linear for layer in self.layers for linear in (layer.expand, layer.reduce)]
         halves = converted([linear.weight for linear in linears], product_dtype(x))
         return [DenseWeights(*pair) for pair in zip(halves[::2], halves[1::2], strict=True)]
+
+    def prepare(self, on: bool = True) -> None:
+        """All parts together: kernels may not take weights of layers that torch.compile runs."""
+        super().prepare(on and not self.layers_are_compiled)
+        for layer in self.layers:
+            layer.fused = layer.attention.fused = self.fused
 
     def compile_layers(self) -> None:
         """Compile the layers one at a time, so that all of them share what is compiled once."""
@@ -211,11 +216,9 @@ class TransformerXL(nn.Module):
     def surroundings(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings | KernelSurroundings:
         """What every layer must know of a segment (B, T, d) after a memory with ``filled`` positions written."""
         head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
-        drops_weights = self.training and self.config.attention_dropout > 0
-        plain = all(getattr(layer.attention, "is_plain", False) for layer in self.layers)
-        if drops_weights or self.layers_are_compiled or not plain:  # our kernels handle none of these
-            return self._for_fused_attention(x, memory, filled)
-        if has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim)):
+        drops_weights = self.training and self.config.attention_dropout > 0  # our kernels do not
+        kernels = self.fused and has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim))
+        if kernels and not drops_weights:
             return self._for_our_kernels(x, memory, filled)
         return self._for_fused_attention(x, memory, filled)
 
@@ -277,6 +280,9 @@ class DenseWeights(NamedTuple):
 class TransformerXLLayer(nn.Module):
     """Relative attention over memory and segment, then two dense layers at every position."""
 
+    fused = False
+    """Set by the model."""
+
     def __init__(self, dim: int, config: TransformerXLConfig) -> None:
         super().__init__()
         head_dim, inner_dim = config.head_dim or dim // config.heads, config.inner_dim or 4 * dim
@@ -303,15 +309,17 @@ class TransformerXLLayer(nn.Module):
         if self.pre_norm:
             norm = self.attention_norm
             update = Update(self.attention(norm(x.read), norm(memory.to(x.read.dtype)), around))
-            x = add_then_norm(x.past, update, self.feed_forward_norm, self.dropout)
+            x = add_then_norm(x.past, update, self.feed_forward_norm, self.dropout, self.fused)
             total = x.past + F.dropout(self._fed_forward(x.read, weights).whole(), self.dropout)
             return Stream(total, total)
-        x = add_and_norm(x.past, Update(self.attention(x.read, memory, around)), self.attention_norm, self.dropout)
-        return add_and_norm(x.past, self._fed_forward(x.read, weights), self.feed_forward_norm, self.dropout)
+        update = Update(self.attention(x.read, memory, around))
+        x = add_and_norm(x.past, update, self.attention_norm, self.dropout, self.fused)
+        update = self._fed_forward(x.read, weights)
+        return add_and_norm(x.past, update, self.feed_forward_norm, self.dropout, self.fused)
 
     def _fed_forward(self, x: Tensor, weights: DenseWeights | None) -> Update:
         first, second = weights or (None, None)
-        return closing(expanded(x, self.expand, self.dropout, first), self.reduce, second)
+        return closing(expanded(x, self.expand, self.dropout, self.fused, first), self.reduce, self.fused, second)
 
 
 def _remember(memory: Tensor, hidden: Tensor) -> Tensor:

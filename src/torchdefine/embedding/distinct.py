@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchdefine.embedding.map import as_ids
+
 FEWEST_IDS = 64
-LARGEST_SHARE = 0.75
-"""If a larger share of the ids is different, finding them costs more than it saves."""
+MOST_DIFFERENT = 0.75
+"""If a larger fraction of the ids is different, finding them costs more than it saves."""
+
+
+class SharedTokens:
+    """An embedding that computes every different token of a batch once; chosen when the embedding is prepared."""
+
+    def __init__(self, embedding: Any, on_cpu_only: bool) -> None:
+        self.embedding, self.on_cpu_only = embedding, on_cpu_only
+
+    def __call__(self, ids: Tensor, distinct: int | None = None) -> Tensor:
+        """``distinct`` is an upper bound on the number of different ids; without it only a CPU finds them."""
+        if self.embedding.looked_up is not None or not self._pays(ids, distinct):
+            vectors: Tensor = self.embedding(ids)
+            return vectors
+        types, places = distinct_ids(as_ids(ids, self.embedding.num_embeddings), distinct)
+        return F.embedding(places, self.embedding.compute(types, each_once=True))
+
+    def _pays(self, ids: Tensor, distinct: int | None) -> bool:
+        if ids.numel() < FEWEST_IDS or torch.compiler.is_compiling():
+            return False
+        if ids.device.type == "cpu":
+            return distinct is None or distinct <= MOST_DIFFERENT * ids.numel() or self.on_cpu_only
+        return not self.on_cpu_only and distinct is not None and distinct <= MOST_DIFFERENT * ids.numel()
 
 
 def distinct_ids(ids: Tensor, room: int | None) -> tuple[Tensor, Tensor]:

@@ -66,7 +66,9 @@ class GroupLinear(nn.Module):
         """(…, in_features) → (…, out_features)."""
         if x.shape[-1] != self.in_features:
             raise UserError(f"The input is {x.shape[-1]} wide, but this layer takes {self.in_features}.")
-        leading, weight, bias = x.shape[:-1], self.used_weight(), self.used_bias()
+        leading, weight, bias = x.shape[:-1], self.weight, self.bias
+        if self.gain != 1.0:
+            weight, bias = self.used_weight(), self.used_bias()
         if self.groups == 1:
             y = x @ weight[0]  # (…, out)
         else:

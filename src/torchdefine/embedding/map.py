@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from torchdefine.config import Config, setting
 from torchdefine.errors import UserError
-from torchdefine.ops import is_plain
 
 
 @dataclass(frozen=True)
@@ -109,11 +108,16 @@ class MapLayer(Protocol):
     def to_config(self) -> dict[str, Any]: ...
 
 
+LOOKED_UP = (torch.int32, torch.int64)
+"""What torch looks up as it is."""
+
+
 def as_ids(ids: Tensor, num_embeddings: int) -> Tensor:
     """Ids of any whole-number type, checked, in a type that torch can look up."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"Ids are a tensor of whole numbers, not {type(ids).__name__}: use torch.tensor(…).")
-    ids = widened_ids(ids)
+    if ids.dtype not in LOOKED_UP:
+        ids = widened_ids(ids)
     check_ids(ids, num_embeddings)
     return ids
 
@@ -131,7 +135,8 @@ def check_ids(ids: Tensor, num_embeddings: int) -> None:
         raise TypeError(f"Ids are whole numbers, but these are {ids.dtype}: pass ids.long(), say.")
     if torch.compiler.is_compiling() or ids.device.type != "cpu" or ids.numel() == 0:
         return
-    lowest, highest = (int(value) for value in torch.aminmax(ids))
+    low, high = torch.aminmax(ids)
+    lowest, highest = int(low), int(high)
     if lowest < 0 or highest >= num_embeddings:
         wrong = lowest if lowest < 0 else highest
         raise UserError(
@@ -162,7 +167,7 @@ def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
     ``each_once``: of equal ids only one gets a gradient, and the padding row none; a GPU then adds gradients without
     sorting ids first.
     """
-    if each_once and ids.is_cuda and is_plain(table, nn.Embedding):
+    if each_once and ids.is_cuda:
         return table.weight.index_select(0, ids.reshape(-1)).view(*ids.shape, table.embedding_dim)
     rows: Tensor = table(ids.int() if ids.is_cuda else ids)  # backward sorts them, byte by byte: fewer bytes
     return rows

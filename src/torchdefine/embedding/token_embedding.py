@@ -11,32 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
-from torchdefine.embedding.dense import DenseLinear, DenseMLP, DenseProjection
-from torchdefine.embedding.distinct import FEWEST_IDS, LARGEST_SHARE, distinct_ids
-from torchdefine.embedding.group_linear import GroupLinear
+from torchdefine.embedding.dense import DenseMLP, DenseProjection
+from torchdefine.embedding.distinct import SharedTokens
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import LooksUp, cached_embedding, finished_table
-from torchdefine.embedding.unit import DefineUnit, ExpansionLayer
+from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
-from torchdefine.ops import is_plain
+from torchdefine.modes import Prepared, untouched
 
 OUR_MAPS = (StandardMap, ProjectiveMap, AdaptiveMap)
 OUR_UNITS = (DefineUnit, nn.Linear, DenseProjection, DenseMLP)
-OUR_PARTS = {
-    *OUR_MAPS,
-    *OUR_UNITS,
-    *(DenseLinear, ExpansionLayer, GroupLinear),
-    *(nn.Dropout, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.ModuleList, nn.ParameterList),
-}
-"""The modules that maps and units are made of: each handles every token independently."""
+"""Units that handle every token independently."""
 
 
-def _is_ours(part: Any) -> bool:
-    """Whether a map or a unit is free of foreign layers, hooks and forwards."""
-    return all(type(module) in OUR_PARTS and is_plain(module, type(module)) for module in part.modules())
-
-
-class TokenEmbedding(LooksUp):
+class TokenEmbedding(LooksUp, Prepared):
     """A map layer, then a unit from its vectors to the finished ones; (…) → (…, embedding_dim).
 
     ``unit`` is any module from (…, map_layer.output_dim) to (…, embedding_dim), or None to take the map's vectors as
@@ -50,6 +38,8 @@ class TokenEmbedding(LooksUp):
         self.embedding_dim = map_layer.output_dim if embedding_dim is None else embedding_dim
         self.row_dropout = 0.0
         self._vector_dtype = torch.float32
+        self.shared: SharedTokens | None
+        object.__setattr__(self, "shared", None)  # around nn.Module: it refers to this very module
 
     @classmethod
     def beside(cls, map_layer: MapLayer, partner: TokenEmbedding) -> TokenEmbedding:
@@ -70,63 +60,38 @@ class TokenEmbedding(LooksUp):
     def padding_idx(self) -> int | None:
         return self.map.padding_idx
 
-    def forward(self, ids: Tensor, distinct: int | None = None) -> Tensor:
-        """(…) whole numbers → (…, embedding_dim).
-
-        ``distinct`` is an upper bound on the number of different ids; with it a GPU computes each of them once. A CPU
-        finds them by itself.
-        """
+    def forward(self, ids: Tensor) -> Tensor:
+        """(…) whole numbers → (…, embedding_dim)."""
         if (table := self.looked_up) is not None:
             return self._looked_up(ids, table)
-        ids = as_ids(ids, self.num_embeddings)
-        if not self._worth_sharing(ids, distinct):
-            return self._computed(ids)
-        types, places = distinct_ids(ids, distinct)
-        return F.embedding(places, self._computed(types, each_once=True))
+        return self.compute(ids)
 
-    def _computed(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        vectors: Tensor = self.map(ids, each_once) if self._has_our_map else self.map(ids)  # type: ignore[call-arg]
+    def compute(self, ids: Tensor, each_once: bool = False) -> Tensor:
+        """Map, then unit; ``each_once`` if no id stands twice."""
+        vectors: Tensor = self.map(ids, each_once) if each_once else self.map(ids)  # type: ignore[call-arg]
         if self.training and self.row_dropout:
-            vectors = vectors * self._kept_rows(vectors)[ids].unsqueeze(-1)
+            vectors = vectors * self._kept_rows(vectors)[ids.long()].unsqueeze(-1)
         if self.unit is None:
             return vectors
         finished: Tensor = self.unit(vectors)  # (…, m)
-        if self.padding_idx is not None:  # the unit's biases would give the padding token a vector
-            finished = finished.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
+        if (padding := self.map.padding_idx) is not None:  # the unit's biases would give the padding token a vector
+            finished = finished.masked_fill((ids == padding).unsqueeze(-1), 0.0)
         return finished
 
-    def _worth_sharing(self, ids: Tensor, distinct: int | None) -> bool:
-        """Whether equal tokens may be computed once, with some gain and without waiting for the device."""
-        if distinct is None and (ids.device.type != "cpu" or torch.compiler.is_compiling()):
-            return False
-        if ids.numel() < FEWEST_IDS:
-            return False
-        if self.unit is None:  # only several projected tables cost more than finding equal tokens
-            return type(self.map) is AdaptiveMap and ids.device.type == "cpu" and _is_ours(self.map)
-        return self.shares_equal_tokens and (distinct is None or distinct <= LARGEST_SHARE * ids.numel())
+    def prepare(self, on: bool = True) -> None:
+        """Decide whether equal tokens of a batch are computed once, and whether their order may be changed.
 
-    @property
-    def shares_equal_tokens(self) -> bool:
-        """Whether a token's vector depends on nothing else in the batch, so that equal tokens can share it."""
-        unit = self.unit
-        if type(unit) is DefineUnit and self.training and unit.config.dropout:
-            return False
-        return type(unit) in OUR_UNITS and self._has_our_map and _is_ours(unit) and _is_ours(self.map)
-
-    @property
-    def _has_our_map(self) -> bool:
-        """Other maps, subclasses of ours too, may depend on positions or random draws, and take only ids."""
-        return type(self.map) in OUR_MAPS
-
-    @property
-    def knows_tokens_only(self) -> bool:
-        """Whether the order of the ids cannot matter: random draws, if any, are one per token type.
-
-        Foreign code may depend on positions: another forward, a hook, another map.
+        Only where a token's vector depends on nothing else in the batch: not with other maps and units than ours, and
+        not where dropout draws anew for every place.
         """
-        if type(self).forward is not TokenEmbedding.forward or not is_plain(self, type(self)):
-            return False
-        return self.shares_equal_tokens or (self.unit is None and self._has_our_map and _is_ours(self.map))
+        super().prepare(on and type(self.map) in OUR_MAPS and type(self).forward is TokenEmbedding.forward)
+        unit, drops = self.unit, self.training and isinstance(self.unit, DefineUnit) and self.unit.config.dropout
+        by_token = self.fused and (unit is None or (type(unit) in OUR_UNITS and untouched(unit) and not drops))
+        banded = unit is None and isinstance(self.map, AdaptiveMap)  # several projected tables cost more than sorting
+        compiled = self._compiled_call_impl is not None  # then it is called as a whole
+        shares = by_token and (unit is not None or banded) and not compiled
+        self.fused = by_token
+        object.__setattr__(self, "shared", SharedTokens(self, on_cpu_only=banded) if shares else None)
 
     def _looked_up(self, ids: Tensor, table: nn.Module) -> Tensor:
         """As short as possible: on a GPU the look-up itself takes less time than a few lines of Python."""
@@ -183,3 +148,11 @@ class TokenEmbedding(LooksUp):
         self.map.resize(num_embeddings)
         self.look_up(None)
         return self
+
+
+def embedded(embedding: TokenEmbedding, ids: Tensor, distinct: int | None = None) -> Tensor:
+    """The vectors of ids, each different token computed once where the embedding was prepared for it."""
+    if embedding.shared is None:
+        vectors: Tensor = embedding(ids)
+        return vectors
+    return embedding.shared(ids, distinct)

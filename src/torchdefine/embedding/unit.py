@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
-from torchdefine.ops import StackForm, StackLayer, group_stack, has_fused_kernels, is_plain
+from torchdefine.modes import Prepared
+from torchdefine.ops import StackForm, StackLayer, group_stack, has_fused_kernels
 from torchdefine.ops.group_stack import ACTIVATIONS
 from torchdefine.ops.residual_norm import WIDEST
 
@@ -40,7 +41,7 @@ class ExpansionLayer(nn.Module):
         return f"activation={self.activation}"
 
 
-class DefineUnit(nn.Module):
+class DefineUnit(Prepared):
     """Vectors of ``map_dim`` → vectors of ``config.embedding_dim``: expand, layer by layer, then reduce."""
 
     def __init__(self, map_dim: int, config: UnitConfig | None = None) -> None:
@@ -62,6 +63,7 @@ class DefineUnit(nn.Module):
             for p in expanding
         )
         self.last = GroupLinear(*(last.input_width, last.output_width, last.groups), bias=False, equalised=equalised)
+        self._residuals = [self._adds_residual(index) for index in range(self.plan.depth)]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -79,7 +81,7 @@ class DefineUnit(nn.Module):
             linear.reset_parameters(((seen - skipped) * hidden_square + skipped) / seen)
             if isinstance(layer, ExpansionLayer) and layer.norm is not None:
                 layer.norm.reset_parameters()  # type: ignore[operator]
-            if self._adds_residual(index):
+            if self._residuals[index]:
                 hidden_square += 2 * hidden_mean * mean + mean_square
                 hidden_mean += mean
             else:
@@ -94,34 +96,24 @@ class DefineUnit(nn.Module):
             hidden = x if index == 0 else linear.weight.new_ones(self.plan.layers[index - 1].output_width)
             linear.weight.mul_(self._with_skip(x, hidden, index).view(linear.groups, -1, 1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(…, n) → (…, m)."""
-        if self._in_one(x):
+    def forward(self, x: Tensor, outputs: list[Tensor] | None = None) -> Tensor:
+        """(…, n) → (…, m); ``outputs`` collects what each layer gives."""
+        if outputs is None and self.fused and has_fused_kernels(x) and not (self.training and self.config.dropout):
             return group_stack(x, self._stack(), self._form(), torch.get_autocast_dtype(x.device.type))
         hidden = x
-        for index in range(self.plan.depth):
-            hidden = self._step(x, hidden, index)
+        for index, adds_residual in enumerate(self._residuals):
+            layer = self.expansions[index] if index < len(self.expansions) else self.last
+            output = layer(self._with_skip(x, hidden, index))  # (…, width of this layer)
+            hidden = output + hidden if adds_residual else output
+            if outputs is not None:
+                outputs.append(hidden)
         return hidden
 
     def layer_outputs(self, x: Tensor) -> list[Tensor]:
-        """What each layer gives, first to last; the last of them is the finished vector."""
-        outputs = [x]
-        for index in range(self.plan.depth):
-            outputs.append(self._step(x, outputs[-1], index))
-        return outputs[1:]
-
-    def _step(self, x: Tensor, hidden: Tensor, index: int) -> Tensor:
-        layer = self.expansions[index] if index < len(self.expansions) else self.last
-        output = layer(self._with_skip(x, hidden, index))  # (…, width of this layer)
-        return output + hidden if self._adds_residual(index) else output
-
-    def _adds_residual(self, index: int) -> bool:
-        layers = self.plan.layers
-        return (
-            self.config.skip == "residual"
-            and 0 < index < len(layers) - 1
-            and layers[index].input_width == layers[index].output_width
-        )
+        """What each layer gives, first to last; the last of them is the unit's vector."""
+        outputs: list[Tensor] = []
+        self.forward(x, outputs)
+        return outputs
 
     def _with_skip(self, x: Tensor, hidden: Tensor, index: int) -> Tensor:
         """Split and mix: chunk i of the input stands before chunk i of the previous output, group by group."""
@@ -133,28 +125,17 @@ class DefineUnit(nn.Module):
         chunks = (x.unflatten(-1, (layer.groups, -1)), hidden.unflatten(-1, (layer.groups, -1)))
         return torch.cat(chunks, dim=-1).flatten(-2)  # (…, n + previous width)
 
-    def _in_one(self, x: Tensor) -> bool:
-        """Whether all layers run as one operation: on a newer GPU under autocast, unless an option needs them apart."""
+    def _adds_residual(self, index: int) -> bool:
+        layers = self.plan.layers
+        equal = layers[index].input_width == layers[index].output_width
+        return self.config.skip == "residual" and 0 < index < len(layers) - 1 and equal
+
+    def prepare(self, on: bool = True) -> None:
+        """Whether all layers may run as one operation, unless an option needs them apart."""
         config = self.config
         usual = config.norm != "group" and not config.shuffle and config.skip != "residual"
-        return (
-            has_fused_kernels(x)
-            and usual
-            and not (self.training and config.dropout)
-            and max(layer.output_width for layer in self.plan.layers) <= WIDEST
-            and x.shape[-1] == self.plan.map_dim
-            and self._layers_are_plain()
-        )
-
-    def _layers_are_plain(self) -> bool:
-        """Whether all layers are ours, without hooks or wrappers."""
-        layers: list[Any] = list(self.expansions)
-        return is_plain(self.last, GroupLinear) and all(
-            is_plain(layer, ExpansionLayer)
-            and is_plain(layer.linear, GroupLinear)
-            and (layer.norm is None or is_plain(layer.norm, nn.LayerNorm))
-            for layer in layers
-        )
+        narrow = max(layer.output_width for layer in self.plan.layers) <= WIDEST
+        super().prepare(on and usual and narrow)
 
     def _stack(self) -> list[StackLayer]:
         layers = []
@@ -168,8 +149,8 @@ class DefineUnit(nn.Module):
     def _form(self) -> StackForm:
         skip = self.config.skip
         eps = next((layer.norm.eps for layer in self.expansions if layer.norm is not None), 0.0)  # type: ignore[union-attr]
-        seen = self.plan.map_dim if skip in ("mix", "concat") else 0
-        return StackForm(seen, skip != "concat", self.config.activation, eps)  # type: ignore[arg-type]
+        skipped = self.plan.map_dim if skip in ("mix", "concat") else 0
+        return StackForm(skipped, skip != "concat", self.config.activation, eps)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
         return str(self.plan)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchdefine.ops.dtypes import exact_dtype
-from torchdefine.ops.kernel_gate import kernels_run
+from torchdefine.ops.kernel_gate import Impl, by_kernel
 
 ALIGNED = 8
 """Tensor cores need rows of a multiple of this many two-byte features."""
@@ -86,19 +86,23 @@ class Statistics(NamedTuple):
     scale: Tensor  # (T,): one over the standard deviation
 
 
-def group_stack(x: Tensor, layers: Sequence[StackLayer], form: StackForm, dtype: torch.dtype) -> Tensor:
+def group_stack(
+    x: Tensor, layers: Sequence[StackLayer], form: StackForm, dtype: torch.dtype, impl: Impl = "auto"
+) -> Tensor:
     """(…, n) → (…, g · w of the last layer), with products in ``dtype``, everything else in full precision."""
     weights = [layer.weight for layer in layers]
     finishing: list[Tensor | None] = []
     for layer in layers[:-1]:
         finishing += [layer.bias, *(layer.norm or (None, None))]
-    finished: Tensor = _GroupStack.apply(x, len(layers), form, dtype, *weights, *finishing)
+    finished: Tensor = _GroupStack.apply(x, len(layers), form, dtype, impl, *weights, *finishing)
     return finished
 
 
 class _GroupStack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, depth: int, form: StackForm, dtype: torch.dtype, *parameters: Any) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, depth: int, form: StackForm, dtype: torch.dtype, impl: Impl, *parameters: Any
+    ) -> Tensor:
         weights, finishing = parameters[:depth], parameters[depth:]
         rows = x.reshape(-1, x.shape[-1]).contiguous()  # (T, n)
         padded = [_filled_up(weight, dtype) for weight in weights]
@@ -111,11 +115,11 @@ class _GroupStack(torch.autograd.Function):
             statistics = Statistics(*(rows.new_empty(len(rows), dtype=exact_dtype(rows)) for _ in range(2)))
             finish = finishing[3 * index : 3 * index + 3]
             entering = leaving.new_empty(seam.next_groups, len(rows), seam.next_room)
-            _seams(leaving)[0](leaving, finish, rows, seam, statistics, entering)
+            _seams(leaving, impl)[0](leaving, finish, rows, seam, statistics, entering)
             kept += statistics
         leaving = torch.bmm(entering, padded[-1])
         ctx.save_for_backward(*kept, entering, *padded, *finishing)
-        ctx.seams, ctx.form, ctx.shape, ctx.dtype = seams, form, x.shape, x.dtype
+        ctx.seams, ctx.form, ctx.shape, ctx.dtype, ctx.impl = seams, form, x.shape, x.dtype, impl
         ctx.weights = [(weight.shape, weight.dtype) for weight in weights]
         finished = _joined(leaving, weights[-1].shape[2])
         return finished.view(*x.shape[:-1], finished.shape[1])
@@ -144,7 +148,7 @@ class _GroupStack(torch.autograd.Function):
             entering, outputs, *statistics = kept[4 * index - 4 : 4 * index]
             leaving = torch.empty_like(outputs)
             fresh = index == depth - 1
-            sums = _seams(outputs)[1](
+            sums = _seams(outputs, ctx.impl)[1](
                 of_entering, outputs, finish, seam, Statistics(*statistics), fresh, leaving, grad_x
             )  # (3, width)
             of_finishing[:0] = [
@@ -153,7 +157,7 @@ class _GroupStack(torch.autograd.Function):
             ]
         first = _joined(of_entering, ctx.shape[-1] // ctx.weights[0][0][0])
         summed = first if not (seams and ctx.form.seen) else grad_x.add_(first)
-        return summed.to(ctx.dtype).view(ctx.shape), None, None, None, *of_weights[::-1], *of_finishing
+        return summed.to(ctx.dtype).view(ctx.shape), None, None, None, None, *of_weights[::-1], *of_finishing
 
 
 def _aligned(features: int) -> int:
@@ -186,8 +190,8 @@ def _joined(chunks: Tensor, chunk: int) -> Tensor:
     return chunks[:, :, :chunk].transpose(0, 1).flatten(1)
 
 
-def _seams(like: Tensor) -> tuple[Any, Any]:
-    if like.dtype == torch.float64 or not kernels_run(like):
+def _seams(like: Tensor, impl: Impl) -> tuple[Any, Any]:
+    if not by_kernel(impl, like):
         return forward_seam, backward_seam
     from torchdefine.ops import group_stack_kernels
 

@@ -6,13 +6,17 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 log = logging.getLogger(__name__)
 
 OLDEST_CAPABILITY = 8  # has bfloat16, and Triton still compiles for it
+
+Impl = Literal["auto", "kernel", "torch"]
+"""How an operation runs: as a kernel where one takes the tensors, as one in any case, or in plain torch."""
 
 _allowed = True
 
@@ -36,13 +40,9 @@ def kernels_allowed() -> bool:
     return _allowed and not torch.compiler.is_compiling()
 
 
-def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
-    """Whether a module does what its kind does and nothing else: no adapter around it, no hook, no other forward.
-
-    Only then may others use its weights without calling it.
-    """
-    hooked = module is not None and (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
-    return type(module) is kind and not hooked
+def by_kernel(impl: Impl, like: Tensor) -> bool:
+    """Whether an operation on tensors like this one runs as a kernel; there are none for float64."""
+    return kernels_run(like) and like.dtype != torch.float64 if impl == "auto" else impl == "kernel"
 
 
 def kernels_run(like: Tensor) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchdefine.ops.dtypes import exact_dtype
-from torchdefine.ops.kernel_gate import gpu_takes_kernels, kernels_allowed
+from torchdefine.ops.kernel_gate import Impl, gpu_takes_kernels, kernels_allowed
 
 WIDEST_HEAD = 128
 
@@ -36,14 +36,20 @@ class Scoring(NamedTuple):
 
 
 def relative_attention(
-    own: Tensor, remembered: Tensor, weight: Tensor, bias: Tensor, distances: Tensor, scoring: Scoring
+    own: Tensor,
+    remembered: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    distances: Tensor,
+    scoring: Scoring,
+    impl: Impl = "auto",
 ) -> Tensor:
     """(B, T, d) and (B, M, d) → what the heads of each position read, (B, T, H · P).
 
     ``weight`` (3 · H · P, d) makes queries, keys and values, and ``distances`` are (W, H, P). Of ``bias`` (3 · H · P,)
     only the queries' third may be other than zero, and gets a gradient. All in one dtype.
     """
-    if own.is_cuda:
+    if own.is_cuda if impl == "auto" else impl == "kernel":
         mixed: Tensor = _ByKernels.apply(own, remembered, weight, bias, distances, scoring)
         return mixed
     return attend_plainly(own, remembered, weight, bias, distances, scoring)

@@ -14,12 +14,12 @@ from torch.autograd.function import once_differentiable
 
 from torchdefine.ops.dropout_mask import Kept, kept_features
 from torchdefine.ops.dtypes import exact_dtype
-from torchdefine.ops.kernel_gate import kernels_run
+from torchdefine.ops.kernel_gate import Impl, by_kernel
 
 
-def relu_dropout(z: Tensor, dropout: float = 0.0, bias: Tensor | None = None) -> Tensor:
+def relu_dropout(z: Tensor, dropout: float = 0.0, bias: Tensor | None = None, impl: Impl = "auto") -> Tensor:
     """dropout(relu(z + bias)), (…, n), in the dtype of ``z``; the bias (n,) and its gradient cost nothing here."""
-    by_kernels = z.dtype != torch.float64 and kernels_run(z)
+    by_kernels = by_kernel(impl, z)
     result: Tensor = _ReluDropout.apply(z, bias, *kept_features(z, dropout, by_kernels), by_kernels)
     return result
 

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from torchdefine.ops.dropout_mask import Kept, kept_features
 from torchdefine.ops.dtypes import autocast_dtype, exact_dtype
-from torchdefine.ops.kernel_gate import kernels_run
+from torchdefine.ops.kernel_gate import Impl, by_kernel, kernels_run
 
 WIDEST = 4096
 HALF = (torch.float16, torch.bfloat16)
@@ -37,6 +37,7 @@ def residual_norm(
     *,
     pre: bool = False,
     update_bias: Tensor | None = None,
+    impl: Impl = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Returns the residual stream in full precision and the next sub-layer's input in the update's dtype.
 
@@ -48,7 +49,7 @@ def residual_norm(
         norm: a norm over the last dimension, with weight and bias.
         update_bias: (d,), the bias of the product that made the update; adding it here, and its gradient, is free.
     """
-    by_kernels = x.dtype != torch.float64 and kernels_run(x)
+    by_kernels = by_kernel(impl, x)
     kept = kept_features(update, dropout, by_kernels)
     past, read = _ResidualNorm.apply(x, update, norm.weight, norm.bias, update_bias, *kept, norm.eps, pre, by_kernels)
     return past, read

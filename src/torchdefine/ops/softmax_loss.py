@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchdefine.ops.dtypes import exact_dtype
-from torchdefine.ops.kernel_gate import kernels_run
+from torchdefine.ops.kernel_gate import Impl, by_kernel
 
 SMALLEST_HIT = 1e-30
 """Far above where float32 begins to lose digits; nan fails the comparison too."""
@@ -36,21 +36,23 @@ class Classes(NamedTuple):
     label_smoothing: float = 0.0
 
 
-def softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
+def softmax_loss(
+    logits: Tensor, classes: Classes, with_gradient: bool, impl: Impl = "auto"
+) -> tuple[Tensor, Tensor | None]:
     """Losses (t,), zero where a row does not count, and if wanted their gradients for the logits, (t, P).
 
     The logits (t, P) are used up. Gradients of rows that do not count are finite and mean nothing.
     """
-    if logits.dtype != torch.float64 and kernels_run(logits):
+    if by_kernel(impl, logits):
         from torchdefine.ops import softmax_kernels
 
         return softmax_kernels.softmax_loss(logits, classes, with_gradient)
     return plain_softmax_loss(logits, classes, with_gradient)
 
 
-def add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor) -> None:
+def add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor, impl: Impl = "auto") -> None:
     """Add Σ weights · rows to a total in full precision: (P,), (t, P) and (t,)."""
-    if matrix.dtype != torch.float64 and kernels_run(matrix):
+    if by_kernel(impl, matrix):
         from torchdefine.ops import softmax_kernels
 
         softmax_kernels.add_column_sums(total, matrix, weights)
@@ -58,9 +60,9 @@ def add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor) -> None:
         plain_add_column_sums(total, matrix, weights)
 
 
-def add_onto(total: Tensor, values: Tensor) -> None:
+def add_onto(total: Tensor, values: Tensor, impl: Impl = "auto") -> None:
     """total += values, of another dtype and both contiguous."""
-    if total.dtype != torch.float64 and kernels_run(total):
+    if by_kernel(impl, total):
         from torchdefine.ops import sum_kernels
 
         sum_kernels.add_onto(total, values)

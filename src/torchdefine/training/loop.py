@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from torchdefine.config import Config, setting
 from torchdefine.errors import MachineError
+from torchdefine.modes import prepare
 from torchdefine.spelling import option
 from torchdefine.training.averaging import AlwaysAveragingConfig, StalledAveragingConfig, WeightAverage, stalled
 from torchdefine.training.batches import TrainingData
@@ -166,11 +167,13 @@ class Trainer:
     def run(self) -> Position:
         """Train to the end, or raise ``Interrupted`` after writing a checkpoint."""
         self.model.train()
+        prepare(self.model)
         self.reporter.started(self.position.step, self.data.total_steps)
         try:
             with stop_requests() as stop_asked, self.precision.matmul_mode():
                 self._steps(stop_asked)
         finally:
+            prepare(self.model, on=False)
             self.reporter.finished()
         if not self.position.best_step:
             raise Diverged(f"No validation gave a finite perplexity, so no weights were kept as best; {CURE}.")

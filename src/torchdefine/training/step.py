@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from torchdefine.errors import UserError
+from torchdefine.modes import prepare
 from torchdefine.training.batches import Batch
 from torchdefine.training.carried_state import copy_state, flat_tensors, own_copy
 from torchdefine.training.precision import Precision
@@ -39,6 +40,7 @@ class TrainingStep:
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.rows = list(rows)
         self.module.train()  # the carried state may have another length in evaluation
+        prepare(self.model)
         with self.precision.autocast():  # a memory may be kept in the dtype that products read it in
             initial = [self.model.initial_state(size) for size in rows]
         if any(tensor.requires_grad for tensor in flat_tensors(initial)):

@@ -11,6 +11,7 @@ from torchdefine.config import setting
 from torchdefine.context import ContextModel, State
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.distinct import count_distinct
+from torchdefine.embedding.token_embedding import embedded
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output import HostHint, LossConfig, Losses, OutputLayer
@@ -81,11 +82,11 @@ class LanguageModel(nn.Module):
 
         ``distinct``, where known, is a bound on how many different ids there are.
         """
-        by_position = getattr(self.context, "reads_by_position", False) and self.embedding.knows_tokens_only
-        if by_position:  # the vectors then lie in the context model's order, without a copy
-            vectors = self.embedding(ids.transpose(0, 1), distinct).transpose(0, 1)  # (B, T, m)
+        if self.embedding.fused and getattr(self.context, "reads_by_position", False):
+            # The vectors then lie in the context model's order, without a copy.
+            vectors = embedded(self.embedding, ids.transpose(0, 1), distinct).transpose(0, 1)  # (B, T, m)
         else:
-            vectors = self.embedding(ids, distinct)  # (B, T, m)
+            vectors = embedded(self.embedding, ids, distinct)  # (B, T, m)
         return self.context(vectors, state)
 
     def forward(
@@ -138,7 +139,8 @@ class LanguageModel(nn.Module):
         The ids are the targets one position later, except for the first of every row and the id used for padding.
         """
         bands = self.output.host_hint(targets)
-        if not self.embedding.shares_equal_tokens:
+        shared = self.embedding.shared
+        if shared is None or shared.on_cpu_only:
             return HostHint(None, bands)
         return HostHint(count_distinct(targets, self.embedding.num_embeddings) + targets.shape[0] + 1, bands)
 

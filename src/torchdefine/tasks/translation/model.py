@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from torchdefine.context.transformer import DecoderState, Transformer
 from torchdefine.embedding import TokenEmbedding
+from torchdefine.embedding.token_embedding import embedded
 from torchdefine.errors import UserError
 from torchdefine.output import HostHint, Losses, OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
@@ -55,12 +56,12 @@ class Translator(nn.Module):
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S) ids → the memory (B, S, m) and where it is not padding (B, S)."""
         visible = source != self.pad_id
-        return self.transformer.encode(self.source(source), visible), visible
+        return self.transformer.encode(embedded(self.source, source), visible), visible
 
     def hidden(self, source: Tensor, inputs: Tensor) -> Tensor:
         """(B, S) and (B, T) ids → (B, T, m) vectors for the output layer."""
         memory, visible = self.encode(source)
-        vectors = self.target(inputs)  # (B, T, m)
+        vectors = embedded(self.target, inputs)  # (B, T, m)
         return self.transformer.decode(vectors, memory, visible)
 
     def forward(
@@ -92,7 +93,7 @@ class Translator(nn.Module):
 
     def step(self, ids: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The last token of every target, (N,) → log-probabilities of the next, (N, V), and the state after it."""
-        hidden, state = self.transformer.step(self.target(ids), state)
+        hidden, state = self.transformer.step(embedded(self.target, ids), state)
         return self.output.log_prob(hidden), state
 
     def host_hint(self, targets: np.ndarray) -> HostHint:
