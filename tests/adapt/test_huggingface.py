@@ -26,7 +26,8 @@ from torchdefine.adapt.huggingface import cache_tables, with_define, with_table
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn
 from torchdefine.embedding import DenseMLP, StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
-from torchdefine.tables import CompactTable, DenseRows, UnitRows, dense_table, quantised_table, svd_table
+from torchdefine.tables import CompactTable, DenseRows, dense_table, quantised_table, svd_table
+from torchdefine.tables.units import UnitRows
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

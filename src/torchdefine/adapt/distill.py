@@ -12,8 +12,9 @@ from torch import nn
 from torchdefine.adapt.behaviour import Behaviour
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress
-from torchdefine.tables import CompactTable, DenseRows, FactorisedRows, QuantisedRows
-from torchdefine.tables.quantised import quantise_rows
+from torchdefine.tables import CompactTable, DenseRows
+from torchdefine.tables.low_rank import FactorisedRows
+from torchdefine.tables.quantised import QuantisedRows, quantise_rows
 
 OVERFLOWED = "Self-distillation overflowed: use a smaller rate."
 

@@ -49,12 +49,12 @@ class UnitRows(Rows):
         x = self.factor(rows, next(self.unit.parameters()).dtype)  # (…, r)
         return self.unit(x).to(dtype)  # (…, m)
 
-    def config(self) -> dict[str, Any]:
-        return {"factor": self.factor.described(), "unit": _unit_config(self.unit)}
+    def described(self) -> dict[str, Any]:
+        return {"kind": self.kind, "factor": self.factor.described(), "unit": _unit_config(self.unit)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(rows_from_config(config["factor"]), _unit_from_config(config["unit"]))
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        return cls(rows_from_config(settings["factor"]), _unit_from_config(settings["unit"]))
 
 
 def _unit_config(unit: DefineUnit | DenseMLP) -> dict[str, Any]:
