@@ -562,7 +562,7 @@ def test_what_a_refusal_says() -> None:
 def test_a_name_that_is_nearly_right_or_means_two_tables() -> None:
     model = nn.ModuleDict({"left": nn.ModuleDict({"words": nn.Embedding(5, 4)})})
     assert refusal_of(model, targets="left.word") == (
-        "The target 'left.word' matches no table, did you mean 'left.words'? The model has left.words (5 × 4)."
+        "The target 'left.word' matches no table: did you mean 'left.words'; the model has left.words (5 × 4)."
     )
     model["right"] = nn.ModuleDict({"words": nn.Embedding(5, 4)})
     assert refusal_of(model, targets="words") == (
