@@ -106,7 +106,7 @@ def replace_embeddings(
         raise UserError("The model is itself a table, which cannot be replaced in place: use DeFINE(…) instead of it.")
     chosen = choose(survey(model), targets, _token_tables(model))
     adoptions = _adoptions(model)
-    kind: HeadKind = "own" if heads == "untie" else "map" if table is None else "finished"
+    kind: HeadKind = "own" if heads == "untie" else "map" if table is None else "vectors"
     if table is None:
         new: list[nn.Module] = [fresh_define(old, map_dim, expand_dim, depth, unit) for old in chosen]
     else:

@@ -15,7 +15,7 @@ from torchdefine.tables.banded import BandedRows
 
 LAYOUT_VERSION = 1
 
-HeadKind = Literal["map", "finished", "own"]
+HeadKind = Literal["map", "vectors", "own"]
 """What an output layer is tied to: the map's table through a projection, the vectors, or nothing."""
 
 

@@ -219,7 +219,7 @@ def _problem(module: nn.Module) -> str | None:
     if isinstance(module, _ALREADY_OURS):
         return f"is a {kind} already"
     if "Parallel" in kind or hasattr(module, "vocab_start_index"):
-        return f"is spread over several processes ({kind})"
+        return f"is split over several processes ({kind})"
     if isinstance(module, nn.EmbeddingBag):
         return "gives sums of vectors (EmbeddingBag)"
     weight = getattr(module, "weight", None)
@@ -227,7 +227,7 @@ def _problem(module: nn.Module) -> str | None:
         return f"has no plain weight ({kind})"
     held = type(weight.data).__name__
     if held == "DTensor":
-        return "is spread over several processes (DTensor)"
+        return "is split over several processes (DTensor)"
     if type(weight.data) is not Tensor or not weight.is_floating_point() or "uant" in type(module).__module__:
         return f"is quantised ({held if type(weight.data) is not Tensor else str(weight.dtype).split('.')[-1]}, {kind})"
     if not isinstance(module, nn.Embedding):

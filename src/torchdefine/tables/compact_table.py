@@ -1,4 +1,4 @@
-"""A finished V × m table in few bytes and one file: a look-up like ``nn.Embedding`` that decodes only what it needs."""
+"""A V × m table in few bytes and one file: a look-up like ``nn.Embedding`` that decodes only what it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A DeFINE unit, or an MLP, over a small table, fitted to a finished one; both start as its weighted SVD."""
+"""A DeFINE unit, or an MLP, over a small table, fitted to a wide one; both start as its weighted SVD."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def unit_table(
 
 
 def make_unit(unit: str, map_dim: int, width: int) -> DefineUnit | DenseMLP:
-    """The unit of a candidate: hidden layers as wide as the finished vectors, or twice the map where that is more."""
+    """The unit of a candidate: hidden layers as wide as the vectors, or twice the map where that is more."""
     hidden = max(width, 2 * map_dim)
     if unit == "define":
         return DefineUnit(make_plan(map_dim, -(-hidden // 4) * 4, width, DEPTH))
@@ -156,7 +156,7 @@ def start_as_projection(unit: DefineUnit | DenseMLP, projection: Tensor) -> None
 
 
 def last_weight(unit: DefineUnit | DenseMLP) -> Tensor:
-    """The weight of the layer, linear and without bias, that gives the finished vectors."""
+    """The weight of the layer, linear and without bias, that gives the vectors."""
     return unit.last.weight if isinstance(unit, DefineUnit) else unit.reduce.weight
 
 
