@@ -14,8 +14,9 @@ from benchmarks.measuring import Contestant, Group, Prepared, Setting, times_as_
 from benchmarks.records import Benchmark
 from benchmarks.texts import WIKIPEDIA_SIZE, real_text
 from torchdefine import DeFINE
-from torchdefine.tables import CodedRows, CompactTable, dense_table, quantised_table, svd_table
+from torchdefine.tables import CompactTable, dense_table, quantised_table, svd_table
 from torchdefine.tables.cache import use_cache, write_cache
+from torchdefine.tables.codes import CodedRows
 
 TOKENS = 8960
 WIDTH = 384

@@ -21,12 +21,13 @@ from tests.adapt.model_identity import model_hash
 from tests.adapt.tiny_models import FAMILIES, WIDTH, Family, V, batch, bert, llama, marian, t5
 from torchdefine import replace_embeddings, restore
 from torchdefine.adapt import FitOptions, fit
-from torchdefine.adapt.heads import FinishedHead, MapHead
+from torchdefine.adapt.heads import MapHead, VectorsHead
 from torchdefine.adapt.huggingface import cache_tables, with_define, with_table
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn
 from torchdefine.embedding import DenseMLP, StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
-from torchdefine.tables import CompactTable, DenseRows, UnitRows, dense_table, quantised_table, svd_table
+from torchdefine.tables import CompactTable, DenseRows, dense_table, quantised_table, svd_table
+from torchdefine.tables.units import UnitRows
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -326,7 +327,7 @@ def test_a_table_that_lost_nothing_gives_the_old_logits(name: str, tied: bool, t
             tables.setdefault(id(module.weight), (place, dense_table(module.weight.detach(), "float32")))
     with_table(model, dict(tables.values()))
     torch.testing.assert_close(logits(model, given), before)
-    assert isinstance(model.get_output_embeddings(), FinishedHead) == (tied or name == "t5")
+    assert isinstance(model.get_output_embeddings(), VectorsHead) == (tied or name == "t5")
     model.save_pretrained(tmp_path)
     loaded = FAMILIES[name].auto_class.from_pretrained(tmp_path)
     assert torch.equal(logits(model, given), logits(loaded, given))

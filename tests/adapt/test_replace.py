@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.adapt.model_identity import model_hash
 from torchdefine import DeFINE, replace_embeddings, restore
-from torchdefine.adapt.heads import FinishedHead, MapHead
+from torchdefine.adapt.heads import MapHead, VectorsHead
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn, cache_tables
 from torchdefine.adapt.survey import survey
 from torchdefine.errors import UserError
@@ -188,7 +188,7 @@ def test_a_lossless_table_leaves_the_model_as_it_was(heads: Any) -> None:
     table = dense_table(model.encoder["tokens"].weight.detach(), "float32")
     replace_embeddings(model, table=table, targets="encoder.tokens", heads=heads)
     torch.testing.assert_close(model(ids), before)
-    assert isinstance(model.head, FinishedHead if heads == "tie" else nn.Linear)
+    assert isinstance(model.head, VectorsHead if heads == "tie" else nn.Linear)
     cache_tables(model)
     torch.testing.assert_close(model(ids), before)
 
@@ -462,8 +462,8 @@ def replaced_before(model: Tied) -> None:
 REFUSED: list[tuple[Callable[[Tied], None], str]] = [
     (quantised, "is quantised"),
     (small_numbers, r"is quantised \(int8"),
-    (vocabulary_parallel, "is spread over several processes"),
-    (spread_over_processes, r"is spread over several processes \(DTensor"),
+    (vocabulary_parallel, "is split over several processes"),
+    (spread_over_processes, r"is split over several processes \(DTensor"),
     (tied_by_a_view, r"shares its memory with head\.weight in a way that is not understood"),
     (tied_to_something_else, r"shares its memory with head\.matrix in a way that is not understood"),
     (more_than_a_lookup, "does more than look rows up"),
@@ -562,7 +562,7 @@ def test_what_a_refusal_says() -> None:
 def test_a_name_that_is_nearly_right_or_means_two_tables() -> None:
     model = nn.ModuleDict({"left": nn.ModuleDict({"words": nn.Embedding(5, 4)})})
     assert refusal_of(model, targets="left.word") == (
-        "The target 'left.word' matches no table, did you mean 'left.words'? The model has left.words (5 × 4)."
+        "The target 'left.word' matches no table: did you mean 'left.words'; the model has left.words (5 × 4)."
     )
     model["right"] = nn.ModuleDict({"words": nn.Embedding(5, 4)})
     assert refusal_of(model, targets="words") == (

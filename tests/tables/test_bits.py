@@ -4,16 +4,10 @@ import pytest
 import torch
 
 from torchdefine.errors import UserError
-from torchdefine.tables import (
-    FactorisedRows,
-    MixedBitRows,
-    frequent_rows_table,
-    mixed_bits,
-    svd_table,
-    transform_table,
-)
+from torchdefine.tables import frequent_rows_table, mixed_bits, svd_table, transform_table
 from torchdefine.tables.bits import LADDERS, LOSSES, TRANSFORM_POWER, Ladder, allocate, band_edges, metric
-from torchdefine.tables.mixed_bits import fitted_levels, mixed_bit_rows, nearest_levels
+from torchdefine.tables.low_rank import FactorisedRows
+from torchdefine.tables.mixed_bits import MixedBitRows, fitted_levels, mixed_bit_rows, nearest_levels
 from torchdefine.tables.source import as_weights
 
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from torchdefine.errors import UserError
-from torchdefine.tables import CodedRows, CodeLearning, coded_table
+from torchdefine.tables import CodeLearning, coded_table
 from torchdefine.tables.code_learning import learn_code_rows
-from torchdefine.tables.codes import best_entries, refine_codes
+from torchdefine.tables.codes import CodedRows, best_entries, refine_codes
 
 
 def clustered(rows: int = 600, width: int = 32) -> torch.Tensor:
@@ -31,7 +31,7 @@ def test_decoding_matches_a_naive_loop(books: int, entries: int) -> None:
 
 
 def test_the_papers_table_takes_five_megabytes() -> None:
-    rows = CodedRows(267_735, 384, codebooks=32, entries=16, dtype="float32")
+    rows = CodedRows(267_735, 384, books=32, entries=16, dtype="float32")
     stored = sum(t.numel() * t.element_size() for t in rows.state_dict().values())
     assert round(stored / 1e6, 2) == 5.07
 

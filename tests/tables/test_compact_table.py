@@ -12,11 +12,9 @@ from torch import nn
 from torchdefine.embedding import DeFINE, DefineUnit, DenseMLP, make_plan
 from torchdefine.errors import UserError
 from torchdefine.tables import (
-    BandedRows,
     CodeLearning,
     CompactTable,
     DenseRows,
-    UnitRows,
     coded_table,
     dense_table,
     frequent_rows_table,
@@ -25,7 +23,9 @@ from torchdefine.tables import (
     svd_table,
     transform_table,
 )
+from torchdefine.tables.banded import BandedRows
 from torchdefine.tables.quantised import quantise_rows
+from torchdefine.tables.units import UnitRows
 
 V, M = 90, 24
 IDS = torch.tensor([[0, 1, 2, 89], [30, 10, 9, 2]])

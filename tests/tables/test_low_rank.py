@@ -2,9 +2,10 @@ import pytest
 import torch
 
 from torchdefine.embedding import DefineUnit, DenseMLP, make_plan
-from torchdefine.tables import DenseRows, UnitRows, frequent_rows_table, svd_table
+from torchdefine.tables import DenseRows, frequent_rows_table, svd_table
 from torchdefine.tables.low_rank import principal_directions
 from torchdefine.tables.source import as_weights
+from torchdefine.tables.units import UnitRows
 
 
 @pytest.mark.parametrize("rank", [1, 5, 24])

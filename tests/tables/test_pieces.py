@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchdefine.tables import CodedRows, codes, low_rank, quantised
+from torchdefine.tables import codes, low_rank, quantised
+from torchdefine.tables.codes import CodedRows
 
 ROWS = torch.randn(50, 24, generator=torch.Generator().manual_seed(1))
 WEIGHTS = torch.rand(50, generator=torch.Generator().manual_seed(2))

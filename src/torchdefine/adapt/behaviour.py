@@ -80,7 +80,7 @@ class Behaviour:
         It is the mean outer product of gradients: for every batch one random direction of the outputs is followed
         back to the vectors that the table gave.
         """
-        felt: Tensor | None = None
+        total: Tensor | float = 0.0
         seen: list[Tensor] = []
         own = self.model.get_submodule(self.target)
 
@@ -88,12 +88,8 @@ class Behaviour:
             seen.append(vectors.detach().requires_grad_())
             return seen[-1]
 
-        hook = own.register_forward_hook(watch)
-        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         generator = torch.Generator().manual_seed(seed)
-        try:
-            for parameter in learning:
-                parameter.requires_grad_(False)
+        with self.frozen(), own.register_forward_hook(watch):
             for index, batch in enumerate(self.batches):
                 seen.clear()
                 with torch.enable_grad(), evaluating(self.model):
@@ -101,12 +97,20 @@ class Behaviour:
                     direction = torch.randn(outputs.shape, generator=generator).to(outputs.device)
                     gradients = torch.autograd.grad((outputs * direction).sum(), seen)
                 rows = torch.cat([gradient.flatten(0, -2) for gradient in gradients]).float()  # (tokens, m)
-                felt = rows.T @ rows if felt is None else felt + rows.T @ rows
+                total = total + rows.T @ rows
                 if progress:
                     progress(index + 1, len(self.batches))
+        assert isinstance(total, Tensor)
+        return total / total.diagonal().mean().clamp(min=1e-30)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """No parameter of the model learns, for a while."""
+        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        try:
+            for parameter in learning:
+                parameter.requires_grad_(False)
+            yield
         finally:
-            hook.remove()
             for parameter in learning:
                 parameter.requires_grad_(True)
-        assert felt is not None
-        return felt / felt.diagonal().mean().clamp(min=1e-30)

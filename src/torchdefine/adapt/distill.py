@@ -12,8 +12,9 @@ from torch import nn
 from torchdefine.adapt.behaviour import Behaviour
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress
-from torchdefine.tables import CompactTable, DenseRows, FactorisedRows, QuantisedRows
-from torchdefine.tables.quantised import quantise_rows
+from torchdefine.tables import CompactTable, DenseRows
+from torchdefine.tables.low_rank import FactorisedRows
+from torchdefine.tables.quantised import QuantisedRows, quantise_rows
 
 OVERFLOWED = "Self-distillation overflowed: use a smaller rate."
 
@@ -24,7 +25,7 @@ class Distillation:
 
     steps: int = 200
     lr: float = 3e-3
-    """Relative to the size of each part: a step moves a part by about this share of its own magnitude."""
+    """Relative to the size of each part: a step moves a part by about this fraction of its own magnitude."""
     seed: int = 0
 
 
@@ -43,27 +44,20 @@ def distill(
     if options.steps < 1 or options.lr <= 0:
         raise UserError(f"{options.steps} steps at a rate of {options.lr} teach nothing: use 200 and 3e-3, say.")
     order = _order(len(behaviour.batches), options)
-    frozen_model = [parameter for parameter in behaviour.model.parameters() if parameter.requires_grad]
     cosines = []
-    try:
-        for parameter in frozen_model:
-            parameter.requires_grad_(False)
-        with loosened(table):
-            groups = [{"params": [part], "lr": options.lr * _size(part)} for part in table.parameters()]
-            optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
-            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
-            for step, index in enumerate(order):
-                optimizer.zero_grad(set_to_none=True)
-                cosine = behaviour.cosines(table, index).mean()
-                (1 - cosine).backward()
-                optimizer.step()
-                schedule.step()
-                cosines.append(cosine.detach())
-                if progress:
-                    progress(step + 1, options.steps)
-    finally:
-        for parameter in frozen_model:
-            parameter.requires_grad_(True)
+    with behaviour.frozen(), loosened(table):
+        groups = [{"params": [part], "lr": options.lr * _size(part)} for part in table.parameters()]
+        optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
+        for step, index in enumerate(order):
+            optimizer.zero_grad(set_to_none=True)
+            cosine = behaviour.cosines(table, index).mean()
+            (1 - cosine).backward()
+            optimizer.step()
+            schedule.step()
+            cosines.append(cosine.detach())
+            if progress:
+                progress(step + 1, options.steps)
     values = torch.stack(cosines).tolist()
     if not all(torch.isfinite(part).all() for part in table.parameters()):
         raise MachineError(OVERFLOWED)

@@ -36,8 +36,6 @@ class FitOptions:
     """From ``Behaviour.sensitivity``: how sensitive the model is to an error in each direction."""
     polish: Callable[[CompactTable], Any] | None = None
     """Trains the best candidate in place (``distill``); kept if it measures better."""
-    fractions: tuple[float, ...] = (1.0,)
-    """Sizes to look at, as fractions of the budget; more of them draw a longer front."""
     methods: Sequence[str] = tuple(name for name, entry in METHODS.items() if entry.in_fit)
     """Names of ``tables.METHODS``."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -61,27 +59,24 @@ def fit(
     options = options or FitOptions()
     allowed = Budget.of(budget)
     methods = {name: table_method(name, **options.settings.get(name, {})) for name in options.methods}
-    if not options.fractions or not methods:
-        raise UserError("FitOptions has no fractions or no methods, so there is nothing to try: leave them out.")
+    if not methods:
+        raise UserError("FitOptions.methods is empty, so there is nothing to try: leave it out.")
     source = Source(as_matrix(table), counts, options.sensitivity, padding_idx)
     judge = _Judge(source.matrix, as_weights(counts, source.matrix), options.quality)
     metric(options.sensitivity, source.matrix)  # refuses a wrong shape or values, before the work
     whole = 4 * source.matrix.numel()
     if allowed.bytes >= whole:
         raise UserError(f"{allowed} are no less than the {readable_bytes(whole)} of the table itself: allow less.")
-    planned = [one for fraction in options.fractions for one in _planned(methods, source, allowed.part(fraction))]
+    planned = list(_planned(methods, source, allowed))
     if not planned:
         raise _too_little(allowed, _least_budget(methods, source, allowed))
-    best = _all_measured(planned, judge, allowed, options.polish is not None, progress)
-    if not judge.measured:
+    best = _all_measured(planned, judge, options.polish is not None, progress)
+    if best is None:
         least = _least_budget(methods, source, allowed)
         if least is not None and least > allowed.bytes:
             raise _too_little(allowed, least)
         why = f"{judge.skipped[0].name}, failed because: {judge.skipped[0].reason}"
         raise UserError(f"None of {len(planned)} replacements of this table could be measured; the first, {why}")
-    if best is None:
-        least = min(one.bytes for one in judge.measured)
-        raise UserError(f"No replacement of this table came out within {allowed}: allow {least:,} bytes or more.")
     if options.polish is not None:
         best = _polished(best, judge, options.polish)
         if progress:
@@ -94,9 +89,9 @@ def _planned(methods: Mapping[str, Method], source: Source, budget: Budget) -> I
 
 
 def _all_measured(
-    planned: Sequence[tuple[str, Candidate]], judge: _Judge, allowed: Budget, polish: bool, progress: Progress | None
+    planned: Sequence[tuple[str, Candidate]], judge: _Judge, polish: bool, progress: Progress | None
 ) -> tuple[Measured, CompactTable] | None:
-    """Make and measure all candidates; the best of those that fit."""
+    """Make and measure all candidates; the best of them."""
     best: tuple[Measured, CompactTable] | None = None
     total = len(planned) + polish
     for index, (method, candidate) in enumerate(planned):
@@ -110,7 +105,7 @@ def _all_measured(
             if progress:
                 progress((index + 1) * TICKS, total * TICKS)
         one = judge.measure(method, candidate.label, made, time.monotonic() - began)
-        if one and one.bytes <= allowed.bytes and (best is None or one.quality > best[0].quality):
+        if one and (best is None or one.quality > best[0].quality):
             best = (one, made)
     return best
 

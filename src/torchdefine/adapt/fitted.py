@@ -71,12 +71,11 @@ class Fitted:
     @property
     def why(self) -> str:
         """One sentence on the choice."""
-        fitting = [one for one in self.measured if one.bytes <= self.budget.bytes and one != self.chosen]
         sentence = (
             f"{self.chosen.name} was chosen: its {self.quality_name} of {self.chosen.quality:.4f} at "
-            f"{readable_bytes(self.chosen.bytes)} is the best of {len(fitting) + 1} candidates within {self.budget}"
+            f"{readable_bytes(self.chosen.bytes)} is the best of {len(self.measured)} candidates within {self.budget}"
         )
-        others = [one for one in fitting if one.method != self.chosen.method]
+        others = [one for one in self.measured if one.method != self.chosen.method]
         if not others:
             return f"{sentence}."
         second = max(others, key=lambda one: one.quality)

@@ -63,7 +63,7 @@ class MapHead(TiedHead):
         return F.linear(self.projection(hidden), self.weight, self.bias)
 
 
-class FinishedHead(TiedHead):
+class VectorsHead(TiedHead):
     """Tied to the vectors themselves, as the old head was to the old table: for tables fitted to an old one.
 
     The vectors are computed again, part of the vocabulary at a time, unless the stand-in is cached.

@@ -6,7 +6,7 @@ Once this is imported, transformers loads such models.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
@@ -15,7 +15,6 @@ from torchdefine.adapt.model_folder import import_transformers
 from torchdefine.adapt.replace import Heads, replace_embeddings
 from torchdefine.adapt.stand_in import cache_tables
 from torchdefine.adapt.survey import Targets
-from torchdefine.embedding import UnitConfig
 from torchdefine.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,16 +27,7 @@ __all__ = ["cache_tables", "with_define", "with_table"]
 import_transformers()
 
 
-def with_define(
-    model: Model,
-    targets: Targets = None,
-    *,
-    map_dim: int | None = None,
-    expand_dim: int | None = None,
-    depth: int | None = None,
-    unit: UnitConfig | str = "define",
-    heads: Heads = "tie",
-) -> Model:
+def with_define(model: Model, targets: Targets = None, **options: Any) -> Model:
     """The model with a fresh DeFINE in place of its token tables, to be trained; it is changed in place.
 
     It saves by ``save_pretrained``, and after ``import torchdefine.adapt.huggingface`` loads by
@@ -45,9 +35,7 @@ def with_define(
     ``replace_embeddings``, which gives a report.
     """
     _check(model)
-    replace_embeddings(
-        model, map_dim=map_dim, expand_dim=expand_dim, depth=depth, unit=unit, targets=targets, heads=heads
-    )
+    replace_embeddings(model, targets, **options)
     return model
 
 

@@ -17,7 +17,7 @@ from torchdefine.adapt.survey import Table, Targets, choose, survey
 from torchdefine.adapt.swap import Swap, fresh_define, put_in, scales_of, swaps_of
 from torchdefine.embedding import DeFINE, TokenEmbedding, UnitConfig
 from torchdefine.errors import UserError
-from torchdefine.tables import CompactTable
+from torchdefine.tables import CompactTable, Rows
 
 if TYPE_CHECKING:
     from torchdefine.adapt.pretrained import Adoption
@@ -106,12 +106,17 @@ def replace_embeddings(
         raise UserError("The model is itself a table, which cannot be replaced in place: use DeFINE(…) instead of it.")
     chosen = choose(survey(model), targets, _token_tables(model))
     adoptions = _adoptions(model)
-    kind: HeadKind = "own" if heads == "untie" else "map" if table is None else "finished"
+    kind: HeadKind = "own" if heads == "untie" else "map" if table is None else "vectors"
     if table is None:
         new: list[nn.Module] = [fresh_define(old, map_dim, expand_dim, depth, unit) for old in chosen]
     else:
         new = _given(chosen, table)
-        _check_savable(new, adoptions)
+        for made in new:
+            if adoptions and not hasattr(made, "to_config"):
+                raise UserError(
+                    f"A {type(made).__name__} cannot be saved with a model of transformers: give a CompactTable or a "
+                    "DeFINE."
+                )
     swaps = [
         swaps_of(old, made, kind, scales_of(old), fresh=table is None) for old, made in zip(chosen, new, strict=True)
     ]
@@ -168,23 +173,21 @@ def _token_tables(model: nn.Module) -> Iterator[nn.Module]:
 
 def _given(chosen: Sequence[Table], given: nn.Module | Mapping[str, nn.Module]) -> list[nn.Module]:
     """The table that was given for each of the chosen ones, checked against it."""
+    names = ", ".join(table.name for table in chosen)
     if isinstance(given, nn.Module):
         if len(chosen) > 1:
-            names = ", ".join(table.name for table in chosen)
             raise UserError(f"One table was given for {names}: give a mapping with one for each, or name a target.")
         given = {chosen[0].name: given}
-    wanted = {place.name: number for number, table in enumerate(chosen) for place in table.places}
-    unknown = [name for name in given if name not in wanted]
-    if unknown:
-        names = ", ".join(table.name for table in chosen)
-        raise UserError(f"A table was given for {unknown[0]}, which is not to be replaced: give one for {names}.")
-    by_number = {wanted[name]: table for name, table in given.items()}
-    missing = [table.name for number, table in enumerate(chosen) if number not in by_number]
-    if missing:
-        raise UserError(f"No table was given for {missing[0]}: add it to the mapping.")
-    for number, old in enumerate(chosen):
-        _check_fit(old, by_number[number])
-    return [by_number[number].to(chosen[number].module.weight.device) for number in range(len(chosen))]
+    wanted = {place.name: table.name for table in chosen for place in table.places}
+    for name in given:
+        if name not in wanted:
+            raise UserError(f"A table was given for {name}, which is not to be replaced: give one for {names}.")
+    by_name = {wanted[name]: table for name, table in given.items()}
+    for old in chosen:
+        if old.name not in by_name:
+            raise UserError(f"No table was given for {old.name}: add it to the mapping.")
+        _check_fit(old, by_name[old.name])
+    return [by_name[old.name].to(old.module.weight.device) for old in chosen]
 
 
 def _check_fit(old: Table, new: nn.Module) -> None:
@@ -204,13 +207,6 @@ def _check_fit(old: Table, new: nn.Module) -> None:
         )
 
 
-def _check_savable(new: Sequence[nn.Module], adoptions: Sequence[Adoption]) -> None:
-    for made in new:
-        if adoptions and not hasattr(made, "to_config"):
-            kind = type(made).__name__
-            raise UserError(f"A {kind} cannot be saved with a model of transformers: give a CompactTable or a DeFINE.")
-
-
 def _adoptions(model: nn.Module) -> list[Adoption]:
     """An ``Adoption`` for each outermost model of transformers here; nothing is changed yet."""
     if "transformers.modeling_utils" not in sys.modules:  # then no model of it can be here
@@ -222,33 +218,23 @@ def _adoptions(model: nn.Module) -> list[Adoption]:
 
 def _numbers(model: nn.Module) -> int:
     """Parameters of a model, shared ones once; codes of a compact table count as parameters."""
-    codes = sum(m.num_values - _parameters(m) for m in model.modules() if isinstance(m, CompactTable))
-    return _parameters(model) + codes
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+    codes = sum(rows.own_codes for rows in model.modules() if isinstance(rows, Rows))
+    return sum(parameter.numel() for parameter in model.parameters()) + codes
 
 
 def _reported(old: Table, swaps: Sequence[Swap]) -> ReplacedTable:
     weight = old.module.weight
-    new = [swap.new for swap in swaps]
-    biases = sum(_parameters(m) - m.weight.numel() if isinstance(m, nn.Linear) else 0 for m in new)
-    biases += sum(0 if m.bias is None else m.bias.numel() for m in new if isinstance(m, TiedHead))
-    after = sum(map(_numbers, new)) - biases
+    new = [(swap.new, getattr(swap.new, "bias", None)) for swap in swaps]  # an output layer keeps its old bias
+    stored = [tensor for module, _ in new for name, tensor in module.state_dict().items() if name != "bias"]
     return ReplacedTable(
         names=tuple(place.name for place in old.places),
         heads=tuple(place.name for place in old.heads),
         rows=weight.shape[0],
         width=weight.shape[1],
         parameters_before=weight.numel(),
-        parameters_after=after,
+        parameters_after=sum(_numbers(module) - (0 if bias is None else bias.numel()) for module, bias in new),
         bytes_before=weight.numel() * weight.element_size(),
-        bytes_after=sum(map(_bytes, new)) - biases * weight.element_size(),
+        bytes_after=sum(tensor.numel() * tensor.element_size() for tensor in stored),
     )
 
 
@@ -256,14 +242,13 @@ def _warn_of_growth(report: ReplacedTable, made: nn.Module, *, fresh: bool, unti
     """A packed table may have more numbers of fewer bits, so it has grown only if its bytes have too."""
     if report.parameters_after <= report.parameters_before or report.bytes_after <= report.bytes_before:
         return
-    kept, ways = "", []
-    if untied and report.heads:
-        kept, ways = f" with the old matrix that {', '.join(report.heads)} keeps", ["use heads='tie'"]
+    kept, ways = "", ["give a smaller table", "or keep the old one"]
     if fresh and isinstance(made, DeFINE):
-        smaller = f"a smaller map_dim (now {made.plan.map_dim}) or expand_dim (now {made.plan.config.expand_dim})"
-        ways += [smaller if ways else f"use {smaller}", "or keep the table"]
-    else:
-        ways += ["give a smaller table", "or keep the old one"]
+        sizes = f"a smaller map_dim (now {made.plan.map_dim}) or expand_dim (now {made.plan.config.expand_dim})"
+        ways = [f"use {sizes}", "or keep the table"]
+    if untied and report.heads:
+        kept = f" with the old matrix that {', '.join(report.heads)} keeps"
+        ways = ["use heads='tie'", ways[0].removeprefix("use "), ways[1]]
     names = ", ".join(report.names)
     warnings.warn(
         f"The replacement of {names} is larger than the table, {report.parameters_after:,} parameters in place of "

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torchdefine.embedding import LooksUp, TokenEmbedding, finished_table
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
-from torchdefine.tables import BandedRows, CompactTable, DenseRows
+from torchdefine.tables import CompactTable, DenseRows
+from torchdefine.tables.banded import BandedRows
 
 LAYOUT_VERSION = 1
 
-HeadKind = Literal["map", "finished", "own"]
+HeadKind = Literal["map", "vectors", "own"]
 """What an output layer is tied to: the map's table through a projection, the vectors, or nothing."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
+from torchdefine.spelling import closest
 from torchdefine.tables import CompactTable
 
 Target = str | re.Pattern[str] | type[nn.Module]
@@ -32,6 +32,11 @@ class Place:
     parent: nn.Module
     attribute: str
     module: nn.Module
+
+    @classmethod
+    def at(cls, model: nn.Module, name: str) -> Place:
+        parent, _, attribute = name.rpartition(".")
+        return cls(name, model.get_submodule(parent), attribute, model.get_submodule(name))
 
 
 @dataclass(frozen=True)
@@ -173,16 +178,13 @@ def _declared_ties(model: nn.Module, ties: Mapping[str, str]) -> dict[int, int]:
 def _table_like(model: nn.Module) -> Iterator[Place]:
     """Every place of a module that maps ids to vectors, whether we understand it or not."""
     ours: list[str] = []
-    parents = dict(model.named_modules(remove_duplicate=False))
-    for name, module in parents.items():
-        if any(name == prefix or name.startswith(f"{prefix}.") for prefix in ours):
+    for name, module in model.named_modules(remove_duplicate=False):
+        if any(f"{name}.".startswith(f"{prefix}.") for prefix in ours):
             continue
         if isinstance(module, _ALREADY_OURS):
             ours.append(name)
-        elif not name or not _looks_like_a_table(module):
-            continue
-        parent, _, attribute = name.rpartition(".")
-        yield Place(name, parents[parent], attribute, module)
+        if isinstance(module, _ALREADY_OURS) or (name and _looks_like_a_table(module)):
+            yield Place.at(model, name)
 
 
 def _looks_like_a_table(module: nn.Module) -> bool:
@@ -195,9 +197,18 @@ def _looks_like_a_table(module: nn.Module) -> bool:
 def _table(model: nn.Module, places: list[Place], same: Mapping[int, int]) -> Table:
     problems = [_problem(place.module) for place in places]
     weight = places[0].module._parameters.get("weight")
-    heads, unknown = ([], "") if weight is None else _other_users(model, weight, same)
-    problem = next(filter(None, problems), None) or unknown or None
-    return Table(tuple(places), tuple(heads), problem)
+    heads: list[Place] = []
+    if weight is not None:
+        for name, key, exactly in _other_users(model, weight, same):
+            shared = model.get_submodule(name)
+            if type(shared) is not nn.Linear or key != "weight" or not exactly:
+                user = f"{name or 'the model'}.{key}"
+                problems.append(f"shares its memory with {user} in a way that is not understood")
+            elif put_on := _put_on(shared):
+                problems.append(f"is shared by {name}, which {put_on}")
+            else:
+                heads.append(Place.at(model, name))
+    return Table(tuple(places), tuple(heads), next(filter(None, problems), None))
 
 
 def _problem(module: nn.Module) -> str | None:
@@ -208,7 +219,7 @@ def _problem(module: nn.Module) -> str | None:
     if isinstance(module, _ALREADY_OURS):
         return f"is a {kind} already"
     if "Parallel" in kind or hasattr(module, "vocab_start_index"):
-        return f"is spread over several processes ({kind})"
+        return f"is split over several processes ({kind})"
     if isinstance(module, nn.EmbeddingBag):
         return "gives sums of vectors (EmbeddingBag)"
     weight = getattr(module, "weight", None)
@@ -216,7 +227,7 @@ def _problem(module: nn.Module) -> str | None:
         return f"has no plain weight ({kind})"
     held = type(weight.data).__name__
     if held == "DTensor":
-        return "is spread over several processes (DTensor)"
+        return "is split over several processes (DTensor)"
     if type(weight.data) is not Tensor or not weight.is_floating_point() or "uant" in type(module).__module__:
         return f"is quantised ({held if type(weight.data) is not Tensor else str(weight.dtype).split('.')[-1]}, {kind})"
     if not isinstance(module, nn.Embedding):
@@ -240,26 +251,18 @@ def _put_on(module: nn.Module) -> str | None:
     return None
 
 
-def _other_users(model: nn.Module, weight: nn.Parameter, same: Mapping[int, int]) -> tuple[list[Place], str]:
-    """Linear layers that share a table's parameter, and why something else that does is not understood."""
+def _other_users(model: nn.Module, weight: nn.Parameter, same: Mapping[int, int]) -> Iterator[tuple[str, str, bool]]:
+    """What else uses a table's memory: a module and the name in it, and whether it is exactly the table's parameter."""
     wanted = same.get(id(weight), id(weight))
-    heads: list[Place] = []
-    parents = dict(model.named_modules(remove_duplicate=False))
-    for name, module in parents.items():
+    for name, module in model.named_modules(remove_duplicate=False):
         for key, parameter in module._parameters.items():
-            if parameter is None or (isinstance(module, nn.Embedding) and key == "weight" and parameter is weight):
+            if parameter is None:
                 continue
             is_shared = same.get(id(parameter), id(parameter)) == wanted
             if is_shared and isinstance(module, nn.Embedding) and key == "weight":
                 continue
-            if is_shared and type(module) is nn.Linear and key == "weight":
-                if put_on := _put_on(module):
-                    return heads, f"is shared by {name}, which {put_on}"
-                parent, _, attribute = name.rpartition(".")
-                heads.append(Place(name, parents[parent], attribute, module))
-            elif is_shared or _overlap(parameter, weight):
-                return heads, f"shares its memory with {name or 'the model'}.{key} in a way that is not understood"
-    return heads, ""
+            if is_shared or _overlap(parameter, weight):
+                yield name, key, is_shared
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
@@ -273,12 +276,15 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 def _matching(tables: Sequence[Table], target: Target) -> list[Table]:
     if isinstance(target, str) and not set("*?[") & set(target):
         return [_named(tables, target)]
-    if isinstance(target, str):
-        matched = [t for t in tables if any(fnmatchcase(place.name, target) for place in t.places)]
-    elif isinstance(target, re.Pattern):
-        matched = [t for t in tables if any(target.fullmatch(place.name) for place in t.places)]
-    else:
-        matched = [t for t in tables if any(isinstance(place.module, target) for place in t.places)]
+
+    def is_meant(place: Place) -> bool:
+        if isinstance(target, str):
+            return fnmatchcase(place.name, target)
+        if isinstance(target, re.Pattern):
+            return target.fullmatch(place.name) is not None
+        return isinstance(place.module, target)
+
+    matched = [table for table in tables if any(map(is_meant, table.places))]
     if not matched:
         meant = target.pattern if isinstance(target, re.Pattern) else getattr(target, "__name__", target)
         raise UserError(f"The target {meant!r} matches no table: {_listed(tables)}.")
@@ -298,7 +304,6 @@ def _named(tables: Sequence[Table], name: str) -> Table:
         if matched:
             return matched[0]
     known = [place.name for table in tables for place in table.places]
-    close = get_close_matches(name, known, n=1)
-    found = _listed(tables)
-    end = f", did you mean {close[0]!r}? {found[0].upper()}{found[1:]}." if close else f": {found}."
-    raise UserError(f"The target {name!r} matches no table{end}")
+    close = closest(name, known)
+    hint = f"did you mean {close!r}; " if close else ""
+    raise UserError(f"The target {name!r} matches no table: {hint}{_listed(tables)}.")

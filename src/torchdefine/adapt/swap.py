@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from torchdefine.adapt.heads import FinishedHead, MapHead
+from torchdefine.adapt.heads import MapHead, VectorsHead
 from torchdefine.adapt.stand_in import HeadKind, SharedStandIn, StandIn
 from torchdefine.adapt.survey import Place, Table, lookup_scale
 from torchdefine.embedding import DeFINE, DefineUnit, UnitConfig
@@ -119,17 +119,17 @@ def _start_as_large(made: DeFINE, size: float, *, tied: bool) -> None:
     with torch.no_grad():
         made.unit.last.weight.mul_(size)
     if tied and size:
-        spread = size * (made.embedding_dim / made.map_dim) ** 0.5
-        made.map.reset_parameters(std=spread)
-        made.unit.rescale_input(1 / spread)
+        std = size * (made.embedding_dim / made.map_dim) ** 0.5
+        made.map.reset_parameters(std=std)
+        made.unit.rescale_input(1 / std)
 
 
 def _head(old: nn.Linear, stand_in: StandIn, kind: HeadKind, fresh: bool) -> nn.Module:
     bias = old.bias  # the same parameter, since the model may share it too
     if kind == "map":
         return MapHead(stand_in, bias, fresh=fresh)
-    if kind == "finished":
-        return FinishedHead(stand_in, bias)
+    if kind == "vectors":
+        return VectorsHead(stand_in, bias)
     own = nn.Linear(old.in_features, old.out_features, bias=False, device="meta")
     own.weight = nn.Parameter(old.weight.detach().clone(), requires_grad=old.weight.requires_grad)
     own.bias = bias

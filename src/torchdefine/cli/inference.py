@@ -25,14 +25,16 @@ table. Then: eval RUN --compressed."""
 def add_commands(command: Command) -> None:
     """The commands that prepare a run for use."""
     sub = command(
-        "cache", _cache, "Write a run's finished vectors beside its weights, so that --cached inference needs no unit."
+        "cache",
+        _cache,
+        "Write the vectors of all tokens beside a run's weights, so that --cached inference needs no unit.",
     )
     sub.add_argument("folder", metavar="RUN", help="a run's folder")
     sub.add_argument("--dtype", default="fp32", choices=CACHE_DTYPES, help="of the vectors (default: fp32)")
     _add_shared(sub)
 
     sub = command(
-        "compress", _compress, "Pack a run's finished vectors into few bytes beside its weights.", COMPRESSING
+        "compress", _compress, "Pack the vectors of all tokens into few bytes beside a run's weights.", COMPRESSING
     )
     sub.add_argument("folder", metavar="RUN", help="a run's folder")
     sub.add_argument("--method", default="bits", metavar="NAME", choices=METHODS, help="how (default: bits)")

@@ -7,38 +7,29 @@ from torchdefine.tables.budget import Budget
 from torchdefine.tables.methods import METHODS, Entry, table_method
 
 if TYPE_CHECKING:
-    from torchdefine.tables.banded import BandedRows
     from torchdefine.tables.bits import transform_table
     from torchdefine.tables.code_learning import CodeLearning, coded_table
-    from torchdefine.tables.codes import CodedRows
     from torchdefine.tables.compact_table import CompactTable, load_table
     from torchdefine.tables.compress import Compressed, compress_embedding
-    from torchdefine.tables.low_rank import FactorisedRows, frequent_rows_table, svd_table
-    from torchdefine.tables.mixed_bits import MixedBitRows
-    from torchdefine.tables.quantised import QuantisedRows, dense_table, quantised_table
+    from torchdefine.tables.low_rank import frequent_rows_table, svd_table
+    from torchdefine.tables.quantised import dense_table, quantised_table
     from torchdefine.tables.rows import DenseRows, Rows
     from torchdefine.tables.source import Candidate, Method, Source
-    from torchdefine.tables.units import UnitFitting, UnitRows, unit_table
+    from torchdefine.tables.units import UnitFitting, unit_table
 
 __all__ = [
     "METHODS",
-    "BandedRows",
     "Budget",
     "Candidate",
     "CodeLearning",
-    "CodedRows",
     "CompactTable",
     "Compressed",
     "DenseRows",
     "Entry",
-    "FactorisedRows",
     "Method",
-    "MixedBitRows",
-    "QuantisedRows",
     "Rows",
     "Source",
     "UnitFitting",
-    "UnitRows",
     "coded_table",
     "compress_embedding",
     "dense_table",
@@ -51,17 +42,7 @@ __all__ = [
     "unit_table",
 ]
 
-_FILES = (
-    "compact_table",
-    "compress",
-    "bits",
-    "low_rank",
-    "code_learning",
-    "units",
-    "quantised",
-    "banded",
-    "mixed_bits",
-)
+_FILES = ("compact_table", "compress", "bits", "low_rank", "quantised", "code_learning", "units")
 """Between them they know all the names."""
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from torchdefine.tables.rows import Rows, rows_from_config
+from torchdefine.tables.rows import Rows
 
 _LARGEST_SHORT = 1 << 16
 
@@ -21,6 +21,7 @@ class BandedRows(Rows):
     """
 
     kind = "banded"
+    settings = ("bands", "ranked")
 
     def __init__(self, bands: list[Rows], ranked: bool = True) -> None:
         super().__init__(sum(band.num_rows for band in bands), max(band.width for band in bands))
@@ -76,17 +77,6 @@ class BandedRows(Rows):
 
     def _widened(self, vectors: Tensor) -> Tensor:
         return nn.functional.pad(vectors, (0, self.width - vectors.shape[-1]))
-
-    @property
-    def num_codes(self) -> int:
-        return sum(band.num_codes for band in self.bands)
-
-    def config(self) -> dict[str, Any]:
-        return {"bands": [band.described() for band in self.bands], "ranked": self.ranked}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls([rows_from_config(band) for band in config["bands"]], config["ranked"])
 
 
 def in_bands(bands: list[Rows], order: Tensor) -> BandedRows:

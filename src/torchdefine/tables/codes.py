@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -22,17 +20,18 @@ LEAST_GAIN = 1e-3
 
 
 class CodedRows(Rows):
-    """Codes of Shu and Nakayama: ``codebooks`` of ``entries`` vectors each. Codes are packed: 4 bits for 16 entries."""
+    """Codes of Shu and Nakayama: ``books`` of ``entries`` vectors each. Codes are packed: 4 bits for 16 entries."""
 
     kind = "codes"
+    settings = ("num_rows", "width", "books", "entries", "dtype")
 
-    def __init__(self, num_rows: int, width: int, codebooks: int, entries: int, dtype: str = "float16") -> None:
+    def __init__(self, num_rows: int, width: int, books: int, entries: int, dtype: str = "float16") -> None:
         super().__init__(num_rows, width)
-        self.num_books, self.entries, self.dtype = codebooks, entries, dtype
-        self.bits = entries.bit_length() - 1
-        self.register_buffer("codes", torch.zeros(num_rows, packed_width(codebooks, self.bits), dtype=torch.uint8))
+        self.books, self.entries, self.dtype = books, entries, dtype
+        self.own_codes, self.bits = num_rows * books, entries.bit_length() - 1
+        self.register_buffer("codes", torch.zeros(num_rows, packed_width(books, self.bits), dtype=torch.uint8))
         self.codes: Tensor
-        self.codebooks = frozen(torch.zeros(codebooks, entries, width, dtype=float_type(dtype)))
+        self.codebooks = frozen(torch.zeros(books, entries, width, dtype=float_type(dtype)))
 
     @classmethod
     def of(cls, codes: Tensor, codebooks: Tensor, dtype: str = "float16") -> CodedRows:
@@ -44,21 +43,13 @@ class CodedRows(Rows):
         return made
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        codes = unpack(self.codes[rows], self.bits, self.num_books).long()  # (…, M)
-        entries = codes + torch.arange(0, self.num_books * self.entries, self.entries, device=codes.device)
+        codes = unpack(self.codes[rows], self.bits, self.books).long()  # (…, M)
+        entries = codes + torch.arange(0, self.books * self.entries, self.entries, device=codes.device)
         return torch.nn.functional.embedding(entries, self.codebooks.flatten(0, 1).to(dtype)).sum(-2)  # (…, width)
 
     def unpacked(self) -> Tensor:
         """All codes, (V, M)."""
-        return unpack(self.codes, self.bits, self.num_books).long()
-
-    @property
-    def num_codes(self) -> int:
-        return self.num_rows * self.num_books
-
-    def config(self) -> dict[str, Any]:
-        sizes = {"num_rows": self.num_rows, "width": self.width, "codebooks": self.num_books}
-        return {**sizes, "entries": self.entries, "dtype": self.dtype}
+        return unpack(self.codes, self.bits, self.books).long()
 
 
 def check_codes(codebooks: int, entries: int) -> None:

@@ -1,4 +1,4 @@
-"""A finished V × m table in few bytes and one file: a look-up like ``nn.Embedding`` that decodes only what it needs."""
+"""A V × m table in few bytes and one file: a look-up like ``nn.Embedding`` that decodes only what it needs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class CompactTable(torch.nn.Module):
     @property
     def num_values(self) -> int:
         """Numbers stored, floats and codes alike: the parameters of the table."""
-        return sum(parameter.numel() for parameter in self.parameters()) + self.rows.num_codes
+        return sum(parameter.numel() for parameter in self.parameters()) + sum(
+            rows.own_codes for rows in self.rows.modules() if isinstance(rows, Rows)
+        )
 
     def to_config(self) -> dict[str, Any]:
         """What ``from_config`` needs to build the same module, empty; plain values only."""

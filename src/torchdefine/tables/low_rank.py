@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torchdefine.tables.banded import in_bands, place_bytes
 from torchdefine.tables.budget import Budget
 from torchdefine.tables.compact_table import CompactTable
 from torchdefine.tables.quantised import empty_rows, stored_rows
-from torchdefine.tables.rows import Rows, rows_from_config
+from torchdefine.tables.rows import Rows
 from torchdefine.tables.source import (
     Candidate,
     Counts,
@@ -36,6 +36,7 @@ class FactorisedRows(Rows):
     """(V × r) times (r × m); either factor is any kind of rows."""
 
     kind = "factorised"
+    settings = ("factor", "projection")
 
     def __init__(self, factor: Rows, projection: Rows) -> None:
         super().__init__(factor.num_rows, projection.width)
@@ -43,13 +44,6 @@ class FactorisedRows(Rows):
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         return self.factor(rows, dtype) @ self.projection.matrix(dtype)  # (…, r) → (…, m)
-
-    def config(self) -> dict[str, Any]:
-        return {"factor": self.factor.described(), "projection": self.projection.described()}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(rows_from_config(config["factor"]), rows_from_config(config["projection"]))
 
 
 def svd_table(

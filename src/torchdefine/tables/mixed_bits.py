@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +17,11 @@ class MixedBitRows(Rows):
     """Columns come in ``runs`` of [bits, columns]; a number is one of its run's 2^bits levels × its column's scale."""
 
     kind = "mixed bits"
+    settings = ("num_rows", "runs")
 
     def __init__(self, num_rows: int, runs: Sequence[Sequence[int]]) -> None:
         super().__init__(num_rows, sum(columns for _, columns in runs))
-        self.runs = [list(run) for run in runs]
+        self.runs, self.own_codes = [list(run) for run in runs], num_rows * self.width
         packed = sum(packed_width(columns, bits) for bits, columns in self.runs)
         self.register_buffer("codes", torch.zeros(num_rows, packed, dtype=torch.uint8))
         self.codes: Tensor
@@ -38,13 +38,6 @@ class MixedBitRows(Rows):
             first_byte += packed_width(columns, bits)
             first_level += 2**bits
         return torch.cat(parts, dim=-1) * self.scales.to(dtype)
-
-    @property
-    def num_codes(self) -> int:
-        return self.num_rows * self.width
-
-    def config(self) -> dict[str, Any]:
-        return {"num_rows": self.num_rows, "runs": self.runs}
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,11 +28,12 @@ class QuantisedRows(Rows):
     """Each number is one of 2^bits levels, evenly spaced around zero: (code - (2^bits - 1) / 2) × the group's step."""
 
     kind = "quantised"
+    settings = ("num_rows", "width", "bits", "group_size")
 
     def __init__(self, num_rows: int, width: int, bits: int = 4, group_size: int = 32) -> None:
         super().__init__(num_rows, width)
         self.bits, self.group_size = bits, min(group_size, width)
-        self.num_groups = -(-width // self.group_size)
+        self.own_codes, self.num_groups = num_rows * width, -(-width // self.group_size)
         self.register_buffer("codes", torch.zeros(num_rows, packed_width(width, bits), dtype=torch.uint8))
         self.steps = frozen(torch.zeros(num_rows, self.num_groups, dtype=torch.float16))
         self.codes: Tensor
@@ -43,13 +43,6 @@ class QuantisedRows(Rows):
         steps = self.steps[rows].to(dtype)  # (…, groups)
         steps = steps.repeat_interleave(self.group_size, dim=-1)[..., : self.width]
         return (codes - (2**self.bits - 1) / 2) * steps
-
-    @property
-    def num_codes(self) -> int:
-        return self.num_rows * self.width
-
-    def config(self) -> dict[str, Any]:
-        return {"num_rows": self.num_rows, "width": self.width, "bits": self.bits, "group_size": self.group_size}
 
 
 @torch.no_grad()

@@ -29,10 +29,14 @@ class Rows(nn.Module, ABC):
     """``num_rows`` vectors of ``width`` numbers, packed; row numbers (…) → (…, width) of the dtype asked for.
 
     Float parts are parameters that do not learn until asked to (``requires_grad_``); codes are buffers. Both live in
-    memory as they are stored. A subclass sets ``kind``, and ``config()`` gives the arguments of its constructor.
+    memory as they are stored. A subclass names its ``kind``, for files, and in ``settings`` the arguments of its
+    constructor, which it keeps as attributes: plain values, or other rows.
     """
 
     kind: ClassVar[str]
+    settings: ClassVar[tuple[str, ...]]
+    own_codes: int = 0
+    """How many packed whole numbers there are; a code is a parameter as much as a float is."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -46,43 +50,45 @@ class Rows(nn.Module, ABC):
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """(…) row numbers → (…, width)."""
 
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """Plain values from which ``from_config`` builds the same module, empty."""
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(**config)
-
-    @property
-    def num_codes(self) -> int:
-        """How many packed whole numbers there are; a code is a parameter as much as a float is."""
-        return sum(child.num_codes for child in self.children() if isinstance(child, Rows))
-
     def matrix(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """All rows, (num_rows, width)."""
         device = next(self.parameters()).device
         return self(torch.arange(self.num_rows, device=device), dtype)
 
     def described(self) -> dict[str, Any]:
-        """``config()`` with the kind, for a file."""
-        return {"kind": self.kind, **self.config()}
+        """Kind and settings as plain values, for a file."""
+        return {"kind": self.kind, **{name: _described(getattr(self, name)) for name in self.settings}}
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        return cls(**{name: _revived(value) for name, value in settings.items()})
 
     def extra_repr(self) -> str:
-        plain = {name: value for name, value in self.config().items() if not isinstance(value, dict | list)}
-        return ", ".join(f"{name}={value}" for name, value in plain.items())
+        return f"{self.num_rows:,} × {self.width}"
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, nn.ModuleList):
+        return [rows.described() for rows in value]  # type: ignore[operator]
+    return value.described() if isinstance(value, Rows) else value
+
+
+def _revived(value: Any) -> Any:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [rows_from_config(one) for one in value]
+    return rows_from_config(value) if isinstance(value, dict) else value
 
 
 def rows_from_config(described: dict[str, Any]) -> Rows:
     """An empty module from what ``described()`` gave."""
-    config = dict(described)
-    kind = config.pop("kind", None)
+    settings = dict(described)
+    kind = settings.pop("kind", None)
     if kind not in _KINDS:
         for entry in METHODS.values():  # the files that the package reads on first use
             entry.kind()
     if kind not in _KINDS:
         raise UserError(f"The row encoding {kind!r} is unknown: this torchdefine knows {', '.join(sorted(_KINDS))}.")
-    return _KINDS[kind].from_config(config)
+    return _KINDS[kind].from_settings(settings)
 
 
 def frozen(values: Tensor) -> nn.Parameter:
@@ -119,6 +125,7 @@ class DenseRows(Rows):
     """Rows as they are, in float32, float16 or bfloat16."""
 
     kind = "dense"
+    settings = ("num_rows", "width", "dtype")
 
     def __init__(self, num_rows: int, width: int, dtype: str = "float32") -> None:
         super().__init__(num_rows, width)
@@ -136,9 +143,6 @@ class DenseRows(Rows):
 
     def matrix(self, dtype: torch.dtype = torch.float32) -> Tensor:
         return self.weight.to(dtype)
-
-    def config(self) -> dict[str, Any]:
-        return {"num_rows": self.num_rows, "width": self.width, "dtype": self.dtype}
 
 
 def packed_width(count: int, bits: int) -> int:

@@ -1,4 +1,4 @@
-"""A DeFINE unit, or an MLP, over a small table, fitted to a finished one; both start as its weighted SVD."""
+"""A DeFINE unit, or an MLP, over a small table, fitted to a wide one; both start as its weighted SVD."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class UnitRows(Rows):
         x = self.factor(rows, next(self.unit.parameters()).dtype)  # (…, r)
         return self.unit(x).to(dtype)  # (…, m)
 
-    def config(self) -> dict[str, Any]:
-        return {"factor": self.factor.described(), "unit": _unit_config(self.unit)}
+    def described(self) -> dict[str, Any]:
+        return {"kind": self.kind, "factor": self.factor.described(), "unit": _unit_config(self.unit)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(rows_from_config(config["factor"]), _unit_from_config(config["unit"]))
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        return cls(rows_from_config(settings["factor"]), _unit_from_config(settings["unit"]))
 
 
 def _unit_config(unit: DefineUnit | DenseMLP) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def unit_table(
 
 
 def make_unit(unit: str, map_dim: int, width: int) -> DefineUnit | DenseMLP:
-    """The unit of a candidate: hidden layers as wide as the finished vectors, or twice the map where that is more."""
+    """The unit of a candidate: hidden layers as wide as the vectors, or twice the map where that is more."""
     hidden = max(width, 2 * map_dim)
     if unit == "define":
         return DefineUnit(map_dim, UnitConfig(embedding_dim=width, expand_dim=-(-hidden // 4) * 4, depth=DEPTH))
@@ -154,7 +154,7 @@ def start_as_projection(unit: DefineUnit | DenseMLP, projection: Tensor) -> None
 
 
 def last_weight(unit: DefineUnit | DenseMLP) -> Tensor:
-    """The weight of the layer, linear and without bias, that gives the finished vectors."""
+    """The weight of the layer, linear and without bias, that gives the vectors."""
     return unit.last.weight if isinstance(unit, DefineUnit) else unit.reduce.weight
 
 
