@@ -7,15 +7,13 @@ import hashlib
 import json
 import math
 import os
-import platform
-import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -28,11 +26,13 @@ os.umask(_UMASK)
 Progress = Callable[[int, int], None]
 """Called with (done, total) now and then during long work, and at its end with (total, total)."""
 
-
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 """System errors that mean a badly chosen path."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 """System errors that mean a full disk."""
+
+UNFINISHED, LOCK = ".unfinished", ".in-use"
+"""Endings of the hidden names beside a file or folder that is being written."""
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:
@@ -43,23 +43,60 @@ def cache_folder(cache: str | Path | None = None) -> Path:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path beside ``path`` to write to; the file then replaces ``path``, whole, if the block ends without an error.
+def locked(path: Path, refusal: str | None = None) -> Iterator[None]:
+    """Keep other processes from ``path``: wait for one that has it, or refuse with a sentence.
 
-    An existing file is never harmed, and two processes may write the same path. A write that fails is a MachineError,
-    one that is not allowed a UserError; files that a killed process left are removed by the next write.
+    The lock ends with its process, however that ends; its file, beside ``path``, goes with the lock.
     """
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is a folder or a device, not a file to be written: choose another name.")
+    file = path.with_name(f".{path.name}{LOCK}")
+    lock = FileLock(file)
     try:
-        with _room_beside(path) as room:
-            temporary = room / "whole"
-            yield temporary
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=refusal is None)
+    except Timeout:
+        raise UserError(refusal or "") from None
     except OSError as error:
         raise write_failure(path, error) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes it itself
+            file.unlink()
+        lock.release()
+
+
+@contextmanager
+def _taking_the_place_of(path: Path) -> Iterator[Path]:
+    """Where to write what then becomes ``path``; processes that write the same path take turns.
+
+    It is the only entry of a folder, because packages that write one file may put others beside it. What a killed
+    process left there is removed first. A write that fails is a MachineError, one that is not allowed a UserError.
+    """
+    room = path.with_name(f".{path.name}{UNFINISHED}")
+    try:
+        with locked(path):
+            try:
+                shutil.rmtree(room, ignore_errors=True)
+                room.mkdir()
+                yield room / "whole"
+                if path.is_dir():
+                    path.rmdir()
+                os.replace(room / "whole", path)
+            finally:
+                shutil.rmtree(room, ignore_errors=True)
+    except OSError as error:
+        raise write_failure(path, error) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write a file to that then replaces ``path``, whole, if the block ends without an error."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is a folder or a device, not a file to be written: choose another name.")
+    with _taking_the_place_of(path) as temporary:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 @contextmanager
@@ -72,100 +109,15 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """A folder to write into; it appears as ``path``, whole, only if the block ends without an error."""
-    path = Path(path)
     check_new_folder(path)
-    try:
-        with _room_beside(path) as room:
-            temporary = room / "whole"
-            temporary.mkdir()
-            yield temporary
-            if path.is_dir():
-                path.rmdir()
-            os.replace(temporary, path)
-    except OSError as error:
-        raise write_failure(path, error) from error
+    with _taking_the_place_of(Path(path)) as temporary:
+        temporary.mkdir()
+        yield temporary
 
 
-@contextmanager
-def _room_beside(path: Path) -> Iterator[Path]:
-    """This process's own folder, to write what will become ``path``; anything left in it is removed at the end.
-
-    It is a folder even for a single file, because packages that write one may put other files beside it.
-    """
-    remove_abandoned(path)
-    room = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        room.mkdir(parents=True)
-        with _claimed(room):
-            yield room
-    finally:
-        shutil.rmtree(room, ignore_errors=True)
-
-
-@contextmanager
-def _claimed(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a folder, which ends with the process however that ends; False if another process has it.
-
-    False too if the system or the disk has no such locks.
-    """
-    try:
-        import fcntl
-
-        place = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield False
-        return
-    try:
-        claimed = False
-        with suppress(OSError):
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            claimed = True
-        yield claimed
-    finally:
-        os.close(place)
-
-
-def remove_abandoned(path: Path) -> None:
-    """Remove what killed processes of this machine left of ``path``: their locks are gone too.
-
-    Files that another machine left on a shared disk stay, since its process may still be running.
-    """
-    try:
-        beside = list(path.parent.iterdir())
-    except OSError:  # there is no such folder yet, or it may not be read
-        return
-    unfinished = re.compile(re.escape(f".{path.name}.{_machine()}-") + r"(\d{1,9})-[0-9a-f]{8}\.tmp")
-    for found in beside:
-        made_by = unfinished.fullmatch(found.name)
-        if made_by is None or found.is_symlink() or not found.is_dir() or _is_running(int(made_by[1])):
-            continue
-        with _claimed(found) as claimed:
-            if claimed:
-                shutil.rmtree(found, ignore_errors=True)
-
-
-def _machine() -> str:
-    """Equal for processes that share their process numbers: one machine, boot and container.
-
-    Unique where the system does not say.
-    """
-    try:
-        boot, numbering = Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return secrets.token_hex(4)
-    return hashlib.sha256("\n".join((platform.node(), boot, numbering)).encode()).hexdigest()[:8]
-
-
-def _is_running(process: int) -> bool:
-    if os.name != "posix":  # elsewhere os.kill would end it
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # another user's
-        return True
-    return True
+def is_unfinished(path: Path) -> bool:
+    """Whether a killed process left this while it wrote something else; the next write there removes it."""
+    return path.name.startswith(".") and path.name.endswith((UNFINISHED, LOCK))
 
 
 def check_utf8(path: str | Path) -> None:
@@ -260,9 +212,7 @@ def writing_safetensors(path: Path) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        if any(
-            os.strerror(number) in str(error) for number in _FULL
-        ):  # the package wraps the system's error in its own
+        if any(os.strerror(number) in str(error) for number in _FULL):  # the package wraps the system's error
             raise _disk_full(path) from error
         raise MachineError(f"{path} could not be written ({error}).") from error
 
