@@ -9,7 +9,6 @@ import numpy as np
 from torchdefine.build import VocabularyFacts, build_embedding, build_output
 from torchdefine.context import Transformer, TransformerShape
 from torchdefine.data import Bitext, BitextRules, TokenizerPair, encode_bitext, resolve_bitext
-from torchdefine.data.bitext import load_joint_tokenizer
 from torchdefine.decoding import BeamOptions
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
@@ -30,7 +29,7 @@ def open_bitext(
     """The recipe's bitext, encoded; or another one, with tokenizers that exist already, and maybe one split of it."""
     settings = recipe.bitext
     if tokenization is None and recipe.data.tokenizer is not None:
-        tokenization = load_joint_tokenizer(recipe.data.tokenizer)
+        tokenization = TokenizerPair.load(recipe.data.tokenizer)
     rules = BitextRules(
         settings.source, settings.target, settings.bpe_size, settings.joint, settings.max_length, settings.max_ratio
     )

@@ -26,6 +26,22 @@ os.umask(_UMASK)
 Progress = Callable[[int, int], None]
 """Called with (done, total) now and then during long work, and at its end with (total, total)."""
 
+
+class Meter:
+    """Adds up what is done of long work and tells the caller's progress callback."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def advance(self, amount: int) -> None:
+        self._done = min(self._done + amount, self._total)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def finish(self) -> None:
+        self.advance(self._total - self._done)
+
+
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 """System errors that mean a badly chosen path."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -242,12 +258,20 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def read_text(path: Path, kind: str = "file") -> str:
+    """All of a small file; ``kind`` is what it is called where it cannot be read."""
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        raise UserError(f"There is no {kind} {path}: check its name.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The {kind} {path} cannot be read ({error}).") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        value = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
         raise UserError(f"{path} is not valid JSON ({error}): it may have been cut short.") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no settings: a JSON object was expected.")

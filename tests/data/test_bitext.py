@@ -10,8 +10,9 @@ pytest.importorskip("tokenizers")
 
 from torchdefine.data import BitextRules, encode_bitext, resolve_bitext
 from torchdefine.data.bitext import Bitext, _kept, one_line
-from torchdefine.data.bitext_files import find_bitext, read_pairs
-from torchdefine.data.tokenizer_pair import TokenizerPair
+from torchdefine.data.sources import find_bitext
+from torchdefine.data.text_files import read_pairs
+from torchdefine.data.tokenization import TokenizerPair
 from torchdefine.errors import UserError
 
 ENGLISH = ["the cat sleeps", "a  dog barks\t loudly", "<eos> is text <pad>", "", "naïve 猫 😀", "x " * 60]
@@ -165,7 +166,7 @@ def test_bad_folders_are_refused_in_one_sentence(tmp_path: Path) -> None:
         encode_bitext(tmp_path / "one side", rules(), tmp_path / "cache")
     with pytest.raises(UserError, match="vocabulary_size is 100, but must be at least 260"):
         encode_bitext(tmp_path / "one side", rules(vocabulary_size=100), tmp_path / "cache")
-    with pytest.raises(UserError, match="neither a folder nor a bitext called 'nowhere'"):
+    with pytest.raises(UserError, match="neither a folder nor a bitext called nowhere"):
         resolve_bitext("nowhere")
 
 

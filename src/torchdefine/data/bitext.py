@@ -1,9 +1,9 @@
 """A bitext: the pairs of each split as memory-mapped token files, and the tokenizers they were made with.
 
-It is encoded once, into a folder of the cache whose name is a hash of the source files and of the settings:
+It is encoded once, into a folder of the cache (see ``encoded``):
 
-    bitext.json                                   the format version, the name, the splits and what was left out
-    tokenizer.json, or one for each side          see ``tokenizer_pair``
+    bitext.json                                   the manifest, and how many pairs were left out
+    tokenizer.json, or one for each side          see ``TokenizerPair``
     train.source.tokens  train.target.tokens      the sentences in the same order, each ended by <eos>, which stands
     valid.…  test.…                               nowhere else, so that it marks where each begins and ends
 
@@ -13,8 +13,7 @@ Training pairs that are empty on a side, too long or too unequal are left out; v
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -22,20 +21,26 @@ from pathlib import Path
 
 import numpy as np
 
-from torchdefine.data.bitext_files import PairedFiles, find_bitext, read_pairs
-from torchdefine.data.corpus import Meter, file_identity
+from torchdefine.data.encoded import (
+    bytes_on_disk,
+    encoded_once,
+    place_in_cache,
+    read_manifest,
+    require_split,
+    write_manifest,
+)
+from torchdefine.data.sources import PairedFiles, find_bitext
+from torchdefine.data.text_files import read_pairs
 from torchdefine.data.token_file import TokenFile, token_file_writer
-from torchdefine.data.tokenizer import SubwordTokenizer, check_bpe_size, train_bpe_on
-from torchdefine.data.tokenizer_pair import TokenizerPair
+from torchdefine.data.tokenization import TokenizerPair
+from torchdefine.data.tokenizer import SubwordTokenizer, train_bpe_on
 from torchdefine.errors import UserError
-from torchdefine.files import Progress, atomic_file, cache_folder
-from torchdefine.spelling import option
+from torchdefine.files import Meter, Progress
 
 MANIFEST_FILE = "bitext.json"
-VERSION = 1
+SIDES = ("source", "target")
 RATIO_SLACK = 5
 """Sentences may differ in length by this many tokens, whatever their ratio."""
-_SEARCHED_AT_ONCE = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -69,27 +74,24 @@ class SentencePairs:
     @cached_property
     def source_ends(self) -> np.ndarray:
         """Where each sentence ends, its ``<eos>`` included, (n,); it begins where the one before ends."""
-        return _sentence_ends(self.source, self.eos_ids[0])
+        return self.source.ends(self.eos_ids[0])
 
     @cached_property
     def target_ends(self) -> np.ndarray:
-        return _sentence_ends(self.target, self.eos_ids[1])
+        return self.target.ends(self.eos_ids[1])
 
     @property
     def tokens_sha256(self) -> str:
         """Equal for the same pairs in the same order."""
-        both = self.source.header.tokens_sha256 + self.target.header.tokens_sha256
-        return hashlib.sha256(both.encode()).hexdigest()
+        return _joint_hash(self.source.header.tokens_sha256, self.target.header.tokens_sha256)
 
     @property
     def text_sha256(self) -> str:
-        both = self.source.header.text_sha256 + self.target.header.text_sha256
-        return hashlib.sha256(both.encode()).hexdigest()
+        return _joint_hash(self.source.header.text_sha256, self.target.header.text_sha256)
 
-    def verify(self) -> None:
-        """Read all the data and compare its hashes to the headers'."""
-        self.source.verify()
-        self.target.verify()
+
+def _joint_hash(source: str, target: str) -> str:
+    return hashlib.sha256((source + target).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -107,19 +109,15 @@ class Bitext:
     def open(cls, folder: str | Path) -> Bitext:
         """Open a folder that ``encode_bitext`` filled."""
         folder = Path(folder)
-        try:
-            manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
-            name, version, splits, left_out = (manifest[k] for k in ("name", "version", "splits", "left_out"))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{folder} is not a folder with an encoded bitext: {MANIFEST_FILE} is missing.") from error
-        if version != VERSION:
-            raise UserError(
-                f"The encoded bitext in {folder} has format version {version}, but this torchdefine reads version "
-                f"{VERSION}: delete the folder so that the text is encoded again."
-            )
+        manifest = read_manifest(folder / MANIFEST_FILE)
         pair = TokenizerPair.load(folder)
-        opened = {split: _open_split(folder, split, pair) for split in splits}
-        return cls(name, folder, pair, opened, left_out)
+        eos_ids = (pair.source.eos_id, pair.target.eos_id)
+        splits = {}
+        for split in manifest["splits"]:
+            source = TokenFile.open(folder / f"{split}.source.tokens", pair.source)
+            target = TokenFile.open(folder / f"{split}.target.tokens", pair.target)
+            splits[split] = SentencePairs(source, target, eos_ids)
+        return cls(manifest["name"], folder, pair, splits, manifest["left_out"])
 
 
 def encode_bitext(
@@ -136,37 +134,26 @@ def encode_bitext(
     The tokenizers are learned from the training text unless given; with given ones there need be no training text, and
     with one ``split`` the others are not read.
     """
-    if tokenization is None:
-        check_bpe_size(rules.vocabulary_size)
+    if split is not None and tokenization is None:
+        raise UserError("One split alone is encoded with tokenizers that exist already: give them.")
     path = Path(source)
     texts = find_bitext(path, rules.source, rules.target, require_train=tokenization is None)
     if split is not None:
-        if tokenization is None:
-            raise UserError("One split alone is encoded with tokenizers that exist already: give them.")
-        if split not in texts:
-            raise UserError(
-                f"{path} has no {split} text: it has {', '.join(texts)}; name another text by {option('data')}."
-            )
-        texts = {split: texts[split]}
-    name = path.resolve().name
-    folder = cache_folder(cache) / "bitexts" / f"{name}-{_cache_key(texts, rules, tokenization)[:16]}"
-    if (folder / MANIFEST_FILE).is_file():
-        try:
-            return Bitext.open(folder)
-        except UserError:
-            pass  # a damaged cache is made again
-    sizes = {split: sum(file.stat().st_size for file in files.all) for split, files in texts.items()}
-    meter = Meter(sum(sizes.values()) + (0 if tokenization else sizes["train"]), progress)
-    pair = tokenization or _learn_tokenizers(texts["train"], rules, meter)
-    left_out = 0
-    for split, files in texts.items():
-        left_out += _write_split(folder, split, files, pair, rules, meter)
-    pair.save(folder)
-    manifest = {"version": VERSION, "name": name, "splits": list(texts), "left_out": left_out}
-    with atomic_file(folder / MANIFEST_FILE) as file:
-        file.write(json.dumps(manifest).encode())
-    meter.finish()
-    return Bitext.open(folder)
+        texts = {split: require_split(texts, split, path)}
+    name, files = path.resolve().name, {split: paired.all for split, paired in texts.items()}
+
+    def encode(folder: Path) -> None:
+        sizes = bytes_on_disk(files)
+        meter = Meter(sum(sizes.values()) + (0 if tokenization else sizes["train"]), progress)
+        pair = tokenization or _learn_tokenizers(texts["train"], rules, meter)
+        left_out = _write_splits(folder, texts, pair, rules, meter)
+        pair.save(folder)
+        write_manifest(folder / MANIFEST_FILE, name, list(texts), left_out=left_out)
+        meter.finish()
+
+    learned = [rules.vocabulary_size, rules.joint] if tokenization is None else tokenization.sha256
+    settings = [learned, rules.source, rules.target, rules.max_length, rules.max_ratio]
+    return encoded_once(place_in_cache("bitexts", name, cache, files, settings), Bitext.open, encode)
 
 
 def one_line(text: str) -> str:
@@ -174,84 +161,64 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _cache_key(texts: dict[str, PairedFiles], rules: BitextRules, tokenization: TokenizerPair | None) -> str:
-    files = {split: [file_identity(path) for path in paired.all] for split, paired in texts.items()}
-    learned = [rules.vocabulary_size, rules.joint] if tokenization is None else tokenization.sha256
-    settings = [learned, rules.source, rules.target, rules.max_length, rules.max_ratio]
-    return hashlib.sha256(json.dumps([VERSION, files, settings]).encode()).hexdigest()
-
-
 def _learn_tokenizers(files: PairedFiles, rules: BitextRules, meter: Meter) -> TokenizerPair:
-    def side(index: int, share: float) -> Iterator[list[str]]:
+    def side(name: str) -> Iterator[list[str]]:
         for block in read_pairs(files):
-            yield [one_line(line) for line in (block.source, block.target)[index]]
-            meter.advance(int(block.disk_bytes * share))
+            yield [one_line(line) for line in getattr(block, name)]
+            meter.advance(block.disk_bytes // 2)
 
     if rules.joint:
-        both = chain(side(0, 0.5), side(1, 0.5))
-        joint = train_bpe_on(both, rules.vocabulary_size, sentences=True)
+        joint = train_bpe_on(chain(side("source"), side("target")), rules.vocabulary_size, sentences=True)
         return TokenizerPair(joint, joint)
-    own = [train_bpe_on(side(index, 0.5), rules.vocabulary_size, sentences=True) for index in (0, 1)]
+    own = [train_bpe_on(side(name), rules.vocabulary_size, sentences=True) for name in SIDES]
     return TokenizerPair(own[0], own[1])
 
 
-def _write_split(
-    folder: Path, split: str, files: PairedFiles, pair: TokenizerPair, rules: BitextRules, meter: Meter
+def _write_splits(
+    folder: Path, texts: Mapping[str, PairedFiles], pair: TokenizerPair, rules: BitextRules, meter: Meter
 ) -> int:
-    """Encode the pairs of a split that are kept; returns how many are left out."""
+    """Encode the pairs that are kept; returns how many training pairs are left out."""
     left_out = 0
-    with (
-        token_file_writer(folder / f"{split}.source.tokens", pair.source, files.name) as source,
-        token_file_writer(folder / f"{split}.target.tokens", pair.target, files.name) as target,
-    ):
-        for block in read_pairs(files):
-            lines = [[one_line(line) for line in side] for side in (block.source, block.target)]
-            ids = [pair.source.encode_sentences(lines[0]), pair.target.encode_sentences(lines[1])]
-            lengths = np.array([[len(sentence) for sentence in side] for side in ids])  # (2, n)
-            kept = _kept(lengths, rules) if split == "train" else np.ones(lengths.shape[1], dtype=bool)
-            for writer, sentences, texts, eos in zip(
-                (source, target), ids, lines, (pair.source.eos_id, pair.target.eos_id), strict=True
-            ):
-                chosen = np.flatnonzero(kept)
-                flat = chain.from_iterable((*sentences[i], eos) for i in chosen)
-                raw = "".join(f"{texts[i]}\n" for i in chosen).encode()
-                writer.add(np.fromiter(flat, dtype=np.uint32), raw, len(chosen))
-            left_out += int(np.count_nonzero(~kept))
-            meter.advance(block.disk_bytes)
-        if not source.tokens:
-            raise UserError(
-                f"No pair of {files.name} is kept: all are empty on a side, longer than {rules.max_length} tokens or "
-                f"more unequal than 1 : {rules.max_ratio:g}."
-            )
+    for split, files in texts.items():
+        with (
+            token_file_writer(folder / f"{split}.source.tokens", pair.source, files.name) as source,
+            token_file_writer(folder / f"{split}.target.tokens", pair.target, files.name) as target,
+        ):
+            written = 0
+            for block in read_pairs(files):
+                sources, targets = _Sentences(block.source, pair.source), _Sentences(block.target, pair.target)
+                lengths = np.stack((sources.lengths, targets.lengths))  # (2, n)
+                kept = np.flatnonzero(_kept(lengths, rules)) if split == "train" else np.arange(lengths.shape[1])
+                source.add(*sources.chosen(kept))
+                target.add(*targets.chosen(kept))
+                written += len(kept)
+                left_out += lengths.shape[1] - len(kept)
+                meter.advance(block.disk_bytes)
+            if not written:
+                raise UserError(
+                    f"No pair of {files.name} is kept: all are empty on a side, longer than {rules.max_length} tokens "
+                    f"or more unequal than 1 : {rules.max_ratio:g}."
+                )
     return left_out
+
+
+class _Sentences:
+    """One side of some pairs, encoded."""
+
+    def __init__(self, lines: list[str], tokenizer: SubwordTokenizer) -> None:
+        self._texts = [one_line(line) for line in lines]
+        self._ids = tokenizer.encode_sentences(self._texts)
+        self._eos_id = tokenizer.eos_id
+        self.lengths = np.array([len(sentence) for sentence in self._ids])  # (n,)
+
+    def chosen(self, indices: np.ndarray) -> tuple[np.ndarray, bytes, int]:
+        """The ids, the text and the number of some sentences."""
+        ids = chain.from_iterable((*self._ids[index], self._eos_id) for index in indices)
+        raw = "".join(f"{self._texts[index]}\n" for index in indices).encode()
+        return np.fromiter(ids, dtype=np.uint32), raw, len(indices)
 
 
 def _kept(lengths: np.ndarray, rules: BitextRules) -> np.ndarray:
     """(2, n) lengths in tokens → which of the n pairs to train on."""
     shorter, longer = lengths.min(0), lengths.max(0)
     return (shorter > 0) & (longer <= rules.max_length) & (longer <= rules.max_ratio * shorter + RATIO_SLACK)
-
-
-def _open_split(folder: Path, split: str, pair: TokenizerPair) -> SentencePairs:
-    files = [TokenFile.open(folder / f"{split}.{side}.tokens") for side in ("source", "target")]
-    for file, tokenizer in zip(files, (pair.source, pair.target), strict=True):
-        if file.header.vocabulary_sha256 != tokenizer.sha256:
-            raise UserError(
-                f"{file.path} was made with another tokenizer than the one beside it: delete the folder {folder} so "
-                "that the text is encoded again."
-            )
-    if files[0].header.lines != files[1].header.lines:
-        raise UserError(f"The two sides of {split} in {folder} have different numbers of sentences: delete the folder.")
-    return SentencePairs(files[0], files[1], (pair.source.eos_id, pair.target.eos_id))
-
-
-def _sentence_ends(file: TokenFile, eos_id: int) -> np.ndarray:
-    starts: Sequence[int] = range(0, len(file), _SEARCHED_AT_ONCE)
-    found = [np.flatnonzero(file.tokens[at : at + _SEARCHED_AT_ONCE] == eos_id) + at + 1 for at in starts]
-    return np.concatenate(found).astype(np.int64)
-
-
-def load_joint_tokenizer(path: str | Path) -> TokenizerPair:
-    """A tokenizer file of the package tokenizers for both sides."""
-    joint = SubwordTokenizer.load(path)
-    return TokenizerPair(joint, joint)

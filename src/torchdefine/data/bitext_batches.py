@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchdefine.data.batches import IGNORE
 from torchdefine.data.bitext import SentencePairs
-from torchdefine.data.tokenizer_pair import TokenizerPair
+from torchdefine.data.tokenization import TokenizerPair
 from torchdefine.errors import UserError
 
 BUCKET_GROWTH = 1.12
@@ -100,7 +100,7 @@ class BitextBatches:
 
     def _padded(self, indices: np.ndarray) -> PairBatch:
         lengths = [int(side[indices].max()) for side in self._lengths]
-        if self.device.type == "cuda":  # few different shapes, so that a recorded step can be used again
+        if self.device.type == "cuda":  # few different shapes, so that few CUDA graphs serve all
             lengths = [int(self._bounds[np.searchsorted(self._bounds, max(lengths))])] * 2
         source = self._rows(0, indices, lengths[0], self._source.pad_id)  # (B, S)
         targets = self._rows(1, indices, lengths[1], IGNORE)  # (B, T)

@@ -1,41 +1,41 @@
 """A corpus: its splits as memory-mapped token files and the tokenization they were made with.
 
-A text is encoded once, into a folder of the cache whose name is a hash of the source files (path, size, time
-of change) and of the settings:
+A text is encoded once, into a folder of the cache (see ``encoded``):
 
-    corpus.json                                   the format version, the name, the splits, and, if the vocabulary
-                                                  was made of the training text, how; written last
+    corpus.json                                   the manifest; if the vocabulary was made of the training text, how
     vocab.txt or tokenizer.json                   the tokenization
     train.tokens  valid.tokens  test.tokens       the splits (see ``token_file``)
 
-Every file appears whole or not at all, and equal inputs give equal files, so processes that encode the same
-corpus at the same time do not harm each other. Such a folder holds all that training needs: a caller may have it made
-outside the cache, take it to another machine and name it there in place of the text.
+Such a folder holds all that training needs: a caller may have it made outside the cache, take it to another machine and
+name it there in place of the text.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-from torchdefine.data.text_files import find_splits, read_text
+from torchdefine.data.encoded import (
+    bytes_on_disk,
+    encoded_once,
+    has_manifest,
+    place_in_cache,
+    read_manifest,
+    require_split,
+    write_manifest,
+)
+from torchdefine.data.sources import find_splits
+from torchdefine.data.text_files import read_text
 from torchdefine.data.token_file import TokenFile, write_token_file
 from torchdefine.data.tokenization import Tokenization, load_tokenization
 from torchdefine.data.tokenizer import TOKENIZER_FILE, SubwordTokenizer
 from torchdefine.data.vocabulary import EOS, UNK, Vocabulary, split_words
 from torchdefine.errors import UserError
-from torchdefine.files import Progress, atomic_file, cache_folder, new_folder
-from torchdefine.spelling import option
+from torchdefine.files import Meter, Progress, new_folder
 
 MANIFEST_FILE = "corpus.json"
-VERSION = 1
-SUBWORD_COUNTS = 2
-"""A cached text of subwords is encoded again where its header may count unknown and lost text wrongly, as before 2."""
 
 
 @dataclass(frozen=True)
@@ -60,38 +60,22 @@ class Corpus:
     different_words: int | None = None
     """Of the training text, <unk> and <eos> aside; None where the vocabulary was not made of them."""
     word_rule: WordRule | None = None
-    """None where the vocabulary was not made of the training text, or the rule was not recorded."""
+    """None where the vocabulary was not made of the training text."""
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
         """Open a folder that ``encode_corpus`` filled."""
         folder = Path(folder)
-        try:
-            manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
-            name, version, splits = manifest["name"], manifest["version"], manifest["splits"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{folder} is not a folder with an encoded corpus: {MANIFEST_FILE} is missing.") from error
-        if version != VERSION:
-            raise UserError(
-                f"The encoded corpus in {folder} has format version {version}, but this torchdefine reads "
-                f"version {VERSION}: encode the text again; a folder of the cache may be deleted for that."
-            )
+        manifest = read_manifest(folder / MANIFEST_FILE)
         tokenization, rule = load_tokenization(folder), manifest.get("word_rule")
-        corpus = cls(
-            name,
+        return cls(
+            manifest["name"],
             folder,
             tokenization,
-            {split: TokenFile.open(_token_path(folder, split)) for split in splits},
+            {split: TokenFile.open(folder / f"{split}.tokens", tokenization) for split in manifest["splits"]},
             manifest.get("different_words"),
             None if rule is None else WordRule(**rule),
         )
-        for file in corpus.splits.values():
-            if file.header.vocabulary_sha256 != tokenization.sha256:
-                raise UserError(
-                    f"{file.path} was made with another vocabulary than the one beside it: "
-                    f"delete the folder {folder} so that the text is encoded again."
-                )
-        return corpus
 
 
 def encode_corpus(
@@ -115,12 +99,10 @@ def encode_corpus(
     With ``out`` the files go into that new folder, which may be taken elsewhere. Given as ``source``, such a folder is
     opened after a check that it was encoded as the caller wants it.
     """
-    _check_choice(min_count, max_size, tokenizer, vocabulary)
-    if split is not None and vocabulary is None:
-        raise UserError("One split alone is encoded with a vocabulary that exists already: give it.")
     source, rule = Path(source), WordRule(min_count, max_size)
+    _check_choice(rule, tokenizer, vocabulary, split)
     chosen = vocabulary if tokenizer is None else SubwordTokenizer.load(tokenizer)
-    if is_encoded(source):
+    if has_manifest(source / MANIFEST_FILE):
         if out is not None:
             raise UserError(f"{source} is encoded already: copy the folder, or name that of its text.")
         return _encoded_elsewhere(source, rule, chosen, split)
@@ -129,31 +111,32 @@ def encode_corpus(
     else:
         texts = find_splits(source, require_train=vocabulary is None)
     if split is not None:
-        texts = {split: _split_of(texts, split, source)}
+        texts = {split: require_split(texts, split, source)}
     name = source.resolve().name
+
+    def encode(folder: Path) -> None:
+        _encode(texts, folder, name, rule, chosen, progress)
+
     if out is not None:
         with new_folder(out) as folder:
-            _encode(texts, folder, name, rule, chosen, progress)
+            encode(folder)
         return Corpus.open(out)
-    counted = [SUBWORD_COUNTS] if chosen is not None and chosen.kind == "subwords" else []
-    key = _cache_key(texts, [min_count, max_size, chosen.sha256 if chosen else None, *counted])
-    folder = cache_folder(cache) / "corpora" / f"{name}-{key[:16]}"
-    if is_encoded(folder):
-        try:
-            return Corpus.open(folder)
-        except UserError:
-            pass  # a damaged cache is made again
-    _encode(texts, folder, name, rule, chosen, progress)
-    return Corpus.open(folder)
+    settings = [min_count, max_size, chosen.sha256 if chosen else None]
+    return encoded_once(place_in_cache("corpora", name, cache, texts, settings), Corpus.open, encode)
 
 
-def is_encoded(folder: Path) -> bool:
-    """Whether a folder has a corpus that ``encode_corpus`` wrote, rather than texts."""
-    try:
-        manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(manifest, dict) and {"version", "name", "splits"} <= manifest.keys()
+def _check_choice(
+    rule: WordRule, tokenizer: str | Path | None, vocabulary: Tokenization | None, split: str | None
+) -> None:
+    if tokenizer is not None and vocabulary is not None:
+        raise UserError("A corpus is encoded with a tokenizer file or with an existing vocabulary: give one of them.")
+    if (tokenizer is not None or vocabulary is not None) and rule != WordRule():
+        raise UserError(
+            "min_count and max_size choose the words of a new vocabulary: "
+            "leave them out with a tokenizer file or an existing vocabulary."
+        )
+    if split is not None and vocabulary is None:
+        raise UserError("One split alone is encoded with a vocabulary that exists already: give it.")
 
 
 def _encoded_elsewhere(folder: Path, rule: WordRule, chosen: Tokenization | None, split: str | None) -> Corpus:
@@ -172,22 +155,9 @@ def _encoded_elsewhere(folder: Path, rule: WordRule, chosen: Tokenization | None
             f"{folder} was encoded with {corpus.word_rule}, but {rule} are asked for: set them alike, or encode the "
             "text again."
         )
-    if chosen is None and "train" not in corpus.splits:
-        raise UserError(f"{folder} has no training text: it has {', '.join(corpus.splits)}.")
-    if split is not None:
-        _split_of(corpus.splits, split, folder)
+    if chosen is None or split is not None:
+        require_split(corpus.splits, split or "train", folder)
     return corpus
-
-
-T = TypeVar("T")
-
-
-def _split_of(splits: Mapping[str, T], split: str, source: Path) -> T:
-    if split not in splits:
-        raise UserError(
-            f"{source} has no {split} text: it has {', '.join(splits)}; name another text by {option('data')}."
-        )
-    return splits[split]
 
 
 def _encode(
@@ -199,31 +169,18 @@ def _encode(
     progress: Progress | None,
 ) -> None:
     """Fill a folder with token files, their tokenization and, last, the manifest."""
-    meter = Meter(_disk_bytes(texts, passes_over_train=1 if chosen else 2), progress)
-    manifest: dict[str, Any] = {"version": VERSION, "name": name, "splits": list(texts)}
-    tokenization = chosen
+    sizes = bytes_on_disk(texts)
+    meter = Meter(sum(sizes.values()) + (0 if chosen else sizes["train"]), progress)
+    facts, tokenization = {}, chosen
     if tokenization is None:
         counts = _count_words(texts["train"], meter.advance)
-        tokenization = _make_vocabulary(texts["train"], counts, rule)
-        manifest |= {"different_words": len(counts.keys() - {UNK, EOS}), "word_rule": asdict(rule)}
+        tokenization = _make_vocabulary(texts["train"][0], counts, rule)
+        facts = {"different_words": len(counts.keys() - {UNK, EOS}), "word_rule": asdict(rule)}
     for split, paths in texts.items():
-        write_token_file(_token_path(folder, split), paths, tokenization, meter.advance)
+        write_token_file(folder / f"{split}.tokens", paths, tokenization, meter.advance)
     tokenization.save(folder)
-    with atomic_file(folder / MANIFEST_FILE) as file:
-        file.write(json.dumps(manifest).encode())
+    write_manifest(folder / MANIFEST_FILE, name, list(texts), **facts)
     meter.finish()
-
-
-def _check_choice(
-    min_count: int, max_size: int | None, tokenizer: str | Path | None, vocabulary: Tokenization | None
-) -> None:
-    if tokenizer is not None and vocabulary is not None:
-        raise UserError("A corpus is encoded with a tokenizer file or with an existing vocabulary: give one of them.")
-    if (tokenizer is not None or vocabulary is not None) and (min_count, max_size) != (1, None):
-        raise UserError(
-            "min_count and max_size choose the words of a new vocabulary: "
-            "leave them out with a tokenizer file or an existing vocabulary."
-        )
 
 
 def _count_words(texts: Sequence[Path], advance: Callable[[int], None]) -> Counter[str]:
@@ -235,47 +192,13 @@ def _count_words(texts: Sequence[Path], advance: Callable[[int], None]) -> Count
     return counts
 
 
-def _make_vocabulary(texts: Sequence[Path], counts: Mapping[str, int], rule: WordRule) -> Vocabulary:
+def _make_vocabulary(text: Path, counts: Mapping[str, int], rule: WordRule) -> Vocabulary:
     vocabulary = Vocabulary.from_counts(counts, rule.min_count, rule.max_size)
     if not counts.keys() - {UNK, EOS}:
-        raise UserError(f"The training text {texts[0]} has no words, only blank lines: give one that has.")
+        raise UserError(f"The training text {text} has no words, only blank lines: give one that has.")
     if len(vocabulary) < 3:
         raise UserError(
-            f"The training text {texts[0]} has no word that is seen {rule.min_count} times or more: "
+            f"The training text {text} has no word that is seen {rule.min_count} times or more: "
             "give a longer text or a smaller min_count."
         )
     return vocabulary
-
-
-def _token_path(folder: Path, split: str) -> Path:
-    return folder / f"{split}.tokens"
-
-
-def _cache_key(texts: dict[str, list[Path]], settings: Sequence[int | str | None]) -> str:
-    files = {split: [file_identity(path) for path in paths] for split, paths in texts.items()}
-    return hashlib.sha256(json.dumps([VERSION, files, settings]).encode()).hexdigest()
-
-
-def file_identity(path: Path) -> tuple[str, int, int]:
-    status = path.stat()
-    return str(path.resolve()), status.st_size, status.st_mtime_ns
-
-
-def _disk_bytes(texts: Mapping[str, Sequence[Path]], passes_over_train: int) -> int:
-    sizes = {split: sum(path.stat().st_size for path in paths) for split, paths in texts.items()}
-    return sum(sizes.values()) + (passes_over_train - 1) * sizes.get("train", 0)
-
-
-class Meter:
-    """Adds up what is read and tells the caller's progress callback."""
-
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self._done, self._total, self._progress = 0, total, progress
-
-    def advance(self, amount: int) -> None:
-        self._done = min(self._done + amount, self._total)
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-    def finish(self) -> None:
-        self.advance(self._total - self._done)

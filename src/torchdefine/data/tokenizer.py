@@ -6,15 +6,16 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from torchdefine.data.text_files import read_text
+from torchdefine.data.text_files import read_text as read_lines
 from torchdefine.data.vocabulary import EOS, UNK
 from torchdefine.errors import UserError
-from torchdefine.files import Progress, atomic_file
+from torchdefine.files import Meter, Progress, read_text, write_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -83,15 +84,13 @@ class SubwordTokenizer:
 
     def encode_lines(self, lines: Sequence[str]) -> np.ndarray:
         """The ids of each line, each followed by ``<eos>``, as one array of uint32."""
-        arrays = [np.zeros(0, dtype=np.uint32)]
+        lines_of_ids = ((*encoding.ids, self.eos_id) for encoding in self._encodings(lines))
+        return np.fromiter(chain.from_iterable(lines_of_ids), dtype=np.uint32)
+
+    def _encodings(self, lines: Sequence[str]) -> Iterator[Any]:
         for start in range(0, len(lines), _LINES_AT_ONCE):
             some_lines = list(lines[start : start + _LINES_AT_ONCE])
-            ids: list[int] = []
-            for encoding in self._tokenizer.encode_batch(some_lines, add_special_tokens=False):
-                ids += encoding.ids
-                ids.append(self.eos_id)
-            arrays.append(np.array(ids, dtype=np.uint32))
-        return np.concatenate(arrays)
+            yield from self._tokenizer.encode_batch(some_lines, add_special_tokens=False)
 
     def lost_characters(self, lines: Sequence[str]) -> tuple[int, int]:
         """How many characters the ids do not tell, and of how many, in a sample of the lines; white space aside.
@@ -129,13 +128,7 @@ class SubwordTokenizer:
         specials = {self.pad_id, self.bos_id, self.eos_id}
         self._tokenizer.encode_special_tokens = True
         try:
-            encoded = [
-                encoding.ids
-                for start in range(0, len(sentences), _LINES_AT_ONCE)
-                for encoding in self._tokenizer.encode_batch(
-                    list(sentences[start : start + _LINES_AT_ONCE]), add_special_tokens=False
-                )
-            ]
+            encoded = [encoding.ids for encoding in self._encodings(sentences)]
         finally:
             self._tokenizer.encode_special_tokens = False
         return [  # a foreign tokenizer may still have them among its words
@@ -151,20 +144,13 @@ class SubwordTokenizer:
         path = Path(path)
         if path.is_dir():
             path = path / TOKENIZER_FILE
-        with atomic_file(path) as file:
-            file.write(self._json.encode())
+        write_text(path, self._json)
         return path
 
     @classmethod
     def load(cls, path: str | Path) -> SubwordTokenizer:
         """Read a tokenizer file: one that ``save`` wrote, or any of the package ``tokenizers``."""
-        path = Path(path)
-        try:
-            json_text = path.read_bytes().decode("utf-8")
-        except FileNotFoundError as error:
-            raise UserError(f"There is no tokenizer file {path}: check its name.") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"The tokenizer file {path} cannot be read ({error}).") from error
+        json_text = read_text(Path(path), "tokenizer file")
         _tokenizers()  # fails here if the package is missing, which is not a damaged file
         try:
             return cls(json_text)
@@ -176,13 +162,27 @@ def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progr
     """Learn a byte-level BPE of at most ``vocabulary_size`` tokens from text files; the specials come first."""
     if not files:
         raise UserError("Training a tokenizer needs at least one text file.")
-    check_bpe_size(vocabulary_size)
-    return train_bpe_on(_lines_of([Path(file) for file in files], progress), vocabulary_size)
+    paths = [Path(file) for file in files]
+    meter = Meter(sum(path.stat().st_size for path in paths if path.is_file()), progress)
+
+    def blocks() -> Iterator[list[str]]:
+        for path in paths:
+            for block in read_lines(path):
+                yield block.lines
+                meter.advance(block.disk_bytes)
+
+    tokenizer = train_bpe_on(blocks(), vocabulary_size)
+    meter.finish()
+    return tokenizer
 
 
 def train_bpe_on(blocks: Iterable[list[str]], vocabulary_size: int, *, sentences: bool = False) -> SubwordTokenizer:
     """The same from blocks of lines; with ``sentences`` a word is the same token at a line's start and within it."""
-    check_bpe_size(vocabulary_size)
+    if vocabulary_size < SMALLEST_BPE:
+        raise UserError(
+            f"vocabulary_size is {vocabulary_size}, but must be at least {SMALLEST_BPE}: "
+            f"the 256 bytes and {', '.join(SPECIALS)}."
+        )
     tokenizers = _tokenizers()
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=sentences)
@@ -221,27 +221,6 @@ def _uncovered(line: str, offsets: Sequence[tuple[int, int]]) -> int:
 def _changed(line: str, other: str) -> int:
     """How many characters of a line another line does not have."""
     return 0 if line == other else (Counter(_printed(line)) - Counter(_printed(other))).total()
-
-
-def check_bpe_size(vocabulary_size: int) -> None:
-    if vocabulary_size < SMALLEST_BPE:
-        raise UserError(
-            f"vocabulary_size is {vocabulary_size}, but must be at least {SMALLEST_BPE}: "
-            f"the 256 bytes and {', '.join(SPECIALS)}."
-        )
-
-
-def _lines_of(files: Sequence[Path], progress: Progress | None) -> Iterator[list[str]]:
-    total = sum(file.stat().st_size for file in files if file.is_file())
-    done = 0
-    for file in files:
-        for block in read_text(file):
-            yield block.lines
-            done += block.disk_bytes
-            if progress is not None:
-                progress(min(done, total), total)
-    if progress is not None:
-        progress(total, total)
 
 
 def _tokenizers() -> Any:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from torchdefine.errors import UserError
-from torchdefine.files import atomic_file
+from torchdefine.files import read_text, write_text
 
 UNK = "<unk>"
 EOS = "<eos>"
@@ -117,41 +117,29 @@ class Vocabulary:
             path = path / VOCABULARY_FILE
         rows = [f"{_HEADER}\t{len(self)}"]
         rows += [f"{token}\t{count}" for token, count in zip(self.tokens, self.counts, strict=True)]
-        with atomic_file(path) as file:
-            file.write(("\n".join(rows) + "\n").encode())
+        write_text(path, "\n".join(rows) + "\n")
         return path
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
         """Read what ``save`` wrote: a header with the number of tokens, then ``token<TAB>count`` a line."""
-        path = Path(path)
-        try:
-            header, *rows = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
-        except FileNotFoundError as error:
-            raise UserError(f"There is no vocabulary file {path}: check its name.") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not a vocabulary file: it is not UTF-8 text.") from error
-        except OSError as error:
-            raise UserError(f"The vocabulary file {path} cannot be read ({error.strerror}).") from error
+        header, *rows = read_text(Path(path), "vocabulary file").removesuffix("\n").split("\n")
         name, _, announced = header.partition("\t")
         if name != _HEADER:
             raise UserError(f"{path} is not a vocabulary file of a known version: it must begin with '{_HEADER}'.")
-        if announced != str(len(rows)):
-            raise UserError(
-                f"{path} is damaged: its header announces {announced or 'no'} tokens, "
-                f"but it has {len(rows)}; copy it again from where it was made."
-            )
-        tokens, counts = [], []
-        for number, row in enumerate(rows, start=2):
-            token, _, count = row.rpartition("\t")
-            if not count.isdecimal():
-                raise UserError(f"{path} is damaged: line {number} is not a token, a tab and a count.")
-            tokens.append(token)
-            counts.append(int(count))
         try:
+            if announced != str(len(rows)):
+                raise UserError(f"its header announces {announced or 'no'} tokens, but it has {len(rows)}.")
+            tokens, counts = [], []
+            for number, row in enumerate(rows, start=2):
+                token, _, count = row.rpartition("\t")
+                if not count.isdecimal():
+                    raise UserError(f"line {number} is not a token, a tab and a count.")
+                tokens.append(token)
+                counts.append(int(count))
             return cls(tokens, counts)
         except UserError as error:
-            raise UserError(f"{path} is damaged: {error}") from error
+            raise UserError(f"{path} is damaged, so copy it again from where it was made: {error}") from error
 
 
 def _by_frequency(item: tuple[str, int]) -> tuple[int, str]:

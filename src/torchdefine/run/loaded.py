@@ -13,7 +13,7 @@ import torch
 
 from torchdefine.context import TransformerXL
 from torchdefine.data import TokenFile, corpus_names, encode_corpus, resolve_corpus
-from torchdefine.data.text_files import SPLITS
+from torchdefine.data.sources import SPLITS
 from torchdefine.data.vocabulary import UNK
 from torchdefine.decoding import (
     LongLine,

@@ -14,7 +14,8 @@ import torch
 from torchdefine.build_translation import beam_options, open_bitext
 from torchdefine.data import Bitext, BitextBatches, TokenizerPair, resolve_bitext
 from torchdefine.data.bitext import one_line
-from torchdefine.data.bitext_files import find_bitext, read_pairs
+from torchdefine.data.sources import find_bitext
+from torchdefine.data.text_files import read_pairs
 from torchdefine.decoding import (
     LongLine,
     Translation,
