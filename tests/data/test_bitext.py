@@ -12,7 +12,7 @@ from torchdefine.data import BitextRules, encode_bitext, resolve_bitext
 from torchdefine.data.bitext import Bitext, _kept, one_line
 from torchdefine.data.sources import find_bitext
 from torchdefine.data.text_files import read_pairs
-from torchdefine.data.tokenization import TokenizerPair
+from torchdefine.data.tokenizer import TokenizerPair
 from torchdefine.errors import UserError
 
 ENGLISH = ["the cat sleeps", "a  dog barks\t loudly", "<eos> is text <pad>", "", "naïve 猫 😀", "x " * 60]

@@ -7,8 +7,8 @@ import pytest
 
 tokenizers = pytest.importorskip("tokenizers")
 
-from torchdefine.data.tokenization import Tokenization, load_tokenization  # noqa: E402
-from torchdefine.data.tokenizer import SMALLEST_BPE, SubwordTokenizer, train_bpe  # noqa: E402
+from torchdefine.data.tokenization import Tokenization  # noqa: E402
+from torchdefine.data.tokenizer import SMALLEST_BPE, SubwordTokenizer, load_tokenization, train_bpe  # noqa: E402
 from torchdefine.data.vocabulary import Vocabulary  # noqa: E402
 from torchdefine.errors import UserError  # noqa: E402
 

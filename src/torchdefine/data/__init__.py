@@ -1,8 +1,8 @@
 """Text → token ids → batches: vocabularies, tokenizers, corpora that are encoded once, and corpora known by name."""
 
-from torchdefine.data.batches import IGNORE, Segment, SegmentPlan, TokenStreams, evaluation_streams, shard
-from torchdefine.data.bitext import Bitext, BitextRules, SentencePairs, encode_bitext, one_line
-from torchdefine.data.bitext_batches import BitextBatches, PairBatch
+from torchdefine.data.batches import IGNORE, SegmentPlan, TokenStreams, evaluation_streams, shard
+from torchdefine.data.bitext import Bitext, BitextRules, SentencePairs, encode_bitext
+from torchdefine.data.bitext_batches import BitextBatches
 from torchdefine.data.corpus import Corpus, encode_corpus
 from torchdefine.data.sources import (
     NAMED_TEXTS,
@@ -14,10 +14,10 @@ from torchdefine.data.sources import (
     resolve_bitext,
     resolve_corpus,
 )
-from torchdefine.data.text_files import TextBlock, read_pairs, read_text
-from torchdefine.data.token_file import TokenFile, TokenHeader
-from torchdefine.data.tokenization import Tokenization, TokenizerPair, load_tokenization
-from torchdefine.data.tokenizer import SubwordTokenizer, train_bpe
+from torchdefine.data.text_files import read_pairs, read_text
+from torchdefine.data.token_file import TokenFile
+from torchdefine.data.tokenization import Tokenization
+from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair, load_tokenization, train_bpe
 from torchdefine.data.vocabulary import EOS, UNK, Vocabulary
 
 __all__ = [
@@ -30,14 +30,10 @@ __all__ = [
     "BitextBatches",
     "BitextRules",
     "Corpus",
-    "PairBatch",
-    "Segment",
     "SegmentPlan",
     "SentencePairs",
     "SubwordTokenizer",
-    "TextBlock",
     "TokenFile",
-    "TokenHeader",
     "TokenStreams",
     "Tokenization",
     "TokenizerPair",
@@ -50,7 +46,6 @@ __all__ = [
     "find_splits",
     "licence_of",
     "load_tokenization",
-    "one_line",
     "read_pairs",
     "read_text",
     "resolve_bitext",

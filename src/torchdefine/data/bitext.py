@@ -32,8 +32,7 @@ from torchdefine.data.encoded import (
 from torchdefine.data.sources import PairedFiles, find_bitext
 from torchdefine.data.text_files import read_pairs
 from torchdefine.data.token_file import TokenFile, token_file_writer
-from torchdefine.data.tokenization import TokenizerPair
-from torchdefine.data.tokenizer import SubwordTokenizer, train_bpe_on
+from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair, train_bpe_on
 from torchdefine.errors import UserError
 from torchdefine.files import Meter, Progress
 
@@ -88,6 +87,11 @@ class SentencePairs:
     @property
     def text_sha256(self) -> str:
         return _joint_hash(self.source.header.text_sha256, self.target.header.text_sha256)
+
+    def verify(self) -> None:
+        """Read all the data and compare its hashes to the headers'."""
+        self.source.verify()
+        self.target.verify()
 
 
 def _joint_hash(source: str, target: str) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchdefine.data.batches import IGNORE
 from torchdefine.data.bitext import SentencePairs
-from torchdefine.data.tokenization import TokenizerPair
+from torchdefine.data.tokenizer import TokenizerPair
 from torchdefine.errors import UserError
 
 BUCKET_GROWTH = 1.12

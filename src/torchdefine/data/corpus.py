@@ -29,8 +29,8 @@ from torchdefine.data.encoded import (
 from torchdefine.data.sources import find_splits
 from torchdefine.data.text_files import read_text
 from torchdefine.data.token_file import TokenFile, write_token_file
-from torchdefine.data.tokenization import Tokenization, load_tokenization
-from torchdefine.data.tokenizer import TOKENIZER_FILE, SubwordTokenizer
+from torchdefine.data.tokenization import Tokenization
+from torchdefine.data.tokenizer import TOKENIZER_FILE, SubwordTokenizer, load_tokenization
 from torchdefine.data.vocabulary import EOS, UNK, Vocabulary, split_words
 from torchdefine.errors import UserError
 from torchdefine.files import Meter, Progress, new_folder

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchdefine.data.download import download, extract, hash_record
 from torchdefine.errors import MachineError, UserError
-from torchdefine.files import Progress, cache_folder, locked
+from torchdefine.files import Progress, cache_folder, locked, new_folder
 from torchdefine.spelling import option
 
 _log = logging.getLogger(__name__)
@@ -37,12 +37,11 @@ class NamedText:
 
     name: str
     licence: str
-    """In a sentence; a NOTICE.md beside the samples of the package says where they come from."""
     parallel: bool = False
-    url: str | None = None
-    """Of an archive; None where the text comes with the package."""
-    members: tuple[str, str, str] | None = None
-    """The archive's training, validation and test text."""
+    url: str = ""
+    """Of an archive; empty where the text comes with the package, and a NOTICE.md says where from."""
+    member: str = ""
+    """The archive's texts, with {} for the split."""
     sha256: str | None = None
     """Of the archive; without it the hash of the first download is the one that later ones must have."""
 
@@ -58,27 +57,19 @@ NAMED_TEXTS = {
             "wikitext-2",
             "WikiText-2 is text of Wikipedia under the licence CC BY-SA.",
             url="https://wikitext.smerity.com/wikitext-2-v1.zip",
-            members=("wikitext-2/wiki.train.tokens", "wikitext-2/wiki.valid.tokens", "wikitext-2/wiki.test.tokens"),
+            member="wikitext-2/wiki.{}.tokens",
         ),
         NamedText(
             "wikitext-103",
             "WikiText-103 is text of Wikipedia under the licence CC BY-SA.",
             url="https://wikitext.smerity.com/wikitext-103-v1.zip",
-            members=(
-                "wikitext-103/wiki.train.tokens",
-                "wikitext-103/wiki.valid.tokens",
-                "wikitext-103/wiki.test.tokens",
-            ),
+            member="wikitext-103/wiki.{}.tokens",
         ),
         NamedText(
             "ptb",
             "The Penn Treebank may not be passed on; its use is subject to the terms of the LDC.",
             url="http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
-            members=(
-                "simple-examples/data/ptb.train.txt",
-                "simple-examples/data/ptb.valid.txt",
-                "simple-examples/data/ptb.test.txt",
-            ),
+            member="simple-examples/data/ptb.{}.txt",
         ),
         NamedText(
             "tatoeba-en-de",
@@ -89,9 +80,9 @@ NAMED_TEXTS = {
 }
 
 
-def corpus_names() -> list[str]:
-    """Every name that ``resolve_corpus`` knows."""
-    return [text.name for text in NAMED_TEXTS.values() if not text.parallel]
+def corpus_names(*, parallel: bool = False) -> list[str]:
+    """Every name that ``resolve_corpus`` knows, or ``resolve_bitext``."""
+    return [text.name for text in NAMED_TEXTS.values() if text.parallel == parallel]
 
 
 def licence_of(name: str) -> str | None:
@@ -101,18 +92,17 @@ def licence_of(name: str) -> str | None:
 
 def resolve_corpus(name_or_path: str | Path, cache: str | Path | None = None, progress: Progress | None = None) -> Path:
     """The folder with the texts of a corpus: an existing folder as it is, else the corpus of that name."""
-    return _resolve(str(name_or_path), corpus_names(), "corpus", CORPUS_LAYOUT, cache, progress)
+    return _resolve(str(name_or_path), False, cache, progress)
 
 
 def resolve_bitext(name_or_path: str | Path, cache: str | Path | None = None, progress: Progress | None = None) -> Path:
     """The folder (or .tsv file) of a bitext: an existing one as it is, else the bitext of that name."""
-    names = [text.name for text in NAMED_TEXTS.values() if text.parallel]
-    return _resolve(str(name_or_path), names, "bitext", BITEXT_LAYOUT, cache, progress)
+    return _resolve(str(name_or_path), True, cache, progress)
 
 
-def _resolve(
-    given: str, names: list[str], kind: str, layout: str, cache: str | Path | None, progress: Progress | None
-) -> Path:
+def _resolve(given: str, parallel: bool, cache: str | Path | None, progress: Progress | None) -> Path:
+    kind, layout = ("bitext", BITEXT_LAYOUT) if parallel else ("corpus", CORPUS_LAYOUT)
+    names = corpus_names(parallel=parallel)
     if not given:
         raise UserError(f"The {kind} is empty text: pass a folder or one of {', '.join(names)}.")
     path = Path(given).expanduser()
@@ -131,25 +121,19 @@ def _resolve(
 
 def _fetched(text: NamedText, downloads: Path, progress: Progress | None) -> Path:
     """Download and unpack an archive, unless that has been done."""
-    assert text.url is not None and text.members is not None
-    folder = downloads / text.name
-    members = {member: folder / f"{split}.txt" for member, split in zip(text.members, SPLITS, strict=True)}
-    archive = downloads / text.url.rpartition("/")[2]
-
-    def is_there() -> bool:
-        return all(file.is_file() for file in members.values())
-
-    if is_there():
+    folder, archive = downloads / text.name, downloads / text.url.rpartition("/")[2]
+    if folder.is_dir():
         return folder
     with locked(archive):
-        if is_there():  # another process has fetched it
+        if folder.is_dir():  # another process has fetched it
             return folder
         sha256 = download(text.url, archive, text.sha256, progress)
         _log.info(text.licence)
         if text.sha256 is None:
             _log.warning("The file from %s is unverified; its SHA-256 is %s.", text.url, sha256)
         try:
-            extract(archive, members)
+            with new_folder(folder) as unpacked:
+                extract(archive, {text.member.format(split): unpacked / f"{split}.txt" for split in SPLITS})
         except MachineError:
             hash_record(archive).unlink(missing_ok=True)  # or every later download would need the damaged file's hash
             raise

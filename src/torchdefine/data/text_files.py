@@ -86,8 +86,8 @@ def read_pairs(files: PairedFiles) -> Iterator[PairBlock]:
             for _ in pairs:  # so that all lines are counted
                 pass
             raise UserError(
-                f"{files.source[0]} has {sides[0].count:,} lines and {files.target[0]} has {sides[1].count:,}, but line "
-                "must stand for line: align them again."
+                f"{files.source[0]} has {sides[0].count:,} lines and {files.target[0]} has {sides[1].count:,}, but "
+                "line must stand for line: align them again."
             )
         disk_bytes = sides[0].disk_bytes + sides[1].disk_bytes
         yield PairBlock([pair[0] for pair in chunk], [pair[1] for pair in chunk], disk_bytes - reported)
@@ -116,7 +116,8 @@ def _read_table(table: Path) -> Iterator[PairBlock]:
         for number, row in enumerate(rows, start=lines_before + 1):
             if len(row) < 2:
                 raise UserError(
-                    f"Line {number:,} of {table} has no second column: put the source, a tab and the target on each line."
+                    f"Line {number:,} of {table} has no second column: put the source, a tab and the target on each "
+                    "line."
                 )
         yield PairBlock([row[0] for row in rows], [row[1] for row in rows], block.disk_bytes)
         lines_before += len(rows)

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from torchdefine.data.tokenization import Tokenization
 from torchdefine.errors import UserError
-from torchdefine.files import read_text, write_text
+from torchdefine.files import read_text
 
 UNK = "<unk>"
 EOS = "<eos>"
@@ -26,16 +26,16 @@ def split_words(lines: Iterable[str]) -> list[str]:
     return f" {EOS} ".join([*lines, ""]).split()
 
 
-class Vocabulary:
+class Vocabulary(Tokenization):
     """Words ↔ ids in order of frequency, ties in alphabetical order.
 
     ``<unk>`` stands for every word that is not in the vocabulary and ``<eos>`` ends each line; both take the
     place that their counts give them.
     """
 
-    kind: Literal["words"] = "words"
-    pad_id: int | None = None
-    bos_id: int | None = None
+    kind = "words"
+    file_name = VOCABULARY_FILE
+    counts: list[int]
 
     def __init__(self, tokens: Sequence[str], counts: Sequence[int]) -> None:
         """Take tokens in the order of their ids; ``from_counts`` finds that order."""
@@ -45,8 +45,8 @@ class Vocabulary:
         self.counts = list(counts)
         self._ids = {token: index for index, token in enumerate(self.tokens)}
         _check_tokens(self.tokens, self._ids)
-        self.unk_id: int = self._ids[UNK]
-        self.eos_id: int = self._ids[EOS]
+        self.unk_id = self._ids[UNK]
+        self.eos_id = self._ids[EOS]
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], min_count: int = 1, max_size: int | None = None) -> Vocabulary:
@@ -75,11 +75,9 @@ class Vocabulary:
 
     @property
     def sha256(self) -> str:
-        """The fingerprint of the tokens in their order; equal fingerprints give equal ids."""
         return hashlib.sha256("\n".join(self.tokens).encode()).hexdigest()
 
     def id(self, token: str) -> int:
-        """The id of a word; that of ``<unk>`` for a word outside the vocabulary."""
         return self._ids.get(token, self.unk_id)
 
     def token(self, index: int) -> str:
@@ -88,7 +86,6 @@ class Vocabulary:
         return self.tokens[index]
 
     def encode_lines(self, lines: Sequence[str]) -> np.ndarray:
-        """The ids of the words of each line, each followed by ``<eos>``, as one array of uint32."""
         words = split_words(lines)
         return np.fromiter(map(self._ids.get, words, repeat(self.unk_id)), dtype=np.uint32, count=len(words))
 
@@ -96,29 +93,12 @@ class Vocabulary:
         """None of all: a word that is unknown is ``<unk>``, and white space is not counted."""
         return 0, sum(map(len, lines))
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, each line ended by ``<eos>``, the last one too where its newline is missing."""
-        return self.encode_lines(text.removesuffix("\n").split("\n")).tolist() if text else []
+    def _decode_line(self, ids: list[int]) -> str:
+        return " ".join(map(self.token, ids))
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Words joined by spaces; each ``<eos>`` becomes a newline."""
-        lines: list[list[str]] = [[]]
-        for index in ids:
-            if index == self.eos_id:
-                lines.append([])
-            else:
-                lines[-1].append(self.token(int(index)))
-        return "\n".join(" ".join(words) for words in lines)
-
-    def save(self, path: str | Path) -> Path:
-        """Write to the file ``path``, or to ``vocab.txt`` in it if it is a folder; return the file."""
-        path = Path(path)
-        if path.is_dir():
-            path = path / VOCABULARY_FILE
-        rows = [f"{_HEADER}\t{len(self)}"]
-        rows += [f"{token}\t{count}" for token, count in zip(self.tokens, self.counts, strict=True)]
-        write_text(path, "\n".join(rows) + "\n")
-        return path
+    def _file_text(self) -> str:
+        rows = (f"{token}\t{count}\n" for token, count in zip(self.tokens, self.counts, strict=True))
+        return f"{_HEADER}\t{len(self)}\n" + "".join(rows)
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchdefine.data.bitext import one_line
-from torchdefine.data.tokenization import TokenizerPair
-from torchdefine.data.tokenizer import SubwordTokenizer
+from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair
 from torchdefine.decoding.beam import BeamOptions, Hypothesis, TargetTokens, beam_search
 from torchdefine.decoding.sampling import SamplingOptions
 from torchdefine.decoding.target_sampling import sample_targets
