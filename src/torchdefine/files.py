@@ -100,7 +100,7 @@ def _taking_the_place_of(path: Path) -> Iterator[Path]:
                 os.replace(room / "whole", path)
             finally:
                 shutil.rmtree(room, ignore_errors=True)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise write_failure(path, error) from error
 
 
@@ -149,10 +149,9 @@ def check_utf8(path: str | Path) -> None:
 def check_writable(path: Path) -> None:
     """Refuse a path that cannot be written to, before the work whose result goes there."""
     existing = next(above for above in path.absolute().parents if above.exists())
-    if not existing.is_dir():
-        raise write_failure(path, OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise write_failure(path, OSError(errno.EACCES, os.strerror(errno.EACCES)))
+    reason = errno.EACCES if existing.is_dir() else errno.ENOTDIR
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise write_failure(path, OSError(reason, os.strerror(reason)))
 
 
 def check_new_folder(path: str | Path) -> None:
@@ -168,21 +167,18 @@ def check_new_folder(path: str | Path) -> None:
     check_writable(path)
 
 
-def write_failure(path: Path, error: OSError) -> UserError | MachineError:
+def write_failure(path: Path, error: OSError | SafetensorError) -> UserError | MachineError:
     """The sentence for a write to ``path`` that failed: the user's fault where it is not allowed there."""
-    if error.errno in _FULL:
-        return _disk_full(path)
+    if any(os.strerror(number) in str(error) for number in _FULL):  # safetensors has the system's sentence in its own
+        return MachineError(
+            f"The disk is full, so {path} could not be written: free some space and start again; a training run can be "
+            "resumed."
+        )
     cached = cache_folder().absolute() in path.absolute().parents
     way_out = "let TORCHDEFINE_CACHE name" if cached else "choose"
-    sentence = f"{path} could not be written ({error.strerror or error}): {way_out} a folder that can be written to."
-    return UserError(sentence) if error.errno in NOT_ALLOWED else MachineError(sentence)
-
-
-def _disk_full(path: Path) -> MachineError:
-    return MachineError(
-        f"The disk is full, so {path} could not be written: free some space and start again; a training run can be "
-        "resumed."
-    )
+    reason = getattr(error, "strerror", None) or error
+    sentence = f"{path} could not be written ({reason}): {way_out} a folder that can be written to."
+    return UserError(sentence) if getattr(error, "errno", None) in NOT_ALLOWED else MachineError(sentence)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -205,32 +201,17 @@ def finite_only(value: Any) -> Any:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    whole = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    with replacing(path) as temporary, writing_safetensors(path):
-        save_file(whole, temporary, metadata=metadata)
-        temporary.chmod(0o666 & ~_UMASK)  # the package would make it readable for this user only
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor in its own memory, as the file needs it: parts of a model may share a parameter under two names."""
+    """Each tensor gets memory of its own, as the file needs it: parts of a model may share one under two names."""
     seen: set[int] = set()
-    found = {}
+    apart = {}
     for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if memory in seen else tensor
+        whole = tensor.detach().cpu().contiguous()
+        memory = whole.untyped_storage().data_ptr()
+        apart[name] = whole.clone() if memory in seen else whole
         seen.add(memory)
-    return found
-
-
-@contextmanager
-def writing_safetensors(path: Path) -> Iterator[None]:
-    """Turn what the package safetensors fails with while it writes ``path``, or into it, into one of our sentences."""
-    try:
-        yield
-    except SafetensorError as error:
-        if any(os.strerror(number) in str(error) for number in _FULL):  # the package wraps the system's error
-            raise _disk_full(path) from error
-        raise MachineError(f"{path} could not be written ({error}).") from error
+    with replacing(path) as temporary:
+        save_file(apart, temporary, metadata=metadata)
+        temporary.chmod(0o666 & ~_UMASK)  # the package would make it readable for this user only
 
 
 @contextmanager

@@ -39,8 +39,7 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(path: Path) -> Iterator[None]:
         raise AssertionError(f"{path} was read again")
 
-    monkeypatch.setattr("torchdefine.data.token_file.read_text", read)
-    monkeypatch.setattr("torchdefine.data.corpus.read_text", read)
+    monkeypatch.setattr("torchdefine.data.text_files.read_text", read)
 
 
 def files_below(folder: Path) -> list[str]:

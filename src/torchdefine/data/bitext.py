@@ -13,7 +13,7 @@ Training pairs that are empty on a side, too long or too unequal are left out; v
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 
 from torchdefine.data.encoded import (
-    bytes_on_disk,
     encoded_once,
     place_in_cache,
     read_manifest,
@@ -30,14 +29,13 @@ from torchdefine.data.encoded import (
     write_manifest,
 )
 from torchdefine.data.sources import PairedFiles, find_bitext
-from torchdefine.data.text_files import read_pairs
+from torchdefine.data.text_files import bytes_of, read_pairs
 from torchdefine.data.token_file import TokenFile, token_file_writer
-from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair, train_bpe_on
+from torchdefine.data.tokenizer import TokenizerPair, train_bpe_on
 from torchdefine.errors import UserError
 from torchdefine.files import Meter, Progress
 
 MANIFEST_FILE = "bitext.json"
-SIDES = ("source", "target")
 RATIO_SLACK = 5
 """Sentences may differ in length by this many tokens, whatever their ratio."""
 
@@ -147,10 +145,10 @@ def encode_bitext(
     name, files = path.resolve().name, {split: paired.all for split, paired in texts.items()}
 
     def encode(folder: Path) -> None:
-        sizes = bytes_on_disk(files)
-        meter = Meter(sum(sizes.values()) + (0 if tokenization else sizes["train"]), progress)
+        read = chain(*files.values(), () if tokenization else files["train"])
+        meter = Meter(bytes_of(read), progress)
         pair = tokenization or _learn_tokenizers(texts["train"], rules, meter)
-        left_out = _write_splits(folder, texts, pair, rules, meter)
+        left_out = sum(_write_split(folder, split, texts[split], pair, rules, meter) for split in texts)
         pair.save(folder)
         write_manifest(folder / MANIFEST_FILE, name, list(texts), left_out=left_out)
         meter.finish()
@@ -166,60 +164,44 @@ def one_line(text: str) -> str:
 
 
 def _learn_tokenizers(files: PairedFiles, rules: BitextRules, meter: Meter) -> TokenizerPair:
-    def side(name: str) -> Iterator[list[str]]:
-        for block in read_pairs(files):
-            yield [one_line(line) for line in getattr(block, name)]
-            meter.advance(block.disk_bytes // 2)
+    def lines_of(side: int) -> Iterator[list[str]]:
+        for block in read_pairs(files, lambda amount: meter.advance(amount // 2)):
+            yield [one_line(line) for line in block[side]]
 
     if rules.joint:
-        joint = train_bpe_on(chain(side("source"), side("target")), rules.vocabulary_size, sentences=True)
+        joint = train_bpe_on(chain(lines_of(0), lines_of(1)), rules.vocabulary_size, sentences=True)
         return TokenizerPair(joint, joint)
-    own = [train_bpe_on(side(name), rules.vocabulary_size, sentences=True) for name in SIDES]
+    own = [train_bpe_on(lines_of(side), rules.vocabulary_size, sentences=True) for side in (0, 1)]
     return TokenizerPair(own[0], own[1])
 
 
-def _write_splits(
-    folder: Path, texts: Mapping[str, PairedFiles], pair: TokenizerPair, rules: BitextRules, meter: Meter
+def _write_split(
+    folder: Path, split: str, files: PairedFiles, pair: TokenizerPair, rules: BitextRules, meter: Meter
 ) -> int:
-    """Encode the pairs that are kept; returns how many training pairs are left out."""
-    left_out = 0
-    for split, files in texts.items():
-        with (
-            token_file_writer(folder / f"{split}.source.tokens", pair.source, files.name) as source,
-            token_file_writer(folder / f"{split}.target.tokens", pair.target, files.name) as target,
-        ):
-            written = 0
-            for block in read_pairs(files):
-                sources, targets = _Sentences(block.source, pair.source), _Sentences(block.target, pair.target)
-                lengths = np.stack((sources.lengths, targets.lengths))  # (2, n)
-                kept = np.flatnonzero(_kept(lengths, rules)) if split == "train" else np.arange(lengths.shape[1])
-                source.add(*sources.chosen(kept))
-                target.add(*targets.chosen(kept))
-                written += len(kept)
-                left_out += lengths.shape[1] - len(kept)
-                meter.advance(block.disk_bytes)
-            if not written:
-                raise UserError(
-                    f"No pair of {files.name} is kept: all are empty on a side, longer than {rules.max_length} tokens "
-                    f"or more unequal than 1 : {rules.max_ratio:g}."
-                )
+    """Encode the pairs of a split that are kept; returns how many are left out."""
+    tokenizers = (pair.source, pair.target)
+    written = left_out = 0
+    with (
+        token_file_writer(folder / f"{split}.source.tokens", pair.source, files.name) as source,
+        token_file_writer(folder / f"{split}.target.tokens", pair.target, files.name) as target,
+    ):
+        for block in read_pairs(files, meter.advance):
+            texts = [[one_line(line) for line in side] for side in block]
+            ids = [tokenizer.encode_sentences(side) for tokenizer, side in zip(tokenizers, texts, strict=True)]
+            lengths = np.array([[len(sentence) for sentence in side] for side in ids])  # (2, n)
+            kept = np.flatnonzero(_kept(lengths, rules) if split == "train" else lengths[0] >= 0)
+            for side, writer in enumerate((source, target)):
+                flat = chain.from_iterable((*ids[side][index], tokenizers[side].eos_id) for index in kept)
+                raw = "".join(f"{texts[side][index]}\n" for index in kept).encode()
+                writer.add(np.fromiter(flat, dtype=np.uint32), raw, len(kept))
+            written += len(kept)
+            left_out += lengths.shape[1] - len(kept)
+        if not written:
+            raise UserError(
+                f"No pair of {files.name} is kept: all are empty on a side, longer than {rules.max_length} tokens or "
+                f"more unequal than 1 : {rules.max_ratio:g}."
+            )
     return left_out
-
-
-class _Sentences:
-    """One side of some pairs, encoded."""
-
-    def __init__(self, lines: list[str], tokenizer: SubwordTokenizer) -> None:
-        self._texts = [one_line(line) for line in lines]
-        self._ids = tokenizer.encode_sentences(self._texts)
-        self._eos_id = tokenizer.eos_id
-        self.lengths = np.array([len(sentence) for sentence in self._ids])  # (n,)
-
-    def chosen(self, indices: np.ndarray) -> tuple[np.ndarray, bytes, int]:
-        """The ids, the text and the number of some sentences."""
-        ids = chain.from_iterable((*self._ids[index], self._eos_id) for index in indices)
-        raw = "".join(f"{self._texts[index]}\n" for index in indices).encode()
-        return np.fromiter(ids, dtype=np.uint32), raw, len(indices)
 
 
 def _kept(lengths: np.ndarray, rules: BitextRules) -> np.ndarray:

@@ -13,12 +13,12 @@ name it there in place of the text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 from torchdefine.data.encoded import (
-    bytes_on_disk,
     encoded_once,
     has_manifest,
     place_in_cache,
@@ -27,7 +27,7 @@ from torchdefine.data.encoded import (
     write_manifest,
 )
 from torchdefine.data.sources import find_splits
-from torchdefine.data.text_files import read_text
+from torchdefine.data.text_files import bytes_of, read_texts
 from torchdefine.data.token_file import TokenFile, write_token_file
 from torchdefine.data.tokenization import Tokenization
 from torchdefine.data.tokenizer import TOKENIZER_FILE, SubwordTokenizer, load_tokenization
@@ -169,11 +169,13 @@ def _encode(
     progress: Progress | None,
 ) -> None:
     """Fill a folder with token files, their tokenization and, last, the manifest."""
-    sizes = bytes_on_disk(texts)
-    meter = Meter(sum(sizes.values()) + (0 if chosen else sizes["train"]), progress)
+    read = chain(*texts.values(), () if chosen else texts["train"])
+    meter = Meter(bytes_of(read), progress)
     facts, tokenization = {}, chosen
     if tokenization is None:
-        counts = _count_words(texts["train"], meter.advance)
+        counts: Counter[str] = Counter()
+        for block in read_texts(texts["train"], meter.advance):
+            counts.update(split_words(block.lines))
         tokenization = _make_vocabulary(texts["train"][0], counts, rule)
         facts = {"different_words": len(counts.keys() - {UNK, EOS}), "word_rule": asdict(rule)}
     for split, paths in texts.items():
@@ -181,15 +183,6 @@ def _encode(
     tokenization.save(folder)
     write_manifest(folder / MANIFEST_FILE, name, list(texts), **facts)
     meter.finish()
-
-
-def _count_words(texts: Sequence[Path], advance: Callable[[int], None]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for text in texts:
-        for block in read_text(text):
-            counts.update(split_words(block.lines))
-            advance(block.disk_bytes)
-    return counts
 
 
 def _make_vocabulary(text: Path, counts: Mapping[str, int], rule: WordRule) -> Vocabulary:

@@ -54,10 +54,6 @@ def _identity(path: Path) -> tuple[str, int, int]:
     return str(path.resolve()), status.st_size, status.st_mtime_ns
 
 
-def bytes_on_disk(texts: Mapping[str, Sequence[Path]]) -> dict[str, int]:
-    return {split: sum(path.stat().st_size for path in paths) for split, paths in texts.items()}
-
-
 def write_manifest(path: Path, name: str, splits: Sequence[str], **facts: Any) -> None:
     write_text(path, json.dumps({"version": VERSION, "name": name, "splits": list(splits), **facts}))
 

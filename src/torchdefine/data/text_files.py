@@ -8,11 +8,11 @@ from __future__ import annotations
 import gzip
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from torchdefine.data.sources import PairedFiles
 from torchdefine.errors import MachineError, UserError
@@ -55,63 +55,54 @@ def read_text(path: Path, *, may_be_empty: bool = False) -> Iterator[TextBlock]:
         raise UserError(f"{path} is empty: give a file with text in it.")
 
 
+def read_texts(paths: Iterable[Path], advance: Callable[[int], None] = lambda _: None) -> Iterator[TextBlock]:
+    """The same for files that follow each other; ``advance`` is told how many bytes of them are done with."""
+    for path in paths:
+        for block in read_text(path):
+            yield block
+            advance(block.disk_bytes)
+
+
+def bytes_of(paths: Iterable[Path]) -> int:
+    """The size of files that are there, for a progress bar."""
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
 def decode_text(raw: bytes, name: str) -> list[str]:
     """The lines of a UTF-8 text that is in memory already, none for an empty one; ``name`` is for messages."""
-    if not raw:
-        return []
     text = _decode(raw, name, 0, 0).removeprefix("\ufeff")
-    return text.removesuffix("\n").split("\n")
+    return text.removesuffix("\n").split("\n") if raw else []
 
 
-@dataclass(frozen=True)
-class PairBlock:
+class PairBlock(NamedTuple):
     """Some pairs of lines, as they stand in the files."""
 
     source: list[str]
     target: list[str]
-    disk_bytes: int
 
 
-def read_pairs(files: PairedFiles) -> Iterator[PairBlock]:
+def read_pairs(files: PairedFiles, advance: Callable[[int], None] = lambda _: None) -> Iterator[PairBlock]:
     """Stream the pairs of a split; sides of unequal length and rows without two columns are a UserError."""
     if files.target is None:
         for table in files.source:
-            yield from _read_table(table)
+            yield from _read_table(table, advance)
         return
-    sides = _LineReader(files.source), _LineReader(files.target)
-    pairs = zip_longest(*(side.lines() for side in sides))
-    reported = 0
+    sides = (files.source, files.target)
+    lines = (chain.from_iterable(block.lines for block in read_texts(side, advance)) for side in sides)
+    pairs = zip_longest(*lines)
     while chunk := list(islice(pairs, _PAIRS_AT_ONCE)):
         if None in chunk[-1]:
-            for _ in pairs:  # so that all lines are counted
-                pass
+            source, target = (sum(len(block.lines) for block in read_texts(side)) for side in sides)
             raise UserError(
-                f"{files.source[0]} has {sides[0].count:,} lines and {files.target[0]} has {sides[1].count:,}, but "
-                "line must stand for line: align them again."
+                f"{files.source[0]} has {source:,} lines and {files.target[0]} has {target:,}, but line must stand for "
+                "line: align them again."
             )
-        disk_bytes = sides[0].disk_bytes + sides[1].disk_bytes
-        yield PairBlock([pair[0] for pair in chunk], [pair[1] for pair in chunk], disk_bytes - reported)
-        reported = disk_bytes
+        yield PairBlock([pair[0] for pair in chunk], [pair[1] for pair in chunk])
 
 
-class _LineReader:
-    """The lines of a text in parts, and how many have been read."""
-
-    def __init__(self, parts: Sequence[Path]) -> None:
-        self.parts = parts
-        self.count = self.disk_bytes = 0
-
-    def lines(self) -> Iterator[str]:
-        for part in self.parts:
-            for block in read_text(part):
-                self.count += len(block.lines)
-                self.disk_bytes += block.disk_bytes
-                yield from block.lines
-
-
-def _read_table(table: Path) -> Iterator[PairBlock]:
+def _read_table(table: Path, advance: Callable[[int], None]) -> Iterator[PairBlock]:
     lines_before = 0
-    for block in read_text(table):
+    for block in read_texts([table], advance):
         rows = [line.split("\t") for line in block.lines]
         for number, row in enumerate(rows, start=lines_before + 1):
             if len(row) < 2:
@@ -119,7 +110,7 @@ def _read_table(table: Path) -> Iterator[PairBlock]:
                     f"Line {number:,} of {table} has no second column: put the source, a tab and the target on each "
                     "line."
                 )
-        yield PairBlock([row[0] for row in rows], [row[1] for row in rows], block.disk_bytes)
+        yield PairBlock([row[0] for row in rows], [row[1] for row in rows])
         lines_before += len(rows)
 
 

@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from torchdefine.data.text_files import read_text
+from torchdefine.data.text_files import read_texts
 from torchdefine.data.tokenization import Tokenization
 from torchdefine.errors import UserError
 from torchdefine.files import atomic_file
@@ -154,11 +154,9 @@ def write_token_file(
 ) -> None:
     """Encode text files, in order, into one token file; ``advance`` is told how many bytes have been read."""
     with token_file_writer(path, tokenization, " with ".join(map(str, texts))) as writer:
-        for text in texts:
-            for block in read_text(text):
-                ids = tokenization.encode_lines(block.lines)
-                writer.add(ids, block.raw, len(block.lines), tokenization.lost_characters(block.lines))
-                advance(block.disk_bytes)
+        for block in read_texts(texts, advance):
+            ids = tokenization.encode_lines(block.lines)
+            writer.add(ids, block.raw, len(block.lines), tokenization.lost_characters(block.lines))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from torchdefine.data.text_files import read_text as read_lines
+from torchdefine.data.text_files import bytes_of, read_texts
 from torchdefine.data.tokenization import Tokenization
 from torchdefine.data.vocabulary import EOS, UNK, VOCABULARY_FILE, Vocabulary
 from torchdefine.errors import UserError
@@ -203,15 +203,8 @@ def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progr
     if not files:
         raise UserError("Training a tokenizer needs at least one text file.")
     paths = [Path(file) for file in files]
-    meter = Meter(sum(path.stat().st_size for path in paths if path.is_file()), progress)
-
-    def blocks() -> Iterator[list[str]]:
-        for path in paths:
-            for block in read_lines(path):
-                yield block.lines
-                meter.advance(block.disk_bytes)
-
-    tokenizer = train_bpe_on(blocks(), vocabulary_size)
+    meter = Meter(bytes_of(paths), progress)
+    tokenizer = train_bpe_on((block.lines for block in read_texts(paths, meter.advance)), vocabulary_size)
     meter.finish()
     return tokenizer
 
