@@ -7,9 +7,8 @@ import pytest
 
 tokenizers = pytest.importorskip("tokenizers")
 
-from torchdefine.data.tokenization import Tokenization  # noqa: E402
 from torchdefine.data.tokenizer import SMALLEST_BPE, SubwordTokenizer, load_tokenization, train_bpe  # noqa: E402
-from torchdefine.data.vocabulary import Vocabulary  # noqa: E402
+from torchdefine.data.vocabulary import Tokenization, Vocabulary  # noqa: E402
 from torchdefine.errors import UserError  # noqa: E402
 
 TEXT = "the cat sat on the mat\n  the naïve cat, 猫\n\nthe end\n"

@@ -1,6 +1,6 @@
 """A bitext: the pairs of each split as memory-mapped token files, and the tokenizers they were made with.
 
-It is encoded once, into a folder of the cache (see ``encoded``):
+It is encoded once, into a folder of the cache as a corpus is:
 
     bitext.json                                   the manifest, and how many pairs were left out
     tokenizer.json, or one for each side          see ``TokenizerPair``
@@ -21,13 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchdefine.data.encoded import (
-    encoded_once,
-    place_in_cache,
-    read_manifest,
-    require_split,
-    write_manifest,
-)
+from torchdefine.data.corpus import encoded_once, place_in_cache, read_manifest, require_split, write_manifest
 from torchdefine.data.sources import PairedFiles, find_bitext
 from torchdefine.data.text_files import bytes_of, read_pairs
 from torchdefine.data.token_file import TokenFile, token_file_writer

@@ -7,6 +7,7 @@ tokens, so the number of batches in a pass never changes, and any batch of any p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -54,17 +55,14 @@ class BitextBatches:
             raise UserError(f"A batch has {tokens} tokens, but must have at least 1.")
         self._pairs, self._seed, self.device = pairs, seed, torch.device(device)
         self._source, self._target = tokenization.source, tokenization.target
-        self._starts = [np.concatenate(([0], ends[:-1])) for ends in (pairs.source_ends, pairs.target_ends)]
-        self._lengths = [
-            ends - starts for ends, starts in zip((pairs.source_ends, pairs.target_ends), self._starts, strict=True)
-        ]  # each (n,), <eos> included
+        self._ends = (pairs.source_ends, pairs.target_ends)  # each (n,)
+        self._lengths = [np.diff(ends, prepend=0) for ends in self._ends]  # each (n,), <eos> included
         longer = np.maximum(*self._lengths)
         self._bounds = bucket_bounds(int(longer.max()))
         bucket = np.searchsorted(self._bounds, longer)  # (n,)
         self._members = [np.flatnonzero(bucket == index) for index in range(len(self._bounds))]
         self._capacities = [max(1, int(tokens // bound)) for bound in self._bounds]
-        self._epoch = -1
-        self._order: list[np.ndarray] = []
+        self._order = lru_cache(maxsize=1)(self._shuffled)
 
     @property
     def per_epoch(self) -> int:
@@ -79,9 +77,7 @@ class BitextBatches:
     def indices(self, number: int) -> np.ndarray:
         """Which pairs batch ``number`` is made of."""
         epoch, place = divmod(number, self.per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._shuffled(epoch)
-        return self._order[place]
+        return self._order(epoch)[place]
 
     def tokens(self, number: int) -> int:
         """How many targets batch ``number`` predicts, without making it."""
@@ -117,7 +113,8 @@ class BitextBatches:
 
     def _rows(self, side: int, indices: np.ndarray, length: int, fill: int) -> np.ndarray:
         tokens = (self._pairs.source, self._pairs.target)[side].tokens
-        starts, lengths = self._starts[side][indices], self._lengths[side][indices]
+        lengths = self._lengths[side][indices]
+        starts = self._ends[side][indices] - lengths
         places = np.arange(length)
         inside = places < lengths[:, None]  # (B, T)
         at = np.where(inside, starts[:, None] + places, 0)

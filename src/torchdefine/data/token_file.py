@@ -25,7 +25,7 @@ from typing import BinaryIO
 import numpy as np
 
 from torchdefine.data.text_files import read_texts
-from torchdefine.data.tokenization import Tokenization
+from torchdefine.data.vocabulary import Tokenization
 from torchdefine.errors import UserError
 from torchdefine.files import atomic_file
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from torchdefine.data.text_files import bytes_of, read_texts
-from torchdefine.data.tokenization import Tokenization
-from torchdefine.data.vocabulary import EOS, UNK, VOCABULARY_FILE, Vocabulary
+from torchdefine.data.vocabulary import EOS, UNK, VOCABULARY_FILE, Tokenization, Vocabulary
 from torchdefine.errors import UserError
 from torchdefine.files import Meter, Progress, read_text
 
