@@ -190,7 +190,7 @@ def test_unusable_text_is_refused_and_leaves_no_corpus(
 def test_training_text_without_words_is_refused(source: Path, cache: Path) -> None:
     for part in source.glob("train-*"):
         part.write_text("\n\n")
-    with pytest.raises(UserError, match=r"train-1\.txt has no words, only blank lines"):
+    with pytest.raises(UserError, match=r"train-1\.txt has no word that is seen 1 times or more"):
         encode_corpus(source, cache)
     assert not files_below(cache)
 
@@ -212,7 +212,7 @@ def test_open_refuses_what_does_not_belong_together(source: Path, cache: Path, t
     with pytest.raises(UserError, match=r"tokens was made with another vocabulary"):
         Corpus.open(folder)
     (folder / "corpus.json").write_text('{"version": 2, "name": "tiny", "splits": []}')
-    with pytest.raises(UserError, match="format version 2"):
+    with pytest.raises(UserError, match="another format version than 1"):
         Corpus.open(folder)
 
 

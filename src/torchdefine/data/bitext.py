@@ -21,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
-from torchdefine.data.corpus import encoded_once, place_in_cache, read_manifest, require_split, write_manifest
+from torchdefine.data.corpus import encoded_once, read_manifest, require_split, write_manifest
 from torchdefine.data.sources import PairedFiles, find_bitext
 from torchdefine.data.text_files import bytes_of, read_pairs
 from torchdefine.data.token_file import TokenFile, token_file_writer
 from torchdefine.data.tokenizer import TokenizerPair, train_bpe_on
 from torchdefine.errors import UserError
-from torchdefine.files import Meter, Progress
+from torchdefine.files import Meter, Progress, cache_folder
 
 MANIFEST_FILE = "bitext.json"
 RATIO_SLACK = 5
@@ -149,7 +149,7 @@ def encode_bitext(
 
     learned = [rules.vocabulary_size, rules.joint] if tokenization is None else tokenization.sha256
     settings = [learned, rules.source, rules.target, rules.max_length, rules.max_ratio]
-    return encoded_once(place_in_cache("bitexts", name, cache, files, settings), Bitext.open, encode)
+    return encoded_once(cache_folder(cache) / "bitexts" / name, files, settings, Bitext.open, encode)
 
 
 def one_line(text: str) -> str:

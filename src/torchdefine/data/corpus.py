@@ -19,7 +19,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,17 +37,8 @@ MANIFEST_FILE = "corpus.json"
 VERSION = 1
 
 E = TypeVar("E")
-
-
-@dataclass(frozen=True)
-class WordRule:
-    """Which words of a training text enter its vocabulary: how often they must occur, and how many there may be."""
-
-    min_count: int = 1
-    max_size: int | None = None
-
-    def __str__(self) -> str:
-        return f"data.min_count {self.min_count} and data.max_size {self.max_size or 'none'}"
+WordRule = dict[str, int | None]
+"""``min_count`` and ``max_size``: how often words must occur in the training text, and how many there may be."""
 
 
 @dataclass(frozen=True)
@@ -61,21 +52,21 @@ class Corpus:
     different_words: int | None = None
     """Of the training text, <unk> and <eos> aside; None where the vocabulary was not made of them."""
     word_rule: WordRule | None = None
-    """None where the vocabulary was not made of the training text."""
+    """Which words of the training text the vocabulary has; None where it was not made of them."""
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
         """Open a folder that ``encode_corpus`` filled."""
         folder = Path(folder)
         manifest = read_manifest(folder / MANIFEST_FILE)
-        tokenization, rule = load_tokenization(folder), manifest.get("word_rule")
+        tokenization = load_tokenization(folder)
         return cls(
             manifest["name"],
             folder,
             tokenization,
             {split: TokenFile.open(folder / f"{split}.tokens", tokenization) for split in manifest["splits"]},
             manifest.get("different_words"),
-            None if rule is None else WordRule(**rule),
+            manifest.get("word_rule"),
         )
 
 
@@ -100,7 +91,7 @@ def encode_corpus(
     With ``out`` the files go into that new folder, which may be taken elsewhere. Given as ``source``, such a folder is
     opened after a check that it was encoded as the caller wants it.
     """
-    source, rule = Path(source), WordRule(min_count, max_size)
+    source, rule = Path(source), {"min_count": min_count, "max_size": max_size}
     _check_choice(rule, tokenizer, vocabulary, split)
     chosen = vocabulary if tokenizer is None else SubwordTokenizer.load(tokenizer)
     if has_manifest(source / MANIFEST_FILE):
@@ -123,7 +114,7 @@ def encode_corpus(
             encode(folder)
         return Corpus.open(out)
     settings = [min_count, max_size, chosen.sha256 if chosen else None]
-    return encoded_once(place_in_cache("corpora", name, cache, texts, settings), Corpus.open, encode)
+    return encoded_once(cache_folder(cache) / "corpora" / name, texts, settings, Corpus.open, encode)
 
 
 def _check_choice(
@@ -131,7 +122,7 @@ def _check_choice(
 ) -> None:
     if tokenizer is not None and vocabulary is not None:
         raise UserError("A corpus is encoded with a tokenizer file or with an existing vocabulary: give one of them.")
-    if (tokenizer is not None or vocabulary is not None) and rule != WordRule():
+    if (tokenizer is not None or vocabulary is not None) and rule != {"min_count": 1, "max_size": None}:
         raise UserError(
             "min_count and max_size choose the words of a new vocabulary: "
             "leave them out with a tokenizer file or an existing vocabulary."
@@ -151,14 +142,18 @@ def _encoded_elsewhere(folder: Path, rule: WordRule, chosen: Tokenization | None
         raise UserError(
             f"{folder} was encoded by a tokenizer, but none is set: set data.tokenizer to {folder / TOKENIZER_FILE}."
         )
-    if chosen is None and corpus.word_rule not in (None, rule):
+    if chosen is None and corpus.word_rule is not None and corpus.word_rule != rule:
         raise UserError(
-            f"{folder} was encoded with {corpus.word_rule}, but {rule} are asked for: set them alike, or encode the "
-            "text again."
+            f"{folder} was encoded with {_said(corpus.word_rule)}, but {_said(rule)} are asked for: set them alike, or "
+            "encode the text again."
         )
     if chosen is None or split is not None:
         require_split(corpus.splits, split or "train", folder)
     return corpus
+
+
+def _said(rule: WordRule) -> str:
+    return f"data.min_count {rule['min_count']} and data.max_size {rule['max_size'] or 'none'}"
 
 
 def _encode(
@@ -177,8 +172,13 @@ def _encode(
         counts: Counter[str] = Counter()
         for block in read_texts(texts["train"], meter.advance):
             counts.update(split_words(block.lines))
-        tokenization = _make_vocabulary(texts["train"][0], counts, rule)
-        facts = {"different_words": len(counts.keys() - {UNK, EOS}), "word_rule": asdict(rule)}
+        tokenization = Vocabulary.from_counts(counts, rule["min_count"] or 1, rule["max_size"])
+        if len(tokenization) < 3:
+            raise UserError(
+                f"The training text {texts['train'][0]} has no word that is seen {rule['min_count']} times or more: "
+                "give a longer text or a smaller min_count."
+            )
+        facts = {"different_words": len(counts.keys() - {UNK, EOS}), "word_rule": rule}
     for split, paths in texts.items():
         write_token_file(folder / f"{split}.tokens", paths, tokenization, meter.advance)
     tokenization.save(folder)
@@ -186,43 +186,24 @@ def _encode(
     meter.finish()
 
 
-def _make_vocabulary(text: Path, counts: Mapping[str, int], rule: WordRule) -> Vocabulary:
-    vocabulary = Vocabulary.from_counts(counts, rule.min_count, rule.max_size)
-    if not counts.keys() - {UNK, EOS}:
-        raise UserError(f"The training text {text} has no words, only blank lines: give one that has.")
-    if len(vocabulary) < 3:
-        raise UserError(
-            f"The training text {text} has no word that is seen {rule.min_count} times or more: "
-            "give a longer text or a smaller min_count."
-        )
-    return vocabulary
-
-
-def encoded_once(folder: Path, open_folder: Callable[[Path], E], encode: Callable[[Path], None]) -> E:
-    """Open a folder of the cache; one that is not there, or is damaged, is filled first."""
-
-    def opened() -> E | None:
-        with suppress(UserError):
-            return open_folder(folder)
-        return None
-
-    found = opened()
-    if found is None:
-        with locked(folder):
-            found = opened()  # another process may have filled it
-            if found is None:
-                encode(folder)
-                found = open_folder(folder)
-    return found
-
-
-def place_in_cache(
-    kind: str, name: str, cache: str | Path | None, texts: Mapping[str, Sequence[Path]], settings: Sequence[Any]
-) -> Path:
-    """The folder for texts that are encoded by some settings."""
+def encoded_once(
+    place: Path,
+    texts: Mapping[str, Sequence[Path]],
+    settings: Sequence[Any],
+    open_folder: Callable[[Path], E],
+    encode: Callable[[Path], None],
+) -> E:
+    """Open the folder of the cache for texts and settings; one that is not there, or is damaged, is filled first."""
     files = {split: [_identity(path) for path in paths] for split, paths in texts.items()}
     key = hashlib.sha256(json.dumps([VERSION, files, settings]).encode()).hexdigest()
-    return cache_folder(cache) / kind / f"{name}-{key[:16]}"
+    folder = place.with_name(f"{place.name}-{key[:16]}")
+    with suppress(UserError):
+        return open_folder(folder)
+    with locked(folder):
+        with suppress(UserError):  # another process may have filled it
+            return open_folder(folder)
+        encode(folder)
+        return open_folder(folder)
 
 
 def _identity(path: Path) -> tuple[str, int, int]:
@@ -236,24 +217,21 @@ def write_manifest(path: Path, name: str, splits: Sequence[str], **facts: Any) -
 
 def has_manifest(path: Path) -> bool:
     """Whether a manifest is there, rather than a file of the user's own that is called the same."""
-    try:
-        manifest = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(manifest, dict) and {"version", "name", "splits"} <= manifest.keys()
+    with suppress(UserError):
+        return bool(read_manifest(path))
+    return False
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """What ``write_manifest`` wrote."""
-    if not has_manifest(path):
-        raise UserError(f"{path.parent} is not a folder with an encoded {path.stem}: {path.name} is missing.")
-    manifest: dict[str, Any] = json.loads(path.read_bytes())
-    if manifest["version"] != VERSION:
-        raise UserError(
-            f"The encoded {path.stem} in {path.parent} has format version {manifest['version']}, but this torchdefine "
-            f"reads version {VERSION}: encode the text again; a folder of the cache may be deleted for that."
-        )
-    return manifest
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        if manifest["version"] == VERSION and {"name", "splits"} <= manifest.keys():
+            return manifest
+    raise UserError(
+        f"{path.parent} is not a folder with an encoded {path.stem}: {path.name} is missing or has another format "
+        f"version than {VERSION}; encode the text again."
+    )
 
 
 def require_split(splits: Mapping[str, E], split: str, source: Path) -> E:

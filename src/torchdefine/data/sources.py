@@ -202,19 +202,18 @@ def _language(path: Path) -> str:
 
 
 def _paired(folder: Path, split: str, files: list[Path], source: str, target: str) -> PairedFiles:
-    names = ", ".join(file.name for file in files)
-    kinds = {kind: [file for file in files if _language(file) == kind] for kind in ("tsv", source, target)}
-    if kinds["tsv"] and len(files) > len(kinds["tsv"]):
-        raise UserError(f"{folder} has both a table and parallel {split} files ({names}): keep one of the two.")
-    if kinds["tsv"]:
-        return PairedFiles(kinds["tsv"], None)
-    for language in (source, target):
-        if not kinds[language]:
-            raise UserError(f"{folder} has {names}, but no {split} file that ends in .{language}: add it.")
-    parts = [[_without_language(file, language) for file in kinds[language]] for language in (source, target)]
-    if parts[0] != parts[1] or len({re.sub(r"\d+", "#", part) for part in parts[0]}) > 1:
-        raise UserError(f"The {split} files of {folder} are not pairs of the same name ({names}): rename them.")
-    return PairedFiles(kinds[source], kinds[target])
+    sources, targets = ([file for file in files if _language(file) == own] for own in (source, target))
+    if not sources and not targets:
+        return PairedFiles(files, None)  # tables
+    parts = [_without_language(file, source) for file in sources]
+    numbered = {re.sub(r"\d+", "#", part) for part in parts}
+    alike = parts == [_without_language(file, target) for file in targets] and len(numbered) == 1
+    if not alike or len(files) > len(sources) + len(targets):
+        raise UserError(
+            f"The {split} files of {folder} ({', '.join(file.name for file in files)}) are neither tables nor pairs of "
+            f"the same name that end in .{source} and .{target}: add, rename or remove some."
+        )
+    return PairedFiles(sources, targets)
 
 
 def _without_language(file: Path, language: str) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -183,8 +184,8 @@ class TokenFileWriter:
         self._file, self._tokenization = file, tokenization
         self._dtype = "uint16" if len(tokenization) <= 1 << 16 else "uint32"
         self._text_hash, self._tokens_hash = hashlib.sha256(), hashlib.sha256()
-        self._tokens = self._lines = self._bytes = self._unknown = 0
-        self._lost = self._looked_at = 0
+        self._sums = Counter(tokens=0, lines=0, bytes=0, unknown=0)
+        self._lost = np.zeros(2, np.int64)
 
     def add(self, ids: np.ndarray, raw: bytes, lines: int, lost: tuple[int, int] = (0, 0)) -> None:
         """The ids of some more lines, each ended by ``<eos>``, and the bytes that they were made of."""
@@ -192,22 +193,17 @@ class TokenFileWriter:
         self._file.write(ids.data)
         self._text_hash.update(raw)
         self._tokens_hash.update(ids.data)
-        self._tokens += len(ids)
-        self._lines += lines
-        self._bytes += len(raw)
-        self._unknown += int(np.count_nonzero(ids == self._tokenization.unk_id))
-        self._lost += lost[0]
-        self._looked_at += lost[1]
+        unknown = int(np.count_nonzero(ids == self._tokenization.unk_id))
+        self._sums.update(tokens=len(ids), lines=lines, bytes=len(raw), unknown=unknown)
+        self._lost += lost
 
     def header(self) -> TokenHeader:
+        lost, looked_at = self._lost.tolist()
         return TokenHeader(
             dtype=self._dtype,
-            tokens=self._tokens,
-            lines=self._lines,
-            bytes=self._bytes,
-            unknown=self._unknown,
+            **self._sums,
             vocabulary_sha256=self._tokenization.sha256,
             text_sha256=self._text_hash.hexdigest(),
             tokens_sha256=self._tokens_hash.hexdigest(),
-            lost_share=self._lost / self._looked_at if self._looked_at else None,
+            lost_share=lost / looked_at if looked_at else None,
         )
