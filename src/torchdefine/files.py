@@ -244,7 +244,7 @@ def read_text(path: Path, kind: str = "file") -> str:
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
-        raise UserError(f"There is no {kind} {path}: check its name.") from None
+        raise UserError(f"The {kind} {path} does not exist: check its name.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The {kind} {path} cannot be read ({error}).") from None
 

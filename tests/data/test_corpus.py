@@ -166,7 +166,7 @@ def test_contradicting_choices_are_refused(source: Path, cache: Path) -> None:
         encode_corpus(source, cache, tokenizer="bpe.json", vocabulary=vocabulary)
     with pytest.raises(UserError, match="min_count and max_size"):
         encode_corpus(source, cache, vocabulary=vocabulary, min_count=2)
-    with pytest.raises(UserError, match=r"no tokenizer file bpe\.json"):
+    with pytest.raises(UserError, match=r"tokenizer file bpe\.json does not exist"):
         encode_corpus(source, cache, tokenizer="bpe.json")
 
 

@@ -126,7 +126,7 @@ def test_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_missing_files_are_refused(tmp_path: Path, trained: SubwordTokenizer) -> None:
-    with pytest.raises(UserError, match=r"no tokenizer file .*absent\.json"):
+    with pytest.raises(UserError, match=r"tokenizer file .*absent\.json does not exist"):
         SubwordTokenizer.load(tmp_path / "absent.json")
     with pytest.raises(UserError, match=r"neither vocab\.txt nor tokenizer\.json"):
         load_tokenization(tmp_path)

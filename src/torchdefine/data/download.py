@@ -60,19 +60,16 @@ def _fetch_with_retries(url: str, part: Path, progress: Progress | None) -> None
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _fetch(url, part, progress)
-        except urllib.error.HTTPError as error:
-            reason, last = f"the server answered {error.code} {error.reason}", attempt == ATTEMPTS
-            error.close()
-            if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                part.unlink(missing_ok=True)  # what was left from before is not a beginning of this file
-            elif error.code < 500 and error.code not in (408, 429):
-                last = True
-            failure: Exception = error
         except (OSError, http.client.HTTPException) as error:
-            reason, last = str(getattr(error, "reason", None) or error or type(error).__name__), attempt == ATTEMPTS
-            failure = error
-        if last:
-            raise MachineError(f"{url} could not be downloaded ({reason}): {_BY_HAND}.") from failure
+            status, reason = None, str(getattr(error, "reason", None) or error or type(error).__name__)
+            if isinstance(error, urllib.error.HTTPError):
+                status, reason = error.code, f"the server answered {error.code} {error.reason}"
+                error.close()
+            if status == 416:  # the part left from before is not a beginning of this file
+                part.unlink(missing_ok=True)
+            refused = status is not None and status < 500 and status not in (408, 416, 429)
+            if refused or attempt == ATTEMPTS:
+                raise MachineError(f"{url} could not be downloaded ({reason}): {_BY_HAND}.") from error
         time.sleep(wait)
         wait *= 2
 
