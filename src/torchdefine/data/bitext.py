@@ -176,18 +176,18 @@ def _write_split(
     tokenizers = (pair.source, pair.target)
     written = left_out = 0
     with (
-        token_file_writer(folder / f"{split}.source.tokens", pair.source, files.name) as source,
-        token_file_writer(folder / f"{split}.target.tokens", pair.target, files.name) as target,
+        token_file_writer(folder / f"{split}.source.tokens", pair.source, files.name) as add_source,
+        token_file_writer(folder / f"{split}.target.tokens", pair.target, files.name) as add_target,
     ):
         for block in read_pairs(files, meter.advance):
             texts = [[one_line(line) for line in side] for side in block]
             ids = [tokenizer.encode_sentences(side) for tokenizer, side in zip(tokenizers, texts, strict=True)]
             lengths = np.array([[len(sentence) for sentence in side] for side in ids])  # (2, n)
             kept = np.flatnonzero(_kept(lengths, rules) if split == "train" else lengths[0] >= 0)
-            for side, writer in enumerate((source, target)):
+            for side, add in enumerate((add_source, add_target)):
                 flat = chain.from_iterable((*ids[side][index], tokenizers[side].eos_id) for index in kept)
                 raw = "".join(f"{texts[side][index]}\n" for index in kept).encode()
-                writer.add(np.fromiter(flat, dtype=np.uint32), raw, len(kept))
+                add(np.fromiter(flat, dtype=np.uint32), raw, len(kept), (0, 0))
             written += len(kept)
             left_out += lengths.shape[1] - len(kept)
         if not written:

@@ -72,7 +72,22 @@ class BitextBatches:
 
     def batch(self, number: int) -> PairBatch:
         """Batch ``number``, counted from 0 through all passes."""
-        return self._padded(self.indices(number))
+        indices = self.indices(number)
+        lengths = [int(side[indices].max()) for side in self._lengths]
+        if self.device.type == "cuda":  # few different shapes, so that few CUDA graphs serve all
+            lengths = [int(self._bounds[np.searchsorted(self._bounds, max(lengths))])] * 2
+        source = self._rows(0, indices, lengths[0], self._source.pad_id)  # (B, S)
+        targets = self._rows(1, indices, lengths[1], IGNORE)  # (B, T)
+        inputs = np.concatenate((np.full((len(indices), 1), self._target.bos_id), targets[:, :-1]), axis=1)
+        # No target is counted at or after <eos> of the inputs, so any id will do there.
+        inputs = np.where(inputs == IGNORE, self._target.pad_id, inputs)
+        return PairBatch(
+            self._moved(source),
+            self._moved(inputs),
+            self._moved(targets),
+            targets,
+            self.tokens(number),
+        )
 
     def indices(self, number: int) -> np.ndarray:
         """Which pairs batch ``number`` is made of."""
@@ -93,23 +108,6 @@ class BitextBatches:
             ordered = members[np.argsort(key, kind="stable")]
             batches += [ordered[at : at + capacity] for at in range(0, len(ordered), capacity)]
         return batches if random is None else [batches[index] for index in random.permutation(len(batches))]
-
-    def _padded(self, indices: np.ndarray) -> PairBatch:
-        lengths = [int(side[indices].max()) for side in self._lengths]
-        if self.device.type == "cuda":  # few different shapes, so that few CUDA graphs serve all
-            lengths = [int(self._bounds[np.searchsorted(self._bounds, max(lengths))])] * 2
-        source = self._rows(0, indices, lengths[0], self._source.pad_id)  # (B, S)
-        targets = self._rows(1, indices, lengths[1], IGNORE)  # (B, T)
-        inputs = np.concatenate((np.full((len(indices), 1), self._target.bos_id), targets[:, :-1]), axis=1)
-        # No target is counted at or after <eos> of the inputs, so any id will do there.
-        inputs = np.where(inputs == IGNORE, self._target.pad_id, inputs)
-        return PairBatch(
-            self._moved(source),
-            self._moved(inputs),
-            self._moved(targets),
-            targets,
-            int(self._lengths[1][indices].sum()),
-        )
 
     def _rows(self, side: int, indices: np.ndarray, length: int, fill: int) -> np.ndarray:
         tokens = (self._pairs.source, self._pairs.target)[side].tokens

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -60,6 +59,10 @@ class TokenHeader:
     """Of the data as it stands in the file."""
     lost_share: float | None
     """How many of the text's characters the tokens do not tell, by a sample; None for a bitext."""
+
+
+AddLines = Callable[[np.ndarray, bytes, int, tuple[int, int]], None]
+"""Takes the ids of some lines, each ended by ``<eos>``, their bytes, their number and ``lost_characters``."""
 
 
 @dataclass(frozen=True)
@@ -154,56 +157,44 @@ def write_token_file(
     path: Path, texts: Sequence[Path], tokenization: Tokenization, advance: Callable[[int], None]
 ) -> None:
     """Encode text files, in order, into one token file; ``advance`` is told how many bytes have been read."""
-    with token_file_writer(path, tokenization, " with ".join(map(str, texts))) as writer:
+    with token_file_writer(path, tokenization, " with ".join(map(str, texts))) as add:
         for block in read_texts(texts, advance):
             ids = tokenization.encode_lines(block.lines)
-            writer.add(ids, block.raw, len(block.lines), tokenization.lost_characters(block.lines))
+            add(ids, block.raw, len(block.lines), tokenization.lost_characters(block.lines))
 
 
 @contextmanager
-def token_file_writer(path: Path, tokenization: Tokenization, text_name: str) -> Iterator[TokenFileWriter]:
-    """Write a token file; it appears, whole, only if the block ends without an error."""
+def token_file_writer(path: Path, tokenization: Tokenization, text_name: str) -> Iterator[AddLines]:
+    """Write a token file block by block; it appears, whole, only if the block of code ends without an error."""
+    dtype = "uint16" if len(tokenization) <= 1 << 16 else "uint32"
+    text_hash, tokens_hash = hashlib.sha256(), hashlib.sha256()
+    sums = Counter(tokens=0, lines=0, bytes=0, unknown=0)
+    characters = Counter(lost=0, looked_at=0)
+
+    def add(ids: np.ndarray, raw: bytes, lines: int, lost: tuple[int, int]) -> None:
+        ids = ids.astype(_DTYPES[dtype])
+        file.write(ids.data)
+        text_hash.update(raw)
+        tokens_hash.update(ids.data)
+        unknown = int(np.count_nonzero(ids == tokenization.unk_id))
+        sums.update(tokens=len(ids), lines=lines, bytes=len(raw), unknown=unknown)
+        characters.update(lost=lost[0], looked_at=lost[1])
+
     with atomic_file(path) as file:
         file.write(bytes(_DATA_OFFSET))
-        writer = TokenFileWriter(file, tokenization)
-        yield writer
-        header = writer.header()
-        if header.tokens < FEWEST_TOKENS:
+        yield add
+        if sums["tokens"] < FEWEST_TOKENS:
             raise UserError(
-                f"{text_name} has {header.tokens} token, but at least {FEWEST_TOKENS} are needed: add text."
+                f"{text_name} has {sums['tokens']} token, but at least {FEWEST_TOKENS} are needed: add text."
             )
+        header = TokenHeader(
+            dtype=dtype,
+            **sums,
+            vocabulary_sha256=tokenization.sha256,
+            text_sha256=text_hash.hexdigest(),
+            tokens_sha256=tokens_hash.hexdigest(),
+            lost_share=characters["lost"] / characters["looked_at"] if characters["looked_at"] else None,
+        )
         length = _DATA_OFFSET - _PREFIX.size
         file.seek(0)
         file.write(_PREFIX.pack(MAGIC, VERSION, length) + json.dumps(asdict(header)).encode().ljust(length))
-
-
-class TokenFileWriter:
-    """Takes a text's ids block by block; nothing but the current block is held in memory."""
-
-    def __init__(self, file: BinaryIO, tokenization: Tokenization) -> None:
-        self._file, self._tokenization = file, tokenization
-        self._dtype = "uint16" if len(tokenization) <= 1 << 16 else "uint32"
-        self._text_hash, self._tokens_hash = hashlib.sha256(), hashlib.sha256()
-        self._sums = Counter(tokens=0, lines=0, bytes=0, unknown=0)
-        self._lost = np.zeros(2, np.int64)
-
-    def add(self, ids: np.ndarray, raw: bytes, lines: int, lost: tuple[int, int] = (0, 0)) -> None:
-        """The ids of some more lines, each ended by ``<eos>``, and the bytes that they were made of."""
-        ids = ids.astype(_DTYPES[self._dtype])
-        self._file.write(ids.data)
-        self._text_hash.update(raw)
-        self._tokens_hash.update(ids.data)
-        unknown = int(np.count_nonzero(ids == self._tokenization.unk_id))
-        self._sums.update(tokens=len(ids), lines=lines, bytes=len(raw), unknown=unknown)
-        self._lost += lost
-
-    def header(self) -> TokenHeader:
-        lost, looked_at = self._lost.tolist()
-        return TokenHeader(
-            dtype=self._dtype,
-            **self._sums,
-            vocabulary_sha256=self._tokenization.sha256,
-            text_sha256=self._text_hash.hexdigest(),
-            tokens_sha256=self._tokens_hash.hexdigest(),
-            lost_share=lost / looked_at if looked_at else None,
-        )
