@@ -2,6 +2,7 @@ import errno
 import io
 import lzma
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from torchdefine.data.corpus import Corpus, encode_corpus
 from torchdefine.data.tokenizer import train_bpe
 from torchdefine.data.vocabulary import EOS, Vocabulary
 from torchdefine.errors import MachineError, UserError
+from torchdefine.files import locked
 
 
 @pytest.fixture
@@ -248,6 +250,21 @@ def test_concurrent_encoding_gives_one_whole_corpus(source: Path, cache: Path) -
         corpus.splits["train"].verify()
         assert len(corpus.splits["train"]) == 10
     assert len(files_below(cache)) == 5
+
+
+def test_who_waited_for_another_encoding_opens_it(
+    source: Path, cache: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = encode_corpus(source, cache).folder
+    folder.rename(tmp_path / "away")
+    request.getfixturevalue("no_reading")
+    with ThreadPoolExecutor() as pool:
+        with locked(folder):
+            waiting = pool.submit(encode_corpus, source, cache)
+            time.sleep(0.2)
+            assert not waiting.done()
+            (tmp_path / "away").rename(folder)
+        assert waiting.result(10).folder == folder
 
 
 def test_cache_comes_from_the_environment(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,13 +81,7 @@ class BitextBatches:
         inputs = np.concatenate((np.full((len(indices), 1), self._target.bos_id), targets[:, :-1]), axis=1)
         # No target is counted at or after <eos> of the inputs, so any id will do there.
         inputs = np.where(inputs == IGNORE, self._target.pad_id, inputs)
-        return PairBatch(
-            self._moved(source),
-            self._moved(inputs),
-            self._moved(targets),
-            targets,
-            self.tokens(number),
-        )
+        return PairBatch(self._moved(source), self._moved(inputs), self._moved(targets), targets, self.tokens(number))
 
     def indices(self, number: int) -> np.ndarray:
         """Which pairs batch ``number`` is made of."""

@@ -50,8 +50,7 @@ NAMED_TEXTS = {
     text.name: text
     for text in (
         NamedText(
-            "wikitext-2-shuffled",
-            "WikiText-2, in another order, is text of Wikipedia under the licence CC BY-SA.",
+            "wikitext-2-shuffled", "WikiText-2, in another order, is text of Wikipedia under the licence CC BY-SA."
         ),
         NamedText(
             "wikitext-2",
