@@ -37,7 +37,7 @@ MANIFEST_FILE = "corpus.json"
 VERSION = 1
 
 E = TypeVar("E")
-WordRule = dict[str, int | None]
+WordRule = dict[str, Any]
 """``min_count`` and ``max_size``: how often words must occur in the training text, and how many there may be."""
 
 
@@ -172,7 +172,7 @@ def _encode(
         counts: Counter[str] = Counter()
         for block in read_texts(texts["train"], meter.advance):
             counts.update(split_words(block.lines))
-        tokenization = Vocabulary.from_counts(counts, rule["min_count"] or 1, rule["max_size"])
+        tokenization = Vocabulary.from_counts(counts, **rule)
         if len(tokenization) < 3:
             raise UserError(
                 f"The training text {texts['train'][0]} has no word that is seen {rule['min_count']} times or more: "

@@ -33,7 +33,7 @@ MAGIC = b"TDTOKENS"
 VERSION = 1
 FEWEST_TOKENS = 2
 LOSS_THAT_COUNTS = 0.001
-"""Share of a text's characters. A model is credited with the bytes of those too that its tokenizer drops or changes."""
+"""Fraction of a text's characters; a model is credited with the bytes of those, too, that its tokenizer drops."""
 
 _PREFIX = struct.Struct("<8sII")
 _DATA_OFFSET = 1024  # room for any header, which is filled in after the data
