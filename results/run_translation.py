@@ -18,7 +18,7 @@ from refusing import run_or_refuse
 
 from torchdefine import train
 from torchdefine.data import resolve_bitext
-from torchdefine.data.bitext_files import find_bitext
+from torchdefine.data.sources import find_bitext
 from torchdefine.errors import UserError
 from torchdefine.files import write_json
 from torchdefine.recipe import load_recipe

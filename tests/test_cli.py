@@ -580,4 +580,4 @@ def test_a_full_disk_is_the_machines_fault(
     monkeypatch.setattr(files, "save_file", original)
     done = torchdefine("train", recipe_file, "--out", out, "--resume", "--json")
     assert json.loads(done.stdout)["steps"] == 60
-    assert not list(out.rglob("*.tmp"))
+    assert not list(out.rglob("*.unfinished"))

@@ -5,10 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from torchdefine.files import (
     cache_folder,
     check_new_folder,
     check_writable,
+    is_unfinished,
+    locked,
     reading_safetensors,
     write_json,
     write_safetensors,
@@ -193,29 +196,37 @@ def test_what_a_killed_process_left_is_cleared_away(
     for name in ("a", "a.b"):
         killed = subprocess.run([sys.executable, "-c", killed_code, str(tmp_path / name)], check=False)
         assert killed.returncode == -signal.SIGKILL
-    of_a, of_b = sorted(path.name for path in tmp_path.iterdir())
-    machine, number, _ = of_a.removeprefix(".a.").split("-")
-    others = {
-        "alive": f".a.{machine}-{os.getpid()}-0123abcd.tmp",
-        "elsewhere": f".a.ffffffff-{number}-0123abcd.tmp",
-        "locked": f".a.{machine}-{number}-0123abcd.tmp",
-        "not ours": ".a.notes.tmp",
-    }
-    for name in others.values():
-        (tmp_path / name).mkdir()
-    with files._claimed(tmp_path / others["locked"]) as claimed:
-        assert claimed
-        write(tmp_path / "a")
-    assert {path.name for path in tmp_path.iterdir()} == {"a", of_b, *others.values()}
+    of_b = {".a.b.in-use", ".a.b.unfinished"}
+    assert {path.name for path in tmp_path.iterdir()} == {".a.in-use", ".a.unfinished", *of_b}
+    assert all(map(is_unfinished, tmp_path.iterdir()))
+    (tmp_path / ".a.notes").mkdir()
+    write(tmp_path / "a")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", ".a.notes", *of_b}
     write(tmp_path / "a.b")
-    assert {path.name for path in tmp_path.iterdir()} == {"a", "a.b", *others.values()}
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "a.b", ".a.notes"}
 
 
-def test_where_machines_cannot_be_told_apart_leftovers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "readlink", Mock(side_effect=OSError("no such file")))
-    (leftover := tmp_path / f".a.{files._machine()}-999999999-0123abcd.tmp").mkdir()
-    write_file(tmp_path / "a")
-    assert {path.name for path in tmp_path.iterdir()} == {"a", leftover.name}
+def test_who_writes_the_same_file_waits_for_the_other(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        with atomic_file(tmp_path / "a") as file:
+            second = pool.submit(write_file, tmp_path / "a")
+            time.sleep(0.2)
+            assert not second.done()
+            file.write(b"first")
+        second.result(10)
+    assert (tmp_path / "a").read_bytes() == b"content"
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+
+
+def test_a_lock_is_waited_for_or_refused(tmp_path: Path) -> None:
+    with locked(tmp_path / "new" / "a"):
+        with pytest.raises(UserError, match="It is taken"), locked(tmp_path / "new" / "a", "It is taken"):
+            pass
+        with locked(tmp_path / "new" / "b", "It is taken"):
+            pass
+    with locked(tmp_path / "new" / "a", "It is taken"):
+        pass
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:

@@ -7,15 +7,13 @@ import hashlib
 import json
 import math
 import os
-import platform
-import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -29,10 +27,28 @@ Progress = Callable[[int, int], None]
 """Called with (done, total) now and then during long work, and at its end with (total, total)."""
 
 
+class Meter:
+    """Adds up what is done of long work and tells the caller's progress callback."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def advance(self, amount: int) -> None:
+        self._done = min(self._done + amount, self._total)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def finish(self) -> None:
+        self.advance(self._total - self._done)
+
+
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 """System errors that mean a badly chosen path."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 """System errors that mean a full disk."""
+
+UNFINISHED, LOCK = ".unfinished", ".in-use"
+"""Endings of the hidden names beside a file or folder that is being written."""
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:
@@ -43,23 +59,60 @@ def cache_folder(cache: str | Path | None = None) -> Path:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path beside ``path`` to write to; the file then replaces ``path``, whole, if the block ends without an error.
+def locked(path: Path, refusal: str | None = None) -> Iterator[None]:
+    """Keep other processes from ``path``: wait for one that has it, or refuse with a sentence.
 
-    An existing file is never harmed, and two processes may write the same path. A write that fails is a MachineError,
-    one that is not allowed a UserError; files that a killed process left are removed by the next write.
+    The lock ends with its process, however that ends; its file, beside ``path``, goes with the lock.
     """
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is a folder or a device, not a file to be written: choose another name.")
+    file = path.with_name(f".{path.name}{LOCK}")
+    lock = FileLock(file)
     try:
-        with _room_beside(path) as room:
-            temporary = room / "whole"
-            yield temporary
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=refusal is None)
+    except Timeout:
+        raise UserError(refusal or "") from None
     except OSError as error:
         raise write_failure(path, error) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes it itself
+            file.unlink()
+        lock.release()
+
+
+@contextmanager
+def _taking_the_place_of(path: Path) -> Iterator[Path]:
+    """Where to write what then becomes ``path``; processes that write the same path take turns.
+
+    It is the only entry of a folder, because packages that write one file may put others beside it. What a killed
+    process left there is removed first. A write that fails is a MachineError, one that is not allowed a UserError.
+    """
+    room = path.with_name(f".{path.name}{UNFINISHED}")
+    try:
+        with locked(path):
+            try:
+                shutil.rmtree(room, ignore_errors=True)
+                room.mkdir()
+                yield room / "whole"
+                if path.is_dir():
+                    path.rmdir()
+                os.replace(room / "whole", path)
+            finally:
+                shutil.rmtree(room, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise write_failure(path, error) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write a file to that then replaces ``path``, whole, if the block ends without an error."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is a folder or a device, not a file to be written: choose another name.")
+    with _taking_the_place_of(path) as temporary:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 @contextmanager
@@ -72,100 +125,15 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """A folder to write into; it appears as ``path``, whole, only if the block ends without an error."""
-    path = Path(path)
     check_new_folder(path)
-    try:
-        with _room_beside(path) as room:
-            temporary = room / "whole"
-            temporary.mkdir()
-            yield temporary
-            if path.is_dir():
-                path.rmdir()
-            os.replace(temporary, path)
-    except OSError as error:
-        raise write_failure(path, error) from error
+    with _taking_the_place_of(Path(path)) as temporary:
+        temporary.mkdir()
+        yield temporary
 
 
-@contextmanager
-def _room_beside(path: Path) -> Iterator[Path]:
-    """This process's own folder, to write what will become ``path``; anything left in it is removed at the end.
-
-    It is a folder even for a single file, because packages that write one may put other files beside it.
-    """
-    remove_abandoned(path)
-    room = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        room.mkdir(parents=True)
-        with _claimed(room):
-            yield room
-    finally:
-        shutil.rmtree(room, ignore_errors=True)
-
-
-@contextmanager
-def _claimed(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a folder, which ends with the process however that ends; False if another process has it.
-
-    False too if the system or the disk has no such locks.
-    """
-    try:
-        import fcntl
-
-        place = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield False
-        return
-    try:
-        claimed = False
-        with suppress(OSError):
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            claimed = True
-        yield claimed
-    finally:
-        os.close(place)
-
-
-def remove_abandoned(path: Path) -> None:
-    """Remove what killed processes of this machine left of ``path``: their locks are gone too.
-
-    Files that another machine left on a shared disk stay, since its process may still be running.
-    """
-    try:
-        beside = list(path.parent.iterdir())
-    except OSError:  # there is no such folder yet, or it may not be read
-        return
-    unfinished = re.compile(re.escape(f".{path.name}.{_machine()}-") + r"(\d{1,9})-[0-9a-f]{8}\.tmp")
-    for found in beside:
-        made_by = unfinished.fullmatch(found.name)
-        if made_by is None or found.is_symlink() or not found.is_dir() or _is_running(int(made_by[1])):
-            continue
-        with _claimed(found) as claimed:
-            if claimed:
-                shutil.rmtree(found, ignore_errors=True)
-
-
-def _machine() -> str:
-    """Equal for processes that share their process numbers: one machine, boot and container.
-
-    Unique where the system does not say.
-    """
-    try:
-        boot, numbering = Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return secrets.token_hex(4)
-    return hashlib.sha256("\n".join((platform.node(), boot, numbering)).encode()).hexdigest()[:8]
-
-
-def _is_running(process: int) -> bool:
-    if os.name != "posix":  # elsewhere os.kill would end it
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # another user's
-        return True
-    return True
+def is_unfinished(path: Path) -> bool:
+    """Whether a killed process left this while it wrote something else; the next write there removes it."""
+    return path.name.startswith(".") and path.name.endswith((UNFINISHED, LOCK))
 
 
 def check_utf8(path: str | Path) -> None:
@@ -181,10 +149,9 @@ def check_utf8(path: str | Path) -> None:
 def check_writable(path: Path) -> None:
     """Refuse a path that cannot be written to, before the work whose result goes there."""
     existing = next(above for above in path.absolute().parents if above.exists())
-    if not existing.is_dir():
-        raise write_failure(path, OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise write_failure(path, OSError(errno.EACCES, os.strerror(errno.EACCES)))
+    reason = errno.EACCES if existing.is_dir() else errno.ENOTDIR
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise write_failure(path, OSError(reason, os.strerror(reason)))
 
 
 def check_new_folder(path: str | Path) -> None:
@@ -200,21 +167,18 @@ def check_new_folder(path: str | Path) -> None:
     check_writable(path)
 
 
-def write_failure(path: Path, error: OSError) -> UserError | MachineError:
+def write_failure(path: Path, error: OSError | SafetensorError) -> UserError | MachineError:
     """The sentence for a write to ``path`` that failed: the user's fault where it is not allowed there."""
-    if error.errno in _FULL:
-        return _disk_full(path)
+    if any(os.strerror(number) in str(error) for number in _FULL):  # safetensors has the system's sentence in its own
+        return MachineError(
+            f"The disk is full, so {path} could not be written: free some space and start again; a training run can be "
+            "resumed."
+        )
     cached = cache_folder().absolute() in path.absolute().parents
     way_out = "let TORCHDEFINE_CACHE name" if cached else "choose"
-    sentence = f"{path} could not be written ({error.strerror or error}): {way_out} a folder that can be written to."
-    return UserError(sentence) if error.errno in NOT_ALLOWED else MachineError(sentence)
-
-
-def _disk_full(path: Path) -> MachineError:
-    return MachineError(
-        f"The disk is full, so {path} could not be written: free some space and start again; a training run can be "
-        "resumed."
-    )
+    reason = getattr(error, "strerror", None) or error
+    sentence = f"{path} could not be written ({reason}): {way_out} a folder that can be written to."
+    return UserError(sentence) if getattr(error, "errno", None) in NOT_ALLOWED else MachineError(sentence)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -237,34 +201,17 @@ def finite_only(value: Any) -> Any:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    whole = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    with replacing(path) as temporary, writing_safetensors(path):
-        save_file(whole, temporary, metadata=metadata)
-        temporary.chmod(0o666 & ~_UMASK)  # the package would make it readable for this user only
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor in its own memory, as the file needs it: parts of a model may share a parameter under two names."""
+    """Each tensor gets memory of its own, as the file needs it: parts of a model may share one under two names."""
     seen: set[int] = set()
-    found = {}
+    apart = {}
     for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if memory in seen else tensor
+        whole = tensor.detach().cpu().contiguous()
+        memory = whole.untyped_storage().data_ptr()
+        apart[name] = whole.clone() if memory in seen else whole
         seen.add(memory)
-    return found
-
-
-@contextmanager
-def writing_safetensors(path: Path) -> Iterator[None]:
-    """Turn what the package safetensors fails with while it writes ``path``, or into it, into one of our sentences."""
-    try:
-        yield
-    except SafetensorError as error:
-        if any(
-            os.strerror(number) in str(error) for number in _FULL
-        ):  # the package wraps the system's error in its own
-            raise _disk_full(path) from error
-        raise MachineError(f"{path} could not be written ({error}).") from error
+    with replacing(path) as temporary:
+        save_file(apart, temporary, metadata=metadata)
+        temporary.chmod(0o666 & ~_UMASK)  # the package would make it readable for this user only
 
 
 @contextmanager
@@ -292,12 +239,20 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def read_text(path: Path, kind: str = "file") -> str:
+    """All of a small file; ``kind`` is what it is called where it cannot be read."""
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        raise UserError(f"The {kind} {path} does not exist: check its name.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The {kind} {path} cannot be read ({error}).") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        value = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
         raise UserError(f"{path} is not valid JSON ({error}): it may have been cut short.") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no settings: a JSON object was expected.")

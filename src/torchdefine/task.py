@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import yaml
 from torch import nn
 
-from torchdefine.config import Config, Kinds, setting, to_plain
+from torchdefine.config import Config, Kinds, to_plain
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.spelling import did_you_mean
@@ -37,17 +37,6 @@ def section(of: Section, *, model: bool = False) -> Any:
     """A field of a recipe: the settings of a part, or of one of several kinds of it; ``model`` if it shapes the model."""
     make = of if isinstance(of, type) else (lambda: of.read({}))
     return field(default_factory=make, metadata={"section": of, "model": model})
-
-
-@dataclass(frozen=True)
-class DataConfig(Config):
-    """What the data of every task have."""
-
-    corpus: str = setting("wikitext-2-shuffled", "A named corpus, or a folder with train, valid and test text.", path=True)
-    tokenizer: str | None = setting(None, "A tokenizers file (BPE) to use instead of a vocabulary of its own.", path=True)
-    vocabulary_size: int | None = setting(
-        None, "Size of the published vocabulary, for `params` to count with; training goes by its own text.", at_least=1
-    )
 
 
 @dataclass(frozen=True)

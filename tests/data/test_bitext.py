@@ -10,8 +10,9 @@ pytest.importorskip("tokenizers")
 
 from torchdefine.data import BitextRules, encode_bitext, resolve_bitext
 from torchdefine.data.bitext import Bitext, _kept, one_line
-from torchdefine.data.bitext_files import find_bitext, read_pairs
-from torchdefine.data.tokenizer_pair import TokenizerPair
+from torchdefine.data.sources import find_bitext
+from torchdefine.data.text_files import read_pairs
+from torchdefine.data.tokenizer import TokenizerPair
 from torchdefine.errors import UserError
 
 ENGLISH = ["the cat sleeps", "a  dog barks\t loudly", "<eos> is text <pad>", "", "naïve 猫 😀", "x " * 60]
@@ -140,11 +141,12 @@ def test_sides_in_blocks_of_different_sizes_stay_aligned(tmp_path: Path, monkeyp
 
 
 def test_bad_folders_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    wrong = r"neither tables nor pairs of the same name that end in \.en and \.de"
     cases = {
         "empty": ({}, "has no training text for en and de"),
-        "one side": ({"train.en": "a\n"}, r"no train file that ends in \.de"),
-        "both kinds": ({"train.en": "a\n", "train.de": "b\n", "train.tsv": "a\tb\n"}, "both a table and parallel"),
-        "other names": ({"train-a.en": "a\n", "train-b.de": "b\n"}, "not pairs of the same name"),
+        "one side": ({"train.en": "a\n"}, wrong),
+        "both kinds": ({"train.en": "a\n", "train.de": "b\n", "train.tsv": "a\tb\n"}, wrong),
+        "other names": ({"train-a.en": "a\n", "train-b.de": "b\n"}, wrong),
         "two splits": (
             {"train.en": "a\n", "train.de": "b\n", "dev-test.en": "a\n", "dev-test.de": "b\n"},
             r"dev-test\... names several splits \(test, valid\): rename it",
@@ -165,7 +167,7 @@ def test_bad_folders_are_refused_in_one_sentence(tmp_path: Path) -> None:
         encode_bitext(tmp_path / "one side", rules(), tmp_path / "cache")
     with pytest.raises(UserError, match="vocabulary_size is 100, but must be at least 260"):
         encode_bitext(tmp_path / "one side", rules(vocabulary_size=100), tmp_path / "cache")
-    with pytest.raises(UserError, match="neither a folder nor a bitext called 'nowhere'"):
+    with pytest.raises(UserError, match="neither a folder nor a bitext called nowhere"):
         resolve_bitext("nowhere")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from torchdefine.data import text_files
-from torchdefine.data.text_files import find_splits, read_text
+from torchdefine.data.sources import find_splits
+from torchdefine.data.text_files import read_text
 from torchdefine.errors import UserError
 
 zstandard = pytest.importorskip("zstandard")

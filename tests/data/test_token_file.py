@@ -45,12 +45,6 @@ def test_tokens_and_header(token_path: Path) -> None:
     file.verify()
 
 
-def test_a_header_that_does_not_know_what_is_lost_is_read(token_path: Path) -> None:
-    content = token_path.read_bytes()
-    token_path.write_bytes(content.replace(b', "lost_share": 0.0}', b"}" + b" " * 19))
-    assert TokenFile.open(token_path).header.lost_share is None
-
-
 @pytest.mark.parametrize("read_at_once", [1, 4, 100])
 def test_tokens_are_counted_and_verified_part_by_part(
     token_path: Path, read_at_once: int, monkeypatch: pytest.MonkeyPatch

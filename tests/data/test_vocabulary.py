@@ -126,7 +126,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no vocabulary file .*vocab\.txt"):
+    with pytest.raises(UserError, match=r"vocabulary file .*vocab\.txt does not exist"):
         Vocabulary.load(tmp_path / "vocab.txt")
 
 

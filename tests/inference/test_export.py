@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from torchdefine import DeFINE, load_run, train
 from torchdefine.cli import main
-from torchdefine.data import DOWNLOADABLE, SHIPPED, SHIPPED_BITEXTS, licence_of
+from torchdefine.data import NAMED_TEXTS, licence_of
 from torchdefine.errors import MachineError, UserError
 from torchdefine.inference import export as export_file
 from torchdefine.inference.export import file_facts
@@ -262,7 +262,7 @@ def test_exports_of_released_versions_are_still_read() -> None:
 
 
 def test_every_named_corpus_has_a_licence() -> None:
-    assert all(licence_of(name) for name in (*SHIPPED, *SHIPPED_BITEXTS, *DOWNLOADABLE))
+    assert all(licence_of(name) for name in NAMED_TEXTS)
     assert licence_of("/home/anyone/my_corpus") is None
 
 

@@ -31,7 +31,7 @@ from torchdefine.adapt.sentences import (
 from torchdefine.adapt.stand_in import StandIn
 from torchdefine.adapt.survey import Table, choose, lookup_scale, survey
 from torchdefine.errors import UserError
-from torchdefine.files import Progress, check_new_folder, new_folder, write_json, writing_safetensors
+from torchdefine.files import Progress, check_new_folder, new_folder, write_json
 from torchdefine.tables import METHODS, Budget
 
 REPORT_FILE, PICTURE_FILE = "adapt.json", "front.svg"
@@ -126,8 +126,7 @@ def shrink_model(
         after = sentence_vectors(opened.model, opened.tokenizer, parts.held_out, progress)
     with new_folder(out) as folder_in_making:
         carry_over(opened.folder, folder_in_making)  # first, so that the model's own README stays
-        with writing_safetensors(Path(out)):
-            opened.model.save_pretrained(folder_in_making)
+        opened.model.save_pretrained(folder_in_making)
         sizes = (_weight_bytes(opened.folder), _weight_bytes(folder_in_making))
         alike, seconds = likeness(before, after), time.monotonic() - began
         shrunk = Shrunk(Path(out), fitted, alike, len(parts.held_out), report, sizes, seconds)

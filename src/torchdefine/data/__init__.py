@@ -1,45 +1,41 @@
 """Text → token ids → batches: vocabularies, tokenizers, corpora that are encoded once, and corpora known by name."""
 
-from torchdefine.data.batches import IGNORE, TokenStreams, evaluation_streams, shard
-from torchdefine.data.bitext import Bitext, BitextRules, SentencePairs, encode_bitext
-from torchdefine.data.bitext_batches import BitextBatches, PairBatch
-from torchdefine.data.corpus import Corpus, encode_corpus
-from torchdefine.data.named import (
-    DOWNLOADABLE,
-    SHIPPED,
-    SHIPPED_BITEXTS,
+from torchdefine.data.batches import IGNORE, SegmentPlan, TokenStreams, evaluation_streams, shard
+from torchdefine.data.bitext import Bitext, BitextConfig, SentencePairs, encode_bitext
+from torchdefine.data.bitext_batches import BitextBatches
+from torchdefine.data.corpus import Corpus, TextConfig, encode_corpus
+from torchdefine.data.sources import (
+    NAMED_TEXTS,
+    SPLITS,
+    DataConfig,
     corpus_names,
+    find_bitext,
+    find_splits,
     licence_of,
     resolve_bitext,
     resolve_corpus,
 )
-from torchdefine.data.segments import Segment, SegmentPlan
-from torchdefine.data.text_files import TextBlock, find_splits, read_text
-from torchdefine.data.token_file import TokenFile, TokenHeader
-from torchdefine.data.tokenization import Tokenization, load_tokenization
-from torchdefine.data.tokenizer import SubwordTokenizer, train_bpe
-from torchdefine.data.tokenizer_pair import TokenizerPair
-from torchdefine.data.vocabulary import EOS, UNK, Vocabulary
+from torchdefine.data.text_files import read_pairs, read_text
+from torchdefine.data.token_file import TokenFile
+from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair, load_tokenization, train_bpe
+from torchdefine.data.vocabulary import EOS, UNK, Tokenization, Vocabulary
 
 __all__ = [
-    "DOWNLOADABLE",
     "EOS",
     "IGNORE",
-    "SHIPPED",
-    "SHIPPED_BITEXTS",
+    "NAMED_TEXTS",
+    "SPLITS",
     "UNK",
     "Bitext",
     "BitextBatches",
-    "BitextRules",
+    "BitextConfig",
     "Corpus",
-    "PairBatch",
-    "Segment",
+    "DataConfig",
     "SegmentPlan",
     "SentencePairs",
     "SubwordTokenizer",
-    "TextBlock",
+    "TextConfig",
     "TokenFile",
-    "TokenHeader",
     "TokenStreams",
     "Tokenization",
     "TokenizerPair",
@@ -48,9 +44,11 @@ __all__ = [
     "encode_bitext",
     "encode_corpus",
     "evaluation_streams",
+    "find_bitext",
     "find_splits",
     "licence_of",
     "load_tokenization",
+    "read_pairs",
     "read_text",
     "resolve_bitext",
     "resolve_corpus",

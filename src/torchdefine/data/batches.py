@@ -1,4 +1,4 @@
-"""Language-model batches: a token stream cut into rows that are read side by side, from left to right.
+"""Language-model batches: a token stream cut into rows that are read side by side, segment by segment.
 
 Shapes: B rows (the batch), L tokens in each row, T tokens in a segment.
 """
@@ -6,6 +6,10 @@ Shapes: B rows (the batch), L tokens in each row, T tokens in a segment.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +19,10 @@ from torchdefine.errors import UserError
 
 IGNORE = -100
 """The target of padding; PyTorch's losses leave it out by default."""
+
+HALF_LENGTH_PROBABILITY = 0.05  # of a segment that aims at half the length
+LENGTH_STD = 5.0
+SHORTEST = 5
 
 
 class TokenStreams:
@@ -44,8 +52,6 @@ class TokenStreams:
                 "use a smaller batch size (train.batch_size) or a longer text."
             )
         kept = range(batch_size) if rows is None else range(batch_size)[rows]
-        if not kept:
-            raise UserError(f"The rows {rows} leave nothing of a batch of {batch_size}: use a larger batch size.")
         held = _lay_out(tokens, length, start_token, kept)
         self.length = length
         self.batch_size = len(kept)
@@ -86,10 +92,8 @@ def shard(batch_size: int, rank: int, world_size: int) -> slice:
         lower = batch_size // world_size * world_size
         options = f"{lower} or {lower + world_size}" if lower else f"{world_size}"
         raise UserError(f"The batch size {batch_size} is not divisible by the {world_size} processes: use {options}.")
-    if not 0 <= rank < world_size:
-        raise UserError(f"The rank {rank} is not one of the {world_size} processes: use 0 to {world_size - 1}.")
-    share = batch_size // world_size
-    return slice(rank * share, (rank + 1) * share)
+    own = batch_size // world_size
+    return slice(rank * own, (rank + 1) * own)
 
 
 def _lay_out(tokens: np.ndarray, length: int, start_token: int, rows: range) -> np.ndarray:
@@ -102,3 +106,69 @@ def _lay_out(tokens: np.ndarray, length: int, start_token: int, rows: range) -> 
         if len(targets):
             row[0] = tokens[start - 1] if start else start_token
     return held
+
+
+class Segment(NamedTuple):
+    """The tokens of one step: ``length`` of every row from ``start`` on."""
+
+    start: int
+    length: int
+
+    @property
+    def begins_epoch(self) -> bool:
+        return self.start == 0
+
+
+class SegmentPlan:
+    """Cuts rows of ``row_length`` tokens into segments; any step can be asked for, in any order.
+
+    Segments have ``length`` tokens, the last one of an epoch fewer. With a ``seed`` the lengths are random and
+    different in every epoch, so that the cuts fall elsewhere each time (Merity et al., 2018): normal around ``length``,
+    or with probability 0.05 around half of it.
+    """
+
+    def __init__(self, row_length: int, length: int, seed: int | None = None) -> None:
+        self.row_length, self.length, self.seed = row_length, length, seed
+        self._ends = [0]  # steps done after each epoch, as far as they were asked for
+        self._cuts = lru_cache(maxsize=2)(self._draw_cuts)
+
+    def segment(self, step: int) -> Segment:
+        """The segment of step ``step``, counted from 0."""
+        epoch = self._epoch_of(step)
+        cuts, index = self._cuts(epoch), step - self._ends[epoch]
+        return Segment(int(cuts[index]), int(cuts[index + 1] - cuts[index]))
+
+    def steps_in(self, epochs: float) -> int:
+        """How many steps that many epochs take, rounded up to a whole step."""
+        exact = Fraction(str(epochs))  # as it is written: 0.1 of 70 steps is 7, not slightly more
+        whole = int(exact)
+        self._extend(whole + 1)
+        of_next = self._ends[whole + 1] - self._ends[whole]
+        return self._ends[whole] + math.ceil((exact - whole) * of_next)
+
+    def epoch_after(self, steps: int) -> float:
+        """How many epochs that many steps are."""
+        epoch = self._epoch_of(steps)
+        return epoch + (steps - self._ends[epoch]) / (self._ends[epoch + 1] - self._ends[epoch])
+
+    def _epoch_of(self, step: int) -> int:
+        while self._ends[-1] <= step:
+            self._extend(len(self._ends))
+        return bisect_right(self._ends, step) - 1
+
+    def _extend(self, epochs: int) -> None:
+        while len(self._ends) <= epochs:
+            self._ends.append(self._ends[-1] + len(self._cuts(len(self._ends) - 1)) - 1)
+
+    def _draw_cuts(self, epoch: int) -> np.ndarray:
+        """0, where each further segment starts, and the end of the rows."""
+        if self.seed is None:
+            inner = np.arange(self.length, self.row_length, self.length)
+        else:
+            random = np.random.default_rng((self.seed, epoch))
+            enough = self.row_length // SHORTEST + 1
+            aims = np.where(random.random(enough) < HALF_LENGTH_PROBABILITY, self.length / 2, float(self.length))
+            lengths = np.maximum(SHORTEST, random.normal(aims, LENGTH_STD).astype(np.int64))
+            ends = lengths.cumsum()
+            inner = ends[ends < self.row_length]
+        return np.concatenate(([0], inner, [self.row_length]))

@@ -7,6 +7,7 @@ tokens, so the number of batches in a pass never changes, and any batch of any p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from torchdefine.data.batches import IGNORE
 from torchdefine.data.bitext import SentencePairs
-from torchdefine.data.tokenizer_pair import TokenizerPair
+from torchdefine.data.tokenizer import TokenizerPair
 from torchdefine.errors import UserError
 
 BUCKET_GROWTH = 1.12
@@ -54,17 +55,14 @@ class BitextBatches:
             raise UserError(f"A batch has {tokens} tokens, but must have at least 1.")
         self._pairs, self._seed, self.device = pairs, seed, torch.device(device)
         self._source, self._target = tokenization.source, tokenization.target
-        self._starts = [np.concatenate(([0], ends[:-1])) for ends in (pairs.source_ends, pairs.target_ends)]
-        self._lengths = [
-            ends - starts for ends, starts in zip((pairs.source_ends, pairs.target_ends), self._starts, strict=True)
-        ]  # each (n,), <eos> included
+        self._ends = (pairs.source_ends, pairs.target_ends)  # each (n,)
+        self._lengths = [np.diff(ends, prepend=0) for ends in self._ends]  # each (n,), <eos> included
         longer = np.maximum(*self._lengths)
         self._bounds = bucket_bounds(int(longer.max()))
         bucket = np.searchsorted(self._bounds, longer)  # (n,)
         self._members = [np.flatnonzero(bucket == index) for index in range(len(self._bounds))]
         self._capacities = [max(1, int(tokens // bound)) for bound in self._bounds]
-        self._epoch = -1
-        self._order: list[np.ndarray] = []
+        self._order = lru_cache(maxsize=1)(self._shuffled)
 
     @property
     def per_epoch(self) -> int:
@@ -74,14 +72,21 @@ class BitextBatches:
 
     def batch(self, number: int) -> PairBatch:
         """Batch ``number``, counted from 0 through all passes."""
-        return self._padded(self.indices(number))
+        indices = self.indices(number)
+        lengths = [int(side[indices].max()) for side in self._lengths]
+        if self.device.type == "cuda":  # few different shapes, so that few CUDA graphs serve all
+            lengths = [int(self._bounds[np.searchsorted(self._bounds, max(lengths))])] * 2
+        source = self._rows(0, indices, lengths[0], self._source.pad_id)  # (B, S)
+        targets = self._rows(1, indices, lengths[1], IGNORE)  # (B, T)
+        inputs = np.concatenate((np.full((len(indices), 1), self._target.bos_id), targets[:, :-1]), axis=1)
+        # No target is counted at or after <eos> of the inputs, so any id will do there.
+        inputs = np.where(inputs == IGNORE, self._target.pad_id, inputs)
+        return PairBatch(self._moved(source), self._moved(inputs), self._moved(targets), targets, self.tokens(number))
 
     def indices(self, number: int) -> np.ndarray:
         """Which pairs batch ``number`` is made of."""
         epoch, place = divmod(number, self.per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._shuffled(epoch)
-        return self._order[place]
+        return self._order(epoch)[place]
 
     def tokens(self, number: int) -> int:
         """How many targets batch ``number`` predicts, without making it."""
@@ -98,26 +103,10 @@ class BitextBatches:
             batches += [ordered[at : at + capacity] for at in range(0, len(ordered), capacity)]
         return batches if random is None else [batches[index] for index in random.permutation(len(batches))]
 
-    def _padded(self, indices: np.ndarray) -> PairBatch:
-        lengths = [int(side[indices].max()) for side in self._lengths]
-        if self.device.type == "cuda":  # few different shapes, so that a recorded step can be used again
-            lengths = [int(self._bounds[np.searchsorted(self._bounds, max(lengths))])] * 2
-        source = self._rows(0, indices, lengths[0], self._source.pad_id)  # (B, S)
-        targets = self._rows(1, indices, lengths[1], IGNORE)  # (B, T)
-        inputs = np.concatenate((np.full((len(indices), 1), self._target.bos_id), targets[:, :-1]), axis=1)
-        # No target is counted at or after <eos> of the inputs, so any id will do there.
-        inputs = np.where(inputs == IGNORE, self._target.pad_id, inputs)
-        return PairBatch(
-            self._moved(source),
-            self._moved(inputs),
-            self._moved(targets),
-            targets,
-            int(self._lengths[1][indices].sum()),
-        )
-
     def _rows(self, side: int, indices: np.ndarray, length: int, fill: int) -> np.ndarray:
         tokens = (self._pairs.source, self._pairs.target)[side].tokens
-        starts, lengths = self._starts[side][indices], self._lengths[side][indices]
+        lengths = self._lengths[side][indices]
+        starts = self._ends[side][indices] - lengths
         places = np.arange(length)
         inside = places < lengths[:, None]  # (B, T)
         at = np.where(inside, starts[:, None] + places, 0)

@@ -11,14 +11,13 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import IO
 
 from torchdefine.errors import MachineError
-from torchdefine.files import Progress, atomic_file, sha256_of, write_failure
+from torchdefine.files import Progress, atomic_file, sha256_of, write_failure, write_text
 from torchdefine.spelling import option
 
 ATTEMPTS = 4
@@ -29,57 +28,26 @@ _CHUNK_BYTES = 256 << 10
 _BY_HAND = f"try again later, or fetch it by hand, put its text files into a folder and pass that as {option('data')}"
 
 
-@dataclass(frozen=True)
-class Download:
-    """A fetched file; ``verified`` is false where its right hash was not known, so ``sha256`` should be shown."""
-
-    path: Path
-    sha256: str
-    verified: bool
-
-
-def download(url: str, target: Path, sha256: str | None = None, progress: Progress | None = None) -> Download:
-    """Fetch ``url`` into the file ``target``; what an earlier attempt left in ``target``.part is continued.
+def download(url: str, target: Path, sha256: str | None = None, progress: Progress | None = None) -> str:
+    """Fetch ``url`` into the file ``target``, continuing what an earlier attempt left in ``target``.part; its hash.
 
     Without a known ``sha256`` the hash of the first download is kept in ``target``.sha256, and later downloads
     must have the same. A wrong hash and a network that cannot be reached are MachineErrors.
     """
     part = target.with_name(f"{target.name}.part")
     _fetch_with_retries(url, part, progress)
-    found = sha256_of(part)
-    record = hash_record(target)
-    expected = sha256 or (record.read_text().strip() if record.is_file() else found)
-    if found != expected:
+    found, record = sha256_of(part), hash_record(target)
+    if sha256 is None and not record.is_file():
+        write_text(record, f"{found}\n")
+    if found != (expected := sha256 or record.read_text().strip()):
         part.unlink()
         origin = "the published one" if sha256 else f"that of the first download, kept in {record}"
         raise MachineError(
             f"The file from {url} has the SHA-256 {found} where {expected} was expected ({origin}), "
             f"so it was removed: {_BY_HAND}."
         )
-    if sha256 is None and not record.is_file():
-        with atomic_file(record) as file:
-            file.write(f"{found}\n".encode())
     part.replace(target)
-    return Download(target, found, verified=sha256 is not None)
-
-
-@contextmanager
-def one_at_a_time(target: Path) -> Iterator[None]:
-    """Wait for other processes that fetch ``target``; a lock ends with its process, however that ends."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        yield
-        return
-    lock = target.with_name(f"{target.name}.lock")
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
-    except OSError as error:
-        raise write_failure(lock, error) from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return found
 
 
 def hash_record(target: Path) -> Path:
@@ -87,74 +55,30 @@ def hash_record(target: Path) -> Path:
     return target.with_name(f"{target.name}.sha256")
 
 
-def extract(archive: Path, members: Mapping[str, Path]) -> None:
-    """Take the named members of a .zip or .tgz file, and nothing else, each to the file it is mapped to."""
-    try:
-        if zipfile.is_zipfile(archive):
-            _extract_zip(archive, members)
-        else:
-            _extract_tgz(archive, members)
-    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise MachineError(f"The archive {archive} is damaged ({error}): fetch it again.") from error
-    except KeyError as error:
-        raise MachineError(f"The archive {archive} lacks a file that it should have: {error.args[0]}.") from error
-
-
-def _extract_zip(archive: Path, members: Mapping[str, Path]) -> None:
-    with zipfile.ZipFile(archive) as packed:
-        for name, target in members.items():
-            with packed.open(name) as source:
-                _write_member(source, target)
-
-
-def _extract_tgz(archive: Path, members: Mapping[str, Path]) -> None:
-    with gzip.open(archive) as unpacked:
-        while unpacked.read(_CHUNK_BYTES):
-            pass  # tarfile stops before gzip's checksum, which stands at the end
-    with tarfile.open(archive, "r:gz") as packed:
-        by_name = {info.name.removeprefix("./"): info for info in packed if info.isfile()}
-        for name, target in members.items():
-            if name not in by_name:
-                raise KeyError(name)
-            source = packed.extractfile(by_name[name])
-            assert source is not None  # it is a regular file
-            with source:
-                _write_member(source, target)
-
-
-def _write_member(source: IO[bytes], target: Path) -> None:
-    with atomic_file(target) as file:
-        shutil.copyfileobj(source, file, _CHUNK_BYTES)
-
-
 def _fetch_with_retries(url: str, part: Path, progress: Progress | None) -> None:
     wait = FIRST_WAIT_SECONDS
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _fetch(url, part, progress)
-        except urllib.error.HTTPError as error:
-            reason = f"the server answered {error.code} {error.reason}"
-            error.close()
-            if error.code < 500 and error.code not in (408, 416, 429):
-                raise _unreachable(url, reason) from error
-            if error.code == 416:  # the part left from before is not a beginning of this file
-                part.unlink(missing_ok=True)
-            last: Exception = error
         except (OSError, http.client.HTTPException) as error:
-            reason = str(getattr(error, "reason", None) or error or type(error).__name__)
-            last = error
-        if attempt < ATTEMPTS:
-            time.sleep(wait)
-            wait *= 2
-    raise _unreachable(url, reason) from last
+            status, reason = None, str(getattr(error, "reason", None) or error or type(error).__name__)
+            if isinstance(error, urllib.error.HTTPError):
+                status, reason = error.code, f"the server answered {error.code} {error.reason}"
+                error.close()
+            if status == 416:  # the part left from before is not a beginning of this file
+                part.unlink(missing_ok=True)
+            refused = status is not None and status < 500 and status not in (408, 416, 429)
+            if refused or attempt == ATTEMPTS:
+                raise MachineError(f"{url} could not be downloaded ({reason}): {_BY_HAND}.") from error
+        time.sleep(wait)
+        wait *= 2
 
 
 def _fetch(url: str, part: Path, progress: Progress | None) -> None:
     """One attempt: continue ``part`` where the server can, and start it afresh where it cannot."""
     have = part.stat().st_size if part.is_file() else 0
-    request = urllib.request.Request(url, headers={"User-Agent": "torchdefine"})
-    if have:
-        request.add_header("Range", f"bytes={have}-")
+    headers = {"User-Agent": "torchdefine"} | ({"Range": f"bytes={have}-"} if have else {})
+    request = urllib.request.Request(url, headers=headers)
     with closing(urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)) as response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
             have = 0
@@ -179,5 +103,37 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
         raise ConnectionError(f"the connection broke off after {have:,} of {total:,} bytes")
 
 
-def _unreachable(url: str, reason: str) -> MachineError:
-    return MachineError(f"{url} could not be downloaded ({reason}): {_BY_HAND}.")
+def extract(archive: Path, members: Mapping[str, Path]) -> None:
+    """Take the named members of a .zip or .tgz file, and nothing else, each to the file it is mapped to."""
+    try:
+        if zipfile.is_zipfile(archive):
+            _extract_zip(archive, members)
+        else:
+            _extract_tgz(archive, members)
+    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise MachineError(f"The archive {archive} is damaged ({error}): fetch it again.") from error
+    except KeyError as error:
+        raise MachineError(f"The archive {archive} lacks a file that it should have: {error.args[0]}.") from error
+
+
+def _extract_zip(archive: Path, members: Mapping[str, Path]) -> None:
+    with zipfile.ZipFile(archive) as packed:
+        for name, target in members.items():
+            _write_member(packed.open(name), target)
+
+
+def _extract_tgz(archive: Path, members: Mapping[str, Path]) -> None:
+    with gzip.open(archive) as unpacked:
+        while unpacked.read(_CHUNK_BYTES):
+            pass  # tarfile stops before gzip's checksum, which stands at the end
+    with tarfile.open(archive, "r:gz") as packed:
+        by_name = {info.name.removeprefix("./"): info for info in packed if info.isfile()}
+        for name, target in members.items():
+            source = packed.extractfile(by_name[name])
+            assert source is not None  # it is a regular file
+            _write_member(source, target)
+
+
+def _write_member(source: IO[bytes], target: Path) -> None:
+    with source, atomic_file(target) as file:
+        shutil.copyfileobj(source, file, _CHUNK_BYTES)

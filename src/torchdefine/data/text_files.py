@@ -1,4 +1,4 @@
-"""Text files, plain or packed (.gz, .xz, .zst), as blocks of lines in bounded memory; which file is which split.
+"""Text files, plain or packed (.gz, .xz, .zst), and parallel ones, as blocks of lines in bounded memory.
 
 Lines end at ``\\n`` only. A file that is not readable text is refused in one sentence that says where the problem is.
 """
@@ -7,36 +7,21 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
+from torchdefine.data.sources import PairedFiles
 from torchdefine.errors import MachineError, UserError
 
 BLOCK_BYTES = 4 << 20
 LONGEST_LINE_BYTES = 128 << 20
 """A line is held in memory as a whole; this bounds it, and still admits corpora of one long line (text8)."""
 
-SPLITS = ("train", "valid", "test")
-"""The parts of a corpus; it need not have all of them."""
-
-FOLDER_LAYOUT = (
-    "a corpus is a folder with a training file such as train.txt and, if there are any, valid.txt and "
-    "test.txt, each plain or packed as .gz, .xz or .zst"
-)
-
-_SPLIT_OF_PART = {
-    "train": "train",
-    "training": "train",
-    "valid": "valid",
-    "validation": "valid",
-    "val": "valid",
-    "dev": "valid",
-    "test": "test",
-}
+_PAIRS_AT_ONCE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -52,8 +37,6 @@ class TextBlock:
 
 def read_text(path: Path, *, may_be_empty: bool = False) -> Iterator[TextBlock]:
     """Stream the lines of a UTF-8 file; a binary, damaged, cut-off or, by default, empty one is a UserError."""
-    if may_be_empty and path.is_file() and not path.stat().st_size:
-        return
     position = lines_before = bytes_before = 0
     with _open(path) as file:
         for raw in _whole_lines(_unpack(path, file), path):
@@ -72,111 +55,95 @@ def read_text(path: Path, *, may_be_empty: bool = False) -> Iterator[TextBlock]:
         raise UserError(f"{path} is empty: give a file with text in it.")
 
 
+def read_texts(paths: Iterable[Path], advance: Callable[[int], None] = lambda _: None) -> Iterator[TextBlock]:
+    """The same for files that follow each other; ``advance`` is told how many bytes of them are done with."""
+    for path in paths:
+        for block in read_text(path):
+            yield block
+            advance(block.disk_bytes)
+
+
+def bytes_of(paths: Iterable[Path]) -> int:
+    """The size of files that are there, for a progress bar."""
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
 def decode_text(raw: bytes, name: str) -> list[str]:
     """The lines of a UTF-8 text that is in memory already, none for an empty one; ``name`` is for messages."""
-    if not raw:
-        return []
     text = _decode(raw, name, 0, 0).removeprefix("\ufeff")
-    return text.removesuffix("\n").split("\n")
+    return text.removesuffix("\n").split("\n") if raw else []
 
 
-def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, list[Path]]:
-    """The files of each split ("train", "valid", "test") of a corpus folder, numbered parts in their order.
+class PairBlock(NamedTuple):
+    """Some pairs of lines, as they stand in the files."""
 
-    A file belongs to a split if a part of its name says so: train.txt, train-1.txt.xz, wiki.valid.tokens.
-    """
-    folder = Path(folder)
-    if folder.is_file():
-        raise UserError(f"{folder} is a single file, but {FOLDER_LAYOUT}: put it into a folder of its own.")
-    if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}: {FOLDER_LAYOUT}.")
-    splits: dict[str, list[Path]] = {}
-    files = sorted((path for path in folder.iterdir() if is_candidate(path)), key=natural_order)
-    for path in files:
-        if split := split_named_by(path):
-            splits.setdefault(split, []).append(path)
-    for split, parts in splits.items():
-        _check_parts_belong_together(folder, split, parts)
-    if not splits or (require_train and "train" not in splits):
-        wanted = "training" if require_train else "train, valid or test"
-        found = ", ".join(path.name for path in files) or "no files"
-        raise UserError(f"{folder} has no {wanted} file (found: {found}): {FOLDER_LAYOUT}.")
-    return {split: splits[split] for split in SPLITS if split in splits}
+    source: list[str]
+    target: list[str]
 
 
-def is_candidate(path: Path) -> bool:
-    """Whether a file of a folder may be a text; a broken link may be meant as one."""
-    return (path.is_file() or _is_broken_link(path)) and not path.name.startswith(".")
+def read_pairs(files: PairedFiles, advance: Callable[[int], None] = lambda _: None) -> Iterator[PairBlock]:
+    """Stream the pairs of a split; sides of unequal length and rows without two columns are a UserError."""
+    if files.target is None:
+        for table in files.source:
+            yield from _read_table(table, advance)
+        return
+    sides = (files.source, files.target)
+    lines = (chain.from_iterable(block.lines for block in read_texts(side, advance)) for side in sides)
+    pairs = zip_longest(*lines)
+    while chunk := list(islice(pairs, _PAIRS_AT_ONCE)):
+        if None in chunk[-1]:
+            source, target = (sum(len(block.lines) for block in read_texts(side)) for side in sides)
+            raise UserError(
+                f"{files.source[0]} has {source:,} lines and {files.target[0]} has {target:,}, but line must stand for "
+                "line: align them again."
+            )
+        yield PairBlock([pair[0] for pair in chunk], [pair[1] for pair in chunk])
 
 
-def _is_broken_link(path: Path) -> bool:
-    return path.is_symlink() and not path.exists()
-
-
-def split_named_by(path: Path) -> str | None:
-    """The split that a part of a file's name says; a file that names several, or a link to nothing, is refused."""
-    parts = (part.rstrip("0123456789") for part in re.split(r"[._-]+", path.name.lower()))
-    named = sorted({_SPLIT_OF_PART[part] for part in parts if part in _SPLIT_OF_PART})
-    if len(named) > 1:
-        raise UserError(f"{path} names several splits ({', '.join(named)}): rename it to one of them.")
-    if named and _is_broken_link(path):
-        raise UserError(f"{path} is a link to {path.readlink()}, which is not there: mend the link or remove it.")
-    return named[0] if named else None
-
-
-def natural_order(path: Path) -> list[tuple[int, str]]:
-    """Digits count as numbers, so that train-2 stands before train-10."""
-    pieces = re.findall(r"\d+|\D+", path.name)
-    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces]
-
-
-def _check_parts_belong_together(folder: Path, split: str, parts: list[Path]) -> None:
-    """Parts of one text differ in a number only, unlike train.en and train.de or train.txt and train.txt.gz."""
-    if len({re.sub(r"[._-]?\d+", "#", part.name) for part in parts}) > 1:
-        found = ", ".join(part.name for part in parts)
-        raise UserError(
-            f"{folder} has several {split} files that are not numbered parts of one text ({found}): "
-            "keep one of them, or name parts like train-1.txt and train-2.txt."
-        )
+def _read_table(table: Path, advance: Callable[[int], None]) -> Iterator[PairBlock]:
+    lines_before = 0
+    for block in read_texts([table], advance):
+        rows = [line.split("\t") for line in block.lines]
+        for number, row in enumerate(rows, start=lines_before + 1):
+            if len(row) < 2:
+                raise UserError(
+                    f"Line {number:,} of {table} has no second column: put the source, a tab and the target on each "
+                    "line."
+                )
+        yield PairBlock([row[0] for row in rows], [row[1] for row in rows])
+        lines_before += len(rows)
 
 
 def _open(path: Path) -> BinaryIO:
-    if path.is_dir():
-        raise UserError(f"{path} is a folder, but a text file is needed here.")
     try:
-        file = path.open("rb")
+        return path.open("rb")
     except FileNotFoundError as error:
         raise UserError(f"There is no file {path}: check its name.") from error
+    except IsADirectoryError as error:
+        raise UserError(f"{path} is a folder, but a text file is needed here.") from error
     except OSError as error:
         raise UserError(f"{path} cannot be opened ({error.strerror}): check its permissions.") from error
-    if not path.stat().st_size:
-        file.close()
-        raise UserError(f"{path} is empty: give a file with text in it.")
-    return file
 
 
 def _unpack(path: Path, file: BinaryIO) -> Iterator[bytes]:
     try:
-        match path.suffix.lower():
-            case ".zst":
-                yield from _unpack_zst(path, file)
-            case ".gz":
-                with gzip.GzipFile(fileobj=file) as unpacked:
-                    yield from _chunks(unpacked)
-            case ".xz":
-                with lzma.LZMAFile(file) as unpacked:
-                    yield from _chunks(unpacked)
-            case _:
-                yield from _chunks(file)
+        if path.suffix.lower() == ".zst":
+            yield from _unpack_zst(path, file)
+            return
+        unpacked = _unpacked(path, file)
+        while chunk := unpacked.read(BLOCK_BYTES):
+            yield chunk
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise _damaged_archive(path, error) from error
+        reason = str(error).rstrip(".")
+        raise UserError(f"{path} is damaged or was cut short ({reason}): copy or download it again.") from error
     except OSError as error:
         raise MachineError(f"{path} could not be read ({error.strerror or error}): check the disk.") from error
 
 
-def _chunks(stream: BinaryIO | gzip.GzipFile | lzma.LZMAFile) -> Iterator[bytes]:
-    while chunk := stream.read(BLOCK_BYTES):
-        yield chunk
+def _unpacked(path: Path, file: BinaryIO) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
+    if path.suffix.lower() == ".gz":
+        return gzip.GzipFile(fileobj=file)
+    return lzma.LZMAFile(file) if path.suffix.lower() == ".xz" else file
 
 
 def _unpack_zst(path: Path, file: BinaryIO) -> Iterator[bytes]:
@@ -198,33 +165,26 @@ def _unpack_zst(path: Path, file: BinaryIO) -> Iterator[bytes]:
                 if frame.eof:
                     frame = decompressor.decompressobj()
     except zstandard.ZstdError as error:
-        raise _damaged_archive(path, error) from error
+        raise EOFError(str(error)) from error
     if frame_begun:
         raise EOFError("the last frame is not finished")
-
-
-def _damaged_archive(path: Path, error: Exception) -> UserError:
-    reason = str(error).rstrip(".")
-    return UserError(f"{path} is damaged or was cut short ({reason}): copy or download it again.")
 
 
 def _whole_lines(chunks: Iterable[bytes], path: Path) -> Iterator[bytes]:
     """Regroup chunks so that each ends with a line; the very last line may lack its newline."""
     pending: list[bytes] = []
-    pending_bytes = 0
     for chunk in chunks:
         end = chunk.rfind(b"\n") + 1
         if end:
             yield b"".join([*pending, chunk[:end]])
-            pending, pending_bytes = [], 0
+            pending = []
         pending.append(chunk[end:])
-        pending_bytes += len(chunk) - end
-        if pending_bytes > LONGEST_LINE_BYTES:
+        if sum(map(len, pending)) > LONGEST_LINE_BYTES:
             raise UserError(
                 f"{path} has a line of more than {LONGEST_LINE_BYTES >> 20} MiB: "
                 "put one sentence or paragraph on a line."
             )
-    if pending_bytes:
+    if any(pending):
         yield b"".join(pending)
 
 

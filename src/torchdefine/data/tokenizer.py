@@ -6,15 +6,17 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from torchdefine.data.text_files import read_text
-from torchdefine.data.vocabulary import EOS, UNK
+from torchdefine.data.text_files import bytes_of, read_texts
+from torchdefine.data.vocabulary import EOS, UNK, VOCABULARY_FILE, Tokenization, Vocabulary
 from torchdefine.errors import UserError
-from torchdefine.files import Progress, atomic_file
+from torchdefine.files import Meter, Progress, read_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 PAD = "<pad>"
 BOS = "<bos>"
 SPECIALS = (PAD, BOS, EOS, UNK)
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE, SOURCE_FILE, TARGET_FILE = "tokenizer.json", "source.tokenizer.json", "target.tokenizer.json"
 
 SMALLEST_BPE = 256 + len(SPECIALS)
 """Byte-level BPE starts from one token for each byte, so that no text is unknown to it."""
@@ -31,14 +33,16 @@ _CHECKED_LINES, _CHECKED_CHARACTERS = 1000, 10_000  # of a block, and of each of
 _LINES_AT_ONCE = 1024  # what the package returns for a line is many times its size
 
 
-class SubwordTokenizer:
+class SubwordTokenizer(Tokenization):
     """Subwords ↔ ids. Lines are encoded as they are, white space included, and each is ended by ``<eos>``.
 
     ``<pad>``, ``<bos>``, ``<eos>`` and ``<unk>`` always have ids: those a file lacks are added at its end.
     """
 
-    kind: Literal["subwords"] = "subwords"
-    counts: list[int] | None = None
+    kind = "subwords"
+    file_name = TOKENIZER_FILE
+    pad_id: int
+    bos_id: int
 
     def __init__(self, json_text: str) -> None:
         """Take the text of a tokenizer file; ``load`` reads it from there."""
@@ -54,10 +58,10 @@ class SubwordTokenizer:
         self._json = json_text
         vocabulary = tokenizer.get_vocab()
         self._size = max(vocabulary.values()) + 1  # ids may have gaps
-        self.pad_id: int = vocabulary[PAD]
-        self.bos_id: int = vocabulary[BOS]
-        self.eos_id: int = vocabulary[EOS]
-        self.unk_id: int = _unknown_id(json_text, vocabulary)
+        self.pad_id = vocabulary[PAD]
+        self.bos_id = vocabulary[BOS]
+        self.eos_id = vocabulary[EOS]
+        self.unk_id = _unknown_id(json_text, vocabulary)
 
     def __len__(self) -> int:
         return self._size
@@ -67,11 +71,9 @@ class SubwordTokenizer:
 
     @property
     def sha256(self) -> str:
-        """The fingerprint of the tokenizer file; equal fingerprints give equal ids."""
         return hashlib.sha256(self._json.encode()).hexdigest()
 
     def id(self, token: str) -> int:
-        """The id of a subword; that of ``<unk>`` for any other piece of text."""
         index = self._tokenizer.token_to_id(token)
         return self.unk_id if index is None else index
 
@@ -82,16 +84,13 @@ class SubwordTokenizer:
         return token
 
     def encode_lines(self, lines: Sequence[str]) -> np.ndarray:
-        """The ids of each line, each followed by ``<eos>``, as one array of uint32."""
-        arrays = [np.zeros(0, dtype=np.uint32)]
+        lines_of_ids = ((*encoding.ids, self.eos_id) for encoding in self._encodings(lines))
+        return np.fromiter(chain.from_iterable(lines_of_ids), dtype=np.uint32)
+
+    def _encodings(self, lines: Sequence[str]) -> Iterator[Any]:
         for start in range(0, len(lines), _LINES_AT_ONCE):
             some_lines = list(lines[start : start + _LINES_AT_ONCE])
-            ids: list[int] = []
-            for encoding in self._tokenizer.encode_batch(some_lines, add_special_tokens=False):
-                ids += encoding.ids
-                ids.append(self.eos_id)
-            arrays.append(np.array(ids, dtype=np.uint32))
-        return np.concatenate(arrays)
+            yield from self._tokenizer.encode_batch(some_lines, add_special_tokens=False)
 
     def lost_characters(self, lines: Sequence[str]) -> tuple[int, int]:
         """How many characters the ids do not tell, and of how many, in a sample of the lines; white space aside.
@@ -110,32 +109,15 @@ class SubwordTokenizer:
                     lost += _changed(line, other)
         return lost, sum(len(_printed(line)) for line in sample)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, each line ended by ``<eos>``, the last one too where its newline is missing."""
-        return self.encode_lines(text.removesuffix("\n").split("\n")).tolist() if text else []
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; each ``<eos>`` becomes a newline."""
-        lines: list[list[int]] = [[]]
-        for index in ids:
-            if index == self.eos_id:
-                lines.append([])
-            else:
-                lines[-1].append(int(index))
-        return "\n".join(self._tokenizer.decode(line, skip_special_tokens=False) for line in lines)
+    def _decode_line(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def encode_sentences(self, sentences: Sequence[str]) -> list[list[int]]:
         """The ids of each sentence by itself, without ``<eos>``; text that looks like a special token stays text."""
         specials = {self.pad_id, self.bos_id, self.eos_id}
         self._tokenizer.encode_special_tokens = True
         try:
-            encoded = [
-                encoding.ids
-                for start in range(0, len(sentences), _LINES_AT_ONCE)
-                for encoding in self._tokenizer.encode_batch(
-                    list(sentences[start : start + _LINES_AT_ONCE]), add_special_tokens=False
-                )
-            ]
+            encoded = [encoding.ids for encoding in self._encodings(sentences)]
         finally:
             self._tokenizer.encode_special_tokens = False
         return [  # a foreign tokenizer may still have them among its words
@@ -146,25 +128,13 @@ class SubwordTokenizer:
         """The text of one sentence in one line, without special tokens and with single spaces."""
         return " ".join(self._tokenizer.decode(list(ids), skip_special_tokens=True).split())
 
-    def save(self, path: str | Path) -> Path:
-        """Write to the file ``path``, or to ``tokenizer.json`` in it if it is a folder; return the file."""
-        path = Path(path)
-        if path.is_dir():
-            path = path / TOKENIZER_FILE
-        with atomic_file(path) as file:
-            file.write(self._json.encode())
-        return path
+    def _file_text(self) -> str:
+        return self._json
 
     @classmethod
     def load(cls, path: str | Path) -> SubwordTokenizer:
         """Read a tokenizer file: one that ``save`` wrote, or any of the package ``tokenizers``."""
-        path = Path(path)
-        try:
-            json_text = path.read_bytes().decode("utf-8")
-        except FileNotFoundError as error:
-            raise UserError(f"There is no tokenizer file {path}: check its name.") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"The tokenizer file {path} cannot be read ({error}).") from error
+        json_text = read_text(Path(path), "tokenizer file")
         _tokenizers()  # fails here if the package is missing, which is not a damaged file
         try:
             return cls(json_text)
@@ -172,17 +142,79 @@ class SubwordTokenizer:
             raise UserError(f"{path} is not a tokenizer file of the package tokenizers ({error}).") from error
 
 
+def load_tokenization(folder: str | Path) -> Tokenization:
+    """Read back what ``save`` wrote into a folder."""
+    words, subwords = Path(folder) / VOCABULARY_FILE, Path(folder) / TOKENIZER_FILE
+    if words.is_file() and subwords.is_file():
+        raise UserError(f"{folder} has both {words.name} and {subwords.name}: remove the one that is not meant.")
+    if words.is_file():
+        return Vocabulary.load(words)
+    if subwords.is_file():
+        return SubwordTokenizer.load(subwords)
+    raise UserError(f"{folder} has neither {words.name} nor {subwords.name}: check the folder's name.")
+
+
+@dataclass(frozen=True)
+class TokenizerPair:
+    """Source and target subwords of a translator; a joint tokenizer is both."""
+
+    source: SubwordTokenizer
+    target: SubwordTokenizer
+    kind: Literal["subwords"] = "subwords"
+
+    @property
+    def joint(self) -> bool:
+        return self.source is self.target
+
+    def __len__(self) -> int:
+        """How many target ids there are, among which the model predicts."""
+        return len(self.target)
+
+    @property
+    def sha256(self) -> str:
+        both = self.source.sha256 + self.target.sha256
+        return self.target.sha256 if self.joint else hashlib.sha256(both.encode()).hexdigest()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write into a folder: ``tokenizer.json`` for a joint tokenizer, else one file for each side."""
+        folder = Path(folder)
+        if self.joint:
+            self.target.save(folder / TOKENIZER_FILE)
+        else:
+            self.source.save(folder / SOURCE_FILE)
+            self.target.save(folder / TARGET_FILE)
+        return folder
+
+    @classmethod
+    def load(cls, path: str | Path) -> TokenizerPair:
+        """Read what ``save`` wrote into a folder, or one tokenizer file for both sides."""
+        path = Path(path)
+        if not path.is_dir():
+            joint = SubwordTokenizer.load(path)
+            return cls(joint, joint)
+        if (path / SOURCE_FILE).is_file():
+            return cls(SubwordTokenizer.load(path / SOURCE_FILE), SubwordTokenizer.load(path / TARGET_FILE))
+        return cls.load(path / TOKENIZER_FILE)
+
+
 def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progress | None = None) -> SubwordTokenizer:
     """Learn a byte-level BPE of at most ``vocabulary_size`` tokens from text files; the specials come first."""
     if not files:
         raise UserError("Training a tokenizer needs at least one text file.")
-    check_bpe_size(vocabulary_size)
-    return train_bpe_on(_lines_of([Path(file) for file in files], progress), vocabulary_size)
+    paths = [Path(file) for file in files]
+    meter = Meter(bytes_of(paths), progress)
+    tokenizer = train_bpe_on((block.lines for block in read_texts(paths, meter.advance)), vocabulary_size)
+    meter.finish()
+    return tokenizer
 
 
 def train_bpe_on(blocks: Iterable[list[str]], vocabulary_size: int, *, sentences: bool = False) -> SubwordTokenizer:
     """The same from blocks of lines; with ``sentences`` a word is the same token at a line's start and within it."""
-    check_bpe_size(vocabulary_size)
+    if vocabulary_size < SMALLEST_BPE:
+        raise UserError(
+            f"vocabulary_size is {vocabulary_size}, but must be at least {SMALLEST_BPE}: "
+            f"the 256 bytes and {', '.join(SPECIALS)}."
+        )
     tokenizers = _tokenizers()
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=sentences)
@@ -221,27 +253,6 @@ def _uncovered(line: str, offsets: Sequence[tuple[int, int]]) -> int:
 def _changed(line: str, other: str) -> int:
     """How many characters of a line another line does not have."""
     return 0 if line == other else (Counter(_printed(line)) - Counter(_printed(other))).total()
-
-
-def check_bpe_size(vocabulary_size: int) -> None:
-    if vocabulary_size < SMALLEST_BPE:
-        raise UserError(
-            f"vocabulary_size is {vocabulary_size}, but must be at least {SMALLEST_BPE}: "
-            f"the 256 bytes and {', '.join(SPECIALS)}."
-        )
-
-
-def _lines_of(files: Sequence[Path], progress: Progress | None) -> Iterator[list[str]]:
-    total = sum(file.stat().st_size for file in files if file.is_file())
-    done = 0
-    for file in files:
-        for block in read_text(file):
-            yield block.lines
-            done += block.disk_bytes
-            if progress is not None:
-                progress(min(done, total), total)
-    if progress is not None:
-        progress(total, total)
 
 
 def _tokenizers() -> Any:

@@ -1,8 +1,9 @@
-"""Words and their ids, the most frequent first."""
+"""Text ↔ ids: what words and subwords have in common, and words, the most frequent first."""
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from torchdefine.errors import UserError
-from torchdefine.files import atomic_file
+from torchdefine.files import read_text, write_text
 
 UNK = "<unk>"
 EOS = "<eos>"
@@ -20,22 +21,88 @@ VOCABULARY_FILE = "vocab.txt"
 _HEADER = "# torchdefine vocabulary 1"
 
 
+class Tokenization(ABC):
+    """Text ↔ ids: a ``Vocabulary`` or a ``SubwordTokenizer``."""
+
+    kind: Literal["words", "subwords"]
+    file_name: str
+    """Of the file in a run's folder."""
+    eos_id: int
+    """Ends each line, and stands before the first token of a text."""
+    unk_id: int
+    pad_id: int | None = None
+    bos_id: int | None = None
+    counts: list[int] | None = None
+    """How often each token stands in the training text, where that is known."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many ids there are: every id is smaller."""
+
+    @property
+    @abstractmethod
+    def sha256(self) -> str:
+        """The fingerprint: equal for two tokenizations that give equal ids."""
+
+    @abstractmethod
+    def id(self, token: str) -> int:
+        """The id of a token; that of ``<unk>`` for any other piece of text."""
+
+    @abstractmethod
+    def token(self, index: int) -> str: ...
+
+    @abstractmethod
+    def encode_lines(self, lines: Sequence[str]) -> np.ndarray:
+        """The ids of each line, each followed by ``eos_id``, as one array of uint32: fast for many lines."""
+
+    @abstractmethod
+    def lost_characters(self, lines: Sequence[str]) -> tuple[int, int]:
+        """How many characters are told by no id, not even by that of ``<unk>``, and of how many that were looked at."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, each line ended by ``<eos>``, the last one too where its newline is missing."""
+        return self.encode_lines(text.removesuffix("\n").split("\n")).tolist() if text else []
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids; each ``<eos>`` becomes a newline."""
+        lines: list[list[int]] = [[]]
+        for index in ids:
+            if index == self.eos_id:
+                lines.append([])
+            else:
+                lines[-1].append(int(index))
+        return "\n".join(map(self._decode_line, lines))
+
+    @abstractmethod
+    def _decode_line(self, ids: list[int]) -> str: ...
+
+    def save(self, path: str | Path) -> Path:
+        """Write to the file ``path``, or for ``load_tokenization`` into the folder ``path``; return the file."""
+        path = Path(path)
+        file = path / self.file_name if path.is_dir() else path
+        write_text(file, self._file_text())
+        return file
+
+    @abstractmethod
+    def _file_text(self) -> str: ...
+
+
 def split_words(lines: Iterable[str]) -> list[str]:
     """The words of each line followed by ``<eos>``, in one flat list."""
     # One join and one split for many lines: several times as fast as a loop over the lines.
     return f" {EOS} ".join([*lines, ""]).split()
 
 
-class Vocabulary:
+class Vocabulary(Tokenization):
     """Words ↔ ids in order of frequency, ties in alphabetical order.
 
     ``<unk>`` stands for every word that is not in the vocabulary and ``<eos>`` ends each line; both take the
     place that their counts give them.
     """
 
-    kind: Literal["words"] = "words"
-    pad_id: int | None = None
-    bos_id: int | None = None
+    kind = "words"
+    file_name = VOCABULARY_FILE
+    counts: list[int]
 
     def __init__(self, tokens: Sequence[str], counts: Sequence[int]) -> None:
         """Take tokens in the order of their ids; ``from_counts`` finds that order."""
@@ -45,8 +112,8 @@ class Vocabulary:
         self.counts = list(counts)
         self._ids = {token: index for index, token in enumerate(self.tokens)}
         _check_tokens(self.tokens, self._ids)
-        self.unk_id: int = self._ids[UNK]
-        self.eos_id: int = self._ids[EOS]
+        self.unk_id = self._ids[UNK]
+        self.eos_id = self._ids[EOS]
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], min_count: int = 1, max_size: int | None = None) -> Vocabulary:
@@ -75,11 +142,9 @@ class Vocabulary:
 
     @property
     def sha256(self) -> str:
-        """The fingerprint of the tokens in their order; equal fingerprints give equal ids."""
         return hashlib.sha256("\n".join(self.tokens).encode()).hexdigest()
 
     def id(self, token: str) -> int:
-        """The id of a word; that of ``<unk>`` for a word outside the vocabulary."""
         return self._ids.get(token, self.unk_id)
 
     def token(self, index: int) -> str:
@@ -88,7 +153,6 @@ class Vocabulary:
         return self.tokens[index]
 
     def encode_lines(self, lines: Sequence[str]) -> np.ndarray:
-        """The ids of the words of each line, each followed by ``<eos>``, as one array of uint32."""
         words = split_words(lines)
         return np.fromiter(map(self._ids.get, words, repeat(self.unk_id)), dtype=np.uint32, count=len(words))
 
@@ -96,62 +160,33 @@ class Vocabulary:
         """None of all: a word that is unknown is ``<unk>``, and white space is not counted."""
         return 0, sum(map(len, lines))
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, each line ended by ``<eos>``, the last one too where its newline is missing."""
-        return self.encode_lines(text.removesuffix("\n").split("\n")).tolist() if text else []
+    def _decode_line(self, ids: list[int]) -> str:
+        return " ".join(map(self.token, ids))
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Words joined by spaces; each ``<eos>`` becomes a newline."""
-        lines: list[list[str]] = [[]]
-        for index in ids:
-            if index == self.eos_id:
-                lines.append([])
-            else:
-                lines[-1].append(self.token(int(index)))
-        return "\n".join(" ".join(words) for words in lines)
-
-    def save(self, path: str | Path) -> Path:
-        """Write to the file ``path``, or to ``vocab.txt`` in it if it is a folder; return the file."""
-        path = Path(path)
-        if path.is_dir():
-            path = path / VOCABULARY_FILE
-        rows = [f"{_HEADER}\t{len(self)}"]
-        rows += [f"{token}\t{count}" for token, count in zip(self.tokens, self.counts, strict=True)]
-        with atomic_file(path) as file:
-            file.write(("\n".join(rows) + "\n").encode())
-        return path
+    def _file_text(self) -> str:
+        rows = (f"{token}\t{count}\n" for token, count in zip(self.tokens, self.counts, strict=True))
+        return f"{_HEADER}\t{len(self)}\n" + "".join(rows)
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
         """Read what ``save`` wrote: a header with the number of tokens, then ``token<TAB>count`` a line."""
-        path = Path(path)
-        try:
-            header, *rows = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
-        except FileNotFoundError as error:
-            raise UserError(f"There is no vocabulary file {path}: check its name.") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not a vocabulary file: it is not UTF-8 text.") from error
-        except OSError as error:
-            raise UserError(f"The vocabulary file {path} cannot be read ({error.strerror}).") from error
+        header, *rows = read_text(Path(path), "vocabulary file").removesuffix("\n").split("\n")
         name, _, announced = header.partition("\t")
         if name != _HEADER:
             raise UserError(f"{path} is not a vocabulary file of a known version: it must begin with '{_HEADER}'.")
-        if announced != str(len(rows)):
-            raise UserError(
-                f"{path} is damaged: its header announces {announced or 'no'} tokens, "
-                f"but it has {len(rows)}; copy it again from where it was made."
-            )
-        tokens, counts = [], []
-        for number, row in enumerate(rows, start=2):
-            token, _, count = row.rpartition("\t")
-            if not count.isdecimal():
-                raise UserError(f"{path} is damaged: line {number} is not a token, a tab and a count.")
-            tokens.append(token)
-            counts.append(int(count))
         try:
+            if announced != str(len(rows)):
+                raise UserError(f"its header announces {announced or 'no'} tokens, but it has {len(rows)}.")
+            tokens, counts = [], []
+            for number, row in enumerate(rows, start=2):
+                token, _, count = row.rpartition("\t")
+                if not count.isdecimal():
+                    raise UserError(f"line {number} is not a token, a tab and a count.")
+                tokens.append(token)
+                counts.append(int(count))
             return cls(tokens, counts)
         except UserError as error:
-            raise UserError(f"{path} is damaged: {error}") from error
+            raise UserError(f"{path} is damaged, so copy it again from where it was made: {error}") from error
 
 
 def _by_frequency(item: tuple[str, int]) -> tuple[int, str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from torchdefine.data import Tokenization, TokenizerPair
-from torchdefine.data.tokenizer import TOKENIZER_FILE
-from torchdefine.data.tokenizer_pair import SOURCE_FILE, TARGET_FILE
+from torchdefine.data.tokenizer import SOURCE_FILE, TARGET_FILE, TOKENIZER_FILE
 from torchdefine.data.vocabulary import VOCABULARY_FILE
 from torchdefine.inference.export_programs import Program
 

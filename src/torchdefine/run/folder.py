@@ -18,8 +18,9 @@ from torchdefine.errors import UserError
 from torchdefine.files import (
     cache_folder,
     finite_only,
+    is_unfinished,
+    locked,
     read_json,
-    remove_abandoned,
     write_failure,
     write_json,
     write_text,
@@ -86,8 +87,8 @@ class RunFolder:
             )
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file, but a run is a folder: choose another {option('out')}.")
-        remove_abandoned(self.config)  # of a run that was killed before it had anything
-        found = sorted(file.name for file in self.path.iterdir()) if self.path.is_dir() else []
+        files = self.path.iterdir() if self.path.is_dir() else []
+        found = sorted(file.name for file in files if not is_unfinished(file))  # a run may be killed as it starts
         if found:
             shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
             raise UserError(f"{self.path} holds {shown} already, but no run: choose another {option('out')}.")
@@ -99,25 +100,9 @@ class RunFolder:
         It lies in the cache, so that a folder that turns out not to be free is left untouched; processes with another
         cache do not see it.
         """
-        try:
-            import fcntl
-        except ImportError:  # no such locks on this system
-            yield
-            return
-        locks = cache_folder() / "locks"
-        try:
-            locks.mkdir(parents=True, exist_ok=True)
-            name = hashlib.sha256(str(self.path.resolve()).encode(errors="surrogateescape")).hexdigest()
-            file = (locks / name).open("w")
-        except OSError as error:
-            raise write_failure(locks, error) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(
-                    f"Another process is training in {self.path}: wait for it, or choose another {option('out')}."
-                ) from None
+        name = hashlib.sha256(str(self.path.resolve()).encode(errors="surrogateescape")).hexdigest()
+        refusal = f"Another process is training in {self.path}: wait for it, or choose another {option('out')}."
+        with locked(cache_folder() / "locks" / name, refusal):
             yield
 
     def create(self, recipe: Recipe, tokenization: Tokens) -> None:

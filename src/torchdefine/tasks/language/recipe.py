@@ -7,24 +7,13 @@ from typing import ClassVar
 
 from torchdefine.config import Config, setting
 from torchdefine.context import CONTEXTS
+from torchdefine.data import TextConfig
 from torchdefine.embedding import EMBEDDINGS, UNITS, MapConfig
 from torchdefine.output import OUTPUTS, OutputConfig
-from torchdefine.task import DataConfig, Recipe, section
+from torchdefine.task import Recipe, section
 from torchdefine.tasks.language.batches import LanguageTrainConfig
 from torchdefine.tasks.language.model import LanguageLossConfig
 from torchdefine.training import AVERAGING, OPTIMIZERS, SCHEDULES, ConstantConfig, OptimizerConfig
-
-
-@dataclass(frozen=True)
-class TextConfig(DataConfig):
-    """The text of a language model."""
-
-    min_count: int = setting(
-        1, "Words seen less often than this in the training text become <unk>; for words only.", at_least=1
-    )
-    max_size: int | None = setting(
-        None, "At most this many words in the vocabulary, the most frequent ones; for words only.", at_least=1
-    )
 
 
 @dataclass(frozen=True)

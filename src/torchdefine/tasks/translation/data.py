@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchdefine.data import Bitext, TokenizerPair, encode_bitext, resolve_bitext
-from torchdefine.data.bitext import load_joint_tokenizer
 from torchdefine.files import Progress
 from torchdefine.tasks.translation.recipe import TranslationRecipe
 
@@ -20,6 +19,6 @@ def open_bitext(
 ) -> Bitext:
     """The recipe's bitext, encoded; or another one, with tokenizers that exist already, and maybe one split of it."""
     if tokenization is None and recipe.data.tokenizer is not None:
-        tokenization = load_joint_tokenizer(recipe.data.tokenizer)
+        tokenization = TokenizerPair.load(recipe.data.tokenizer)
     path = resolve_bitext(recipe.data.corpus if data is None else data)
-    return encode_bitext(path, recipe.data.rules, tokenization=tokenization, split=split, progress=progress)
+    return encode_bitext(path, recipe.data, tokenization=tokenization, split=split, progress=progress)

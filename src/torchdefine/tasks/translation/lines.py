@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchdefine.data.bitext import one_line
-from torchdefine.data.tokenizer import SubwordTokenizer
-from torchdefine.data.tokenizer_pair import TokenizerPair
+from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair
 from torchdefine.tasks.translation.beam import BeamConfig, Hypothesis, TargetTokens, beam_search, sample_targets
 from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.errors import UserError

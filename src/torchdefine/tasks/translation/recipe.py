@@ -7,44 +7,13 @@ from typing import Any, ClassVar, Literal
 
 from torchdefine.config import Config, setting
 from torchdefine.context import TransformerConfig
-from torchdefine.data import BitextRules
-from torchdefine.data.tokenizer import SMALLEST_BPE, SPECIALS
+from torchdefine.data import BitextConfig
 from torchdefine.embedding import EMBEDDINGS, UNITS, MapConfig
 from torchdefine.output import OUTPUTS, LossConfig, OutputConfig
-from torchdefine.task import DataConfig, Recipe, section
+from torchdefine.task import Recipe, section
 from torchdefine.tasks.translation.batches import TranslationTrainConfig
 from torchdefine.tasks.translation.beam import BeamConfig
 from torchdefine.training import AVERAGING, OPTIMIZERS, SCHEDULES, ConstantConfig, OptimizerConfig
-
-
-@dataclass(frozen=True)
-class BitextConfig(DataConfig):
-    """The pairs of sentences that a translator learns from."""
-
-    source: str = setting("en", "The language to translate from, as in the endings of its file names.")
-    target: str = setting("de", "The language to translate into, as in the endings of its file names.")
-    bpe_size: int = setting(8000, "Tokens of the BPE that is learned from the training text, or of each of the two.")
-    joint: bool = setting(True, "One BPE for both languages, or one for each.")
-    max_length: int = setting(100, "Training pairs with more tokens on a side are left out.", at_least=1)
-    max_ratio: float = setting(
-        3.0,
-        "Training pairs are left out where a side has more tokens than this many times the other's, plus 5.",
-        at_least=1,
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(
-            self.bpe_size >= SMALLEST_BPE,
-            f"bpe_size is {self.bpe_size}, but must be at least {SMALLEST_BPE}: the 256 bytes and "
-            f"{', '.join(SPECIALS)}.",
-        )
-        self.require(self.source != self.target, f"source and data.target are both {self.source!r}: name two languages.")
-
-    @property
-    def rules(self) -> BitextRules:
-        """How pairs are encoded."""
-        return BitextRules(self.source, self.target, self.bpe_size, self.joint, self.max_length, self.max_ratio)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 from torchdefine.data import Bitext, TokenizerPair, resolve_bitext
 from torchdefine.data.bitext import one_line
-from torchdefine.data.bitext_files import find_bitext, read_pairs
+from torchdefine.data.sources import find_bitext
+from torchdefine.data.text_files import read_pairs
 from torchdefine.files import Progress
 from torchdefine.run.run import Measured, Run, check_split
 from torchdefine.tasks.translation.data import open_bitext

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from torchdefine.data import named
 from torchdefine.data.corpus import encode_corpus
-from torchdefine.data.download import one_at_a_time
-from torchdefine.data.named import DOWNLOADABLE, SHIPPED, corpus_names, resolve_corpus
-from torchdefine.data.text_files import find_splits
+from torchdefine.data.sources import NAMED_TEXTS, corpus_names, find_splits, resolve_corpus
 from torchdefine.errors import MachineError, UserError
+from torchdefine.files import locked
 
 
 @pytest.fixture
@@ -24,8 +22,8 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with zipfile.ZipFile(archive, "w") as packed:
         for split in ("train", "valid", "test"):
             packed.writestr(f"wikitext-2/wiki.{split}.tokens", f"the {split} text\n")
-    corpus = dataclasses.replace(DOWNLOADABLE["wikitext-2"], url=archive.as_uri())
-    monkeypatch.setitem(named.DOWNLOADABLE, "wikitext-2", corpus)
+    corpus = dataclasses.replace(NAMED_TEXTS["wikitext-2"], url=archive.as_uri())
+    monkeypatch.setitem(NAMED_TEXTS, "wikitext-2", corpus)
     return archive
 
 
@@ -41,8 +39,7 @@ def test_shipped_sample_has_the_counts_of_wikitext_2(tmp_path: Path) -> None:
 
 
 def test_shipped_corpora_carry_their_notice() -> None:
-    for name in SHIPPED:
-        assert "CC BY-SA" in (resolve_corpus(name) / "NOTICE.md").read_text()
+    assert "CC BY-SA" in (resolve_corpus("wikitext-2-shuffled") / "NOTICE.md").read_text()
 
 
 def test_existing_folder_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +62,6 @@ def test_download_is_unpacked_once(published: Path, tmp_path: Path, caplog: pyte
     assert "CC BY-SA" in caplog.text
     assert sorted(path.name for path in folder.parent.iterdir()) == [
         "wikitext-2",
-        "wikitext-2-v1.zip.lock",
         "wikitext-2-v1.zip.sha256",
     ]
     published.unlink()
@@ -86,7 +82,7 @@ def test_unknown_name_suggests_a_known_one() -> None:
     with pytest.raises(UserError, match=r"called wikitext2 \(did you mean wikitext-2\?\)") as caught:
         resolve_corpus("wikitext2")
     assert all(name in str(caught.value) for name in corpus_names())
-    with pytest.raises(UserError, match="called zzz: the known corpora are"):
+    with pytest.raises(UserError, match="called zzz: known by name are"):
         resolve_corpus("zzz")
 
 
@@ -94,18 +90,13 @@ def test_single_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_text("text\n")
     with pytest.raises(UserError, match=r"train\.txt is a single file"):
-        resolve_corpus(path)
-
-
-def test_downloaded_corpora_have_no_known_hash() -> None:
-    assert {corpus.name for corpus in DOWNLOADABLE.values()} == {"wikitext-2", "wikitext-103", "ptb"}
-    assert not any(corpus.sha256 for corpus in DOWNLOADABLE.values())
+        encode_corpus(resolve_corpus(path))
 
 
 def test_who_waited_for_another_download_takes_what_it_brought(published: Path, tmp_path: Path) -> None:
     downloads = tmp_path / "cache" / "downloads"
     with ThreadPoolExecutor() as pool, ExitStack() as lock:
-        lock.enter_context(one_at_a_time(downloads / published.name))
+        lock.enter_context(locked(downloads / published.name))
         waiting = pool.submit(resolve_corpus, "wikitext-2", tmp_path / "cache")
         time.sleep(0.2)
         assert not waiting.done()
