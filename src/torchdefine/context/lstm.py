@@ -80,6 +80,7 @@ class LSTM(nn.Module):
     reads_by_position = True
     """Vectors that lie in memory position by position, all rows of the first one first, are not copied."""
     step_length = 1
+    step_notes = ()
 
     def __init__(
         self,

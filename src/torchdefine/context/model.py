@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -35,6 +36,8 @@ class SteppingModel(ContextModel, Protocol):
 
     step_length: int | None
     """How many positions ``step`` takes; None: any number."""
+    step_notes: Sequence[str]
+    """What whoever calls an exported step must know."""
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """What the model itself gives in evaluation, in operations of torch that can be traced and exported."""

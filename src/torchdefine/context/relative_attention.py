@@ -194,7 +194,9 @@ class RelativeAttention(nn.Module):
         else:
             queries, distances = self.inward(own)[..., :width], self.inward(distance_vectors)[..., 3 * width :]
             keys, values = self.inward(seen)[..., width : 3 * width].chunk(2, dim=-1)
-        return tuple(x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (queries, keys, values, distances[None]))
+        return tuple(
+            x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (queries, keys, values, distances[None])
+        )
 
     def _inward(self, own: Tensor, seen: Tensor, distance_vectors: Tensor) -> tuple[Tensor, ...]:
         """Queries (B, T, H, P), keys and values (B, K, H, P) each, distances (W, H, P)."""

@@ -101,6 +101,8 @@ class TransformerXL(nn.Module):
     Shapes never depend on values, so that a step can be compiled or captured as a graph.
     """
 
+    step_length = None
+
     def __init__(
         self,
         input_dim: int,
@@ -192,6 +194,16 @@ class TransformerXL(nn.Module):
             after.append(torch.cat((memory, new.to(memory.dtype)), dim=1)[:, length:])  # (B, M, d) for every length
             stream = layer(stream, memory, around)  # (B, T, d)
         return stream.past, (after, (filled + length).clamp(max=memory_length))
+
+    @property
+    def step_notes(self) -> list[str]:
+        notes = [f"`filled` says how many of the {self.evaluation.memory} positions of the memory were written."]
+        if not self.evaluation.same_length:
+            notes.append(
+                "Once the memory is full, the later tokens of a long `ids` see more of the past than they would in "
+                "steps of one: lengths matter, as they do in the model."
+            )
+        return notes
 
     def state_tensors(self) -> list[StateTensor]:
         written = StateTensor("filled", self.evaluation.memory + 1)

@@ -1,11 +1,10 @@
-"""What a trained model is turned into: finished tables in few bytes, and programs that run without torchdefine."""
+"""Finished tables in few bytes."""
 
 from torchdefine.inference.banded import BandedRows
 from torchdefine.inference.code_learning import CodeLearning
 from torchdefine.inference.codes import CodedRows
 from torchdefine.inference.compact_table import CompactTable, load_table
 from torchdefine.inference.compress import Compressed, Compression, compress_embedding
-from torchdefine.inference.exported import LoadedExport, check_export, load_export
 from torchdefine.inference.factorised import FactorisedRows, UnitRows
 from torchdefine.inference.mixed_bits import MixedBitRows
 from torchdefine.inference.quantised import QuantisedRows
@@ -31,18 +30,15 @@ __all__ = [
     "Compression",
     "DenseRows",
     "FactorisedRows",
-    "LoadedExport",
     "MixedBitRows",
     "QuantisedRows",
     "Rows",
     "TensorTrainRows",
     "UnitRows",
-    "check_export",
     "coded_table",
     "compress_embedding",
     "dense_table",
     "frequent_rows_table",
-    "load_export",
     "load_table",
     "product_quantised_table",
     "quantised_table",

@@ -16,6 +16,7 @@ from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output import OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
 
+
 @dataclass(frozen=True)
 class LossOptions:
     """What training adds to the plain cross-entropy; evaluation uses none of it."""

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdefine.data import licence_of
+from torchdefine.export import ExportedFrom, export_model, on_the_cpu
 from torchdefine.files import Progress
-from torchdefine.inference.export import export_model
-from torchdefine.inference.export_record import ExportedFrom
 from torchdefine.recipe import Recipe, short_name
+from torchdefine.tasks.language import programs as language
+from torchdefine.tasks.translation import programs as translation
 
 if TYPE_CHECKING:
     from torchdefine.run.loaded import Run
@@ -24,6 +25,7 @@ def export_run(
     about = ExportedFrom(
         name=recipe.name,
         description=recipe.description,
+        task=recipe.task,
         config=recipe.to_yaml(),
         checkpoint=run.weights.parent.name,
         result=run.result if run.folder.result.exists() else None,
@@ -31,7 +33,9 @@ def export_run(
         data_licence=licence_of(run.recipe.data.corpus),
         licence=licence,
     )
-    return export_model(run.model, run.tokenization, about, folder, format, progress)
+    exportable = translation.exportable if recipe.task == "translation" else language.exportable
+    described = exportable(on_the_cpu(run.model), run.tokenization)
+    return export_model(described, run.tokenization, about, folder, format, progress)
 
 
 def _without_paths(recipe: Recipe) -> Recipe:

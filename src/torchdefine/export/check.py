@@ -1,16 +1,17 @@
-"""Whether an exported program gives what the model gives."""
+"""Whether a program in its file gives what the model gives."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchdefine.inference.export_formats import Runner
-from torchdefine.inference.export_programs import DTYPES, Port, Program, sampled
+from torchdefine.export.formats import Runner
+from torchdefine.export.program import DTYPES, Port, Program, sampled
 
 TOLERANCE = 1e-5
 """The largest difference allowed between two numbers, relative for numbers above 1."""
@@ -31,6 +32,29 @@ class Check:
     difference: float
 
 
+@dataclass(frozen=True)
+class WrittenProgram:
+    """A program in its file, and how far it is from the model."""
+
+    program: Program
+    file: str
+    checks: list[Check]
+
+    @property
+    def largest_difference(self) -> float:
+        return max(check.difference for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "file": self.file,
+            "summary": self.program.summary,
+            "inputs": [port.to_dict() for port in self.program.inputs],
+            "outputs": [port.to_dict() for port in self.program.outputs],
+            "checks": [asdict(check) for check in self.checks],
+            "largest_difference": self.largest_difference,
+        }
+
+
 @torch.no_grad()
 def check_program(program: Program, runner: Runner) -> list[Check]:
     """Run an opened program beside the model on numbers that it was not traced with."""
@@ -38,7 +62,7 @@ def check_program(program: Program, runner: Runner) -> list[Check]:
     checks = []
     for seed, sizes in enumerate(CHECKED_AT, start=1):
         inputs = sampled(program.inputs, sizes, seed)
-        expected, found = program.eager(*inputs), runner(inputs)
+        expected, found = (program.eager or program.module)(*inputs), runner(inputs)
         checks.append(Check({name: sizes[name] for name in sorted(names)}, _difference(found, expected)))
     return checks
 
@@ -60,15 +84,16 @@ def wrong_outputs(outputs: Sequence[Tensor], ports: Sequence[Port], sizes: Mappi
 def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Infinite where shapes, types, or whole numbers differ."""
     if len(found) != len(expected):
-        return float("inf")
-    largest = 0.0
-    for ours, theirs in zip(found, expected, strict=True):
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            return float("inf")
-        if not ours.is_floating_point():
-            if not torch.equal(ours, theirs):
-                return float("inf")
-        elif ours.numel():
-            apart = ((ours - theirs).abs() / theirs.abs().clamp(min=1)).max().item()
-            largest = float("inf") if math.isnan(apart) else max(largest, apart)
-    return largest
+        return math.inf
+    return max(_apart(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return math.inf
+    if not ours.is_floating_point():
+        return 0.0 if torch.equal(ours, theirs) else math.inf
+    if not ours.numel():
+        return 0.0
+    apart = ((ours - theirs).abs() / theirs.abs().clamp(min=1)).max().item()
+    return math.inf if math.isnan(apart) else apart

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from torchdefine.data import Tokenization, TokenizerPair, load_tokenization
 from torchdefine.errors import UserError
+from torchdefine.export.check import CHECKED_AT, wrong_outputs
+from torchdefine.export.formats import ProgramFormat, Runner, program_format
+from torchdefine.export.program import Port, sampled
+from torchdefine.export.write import CARD_FILE, FACTS_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
 from torchdefine.files import read_json, reading_safetensors, sha256_of
-from torchdefine.inference.export import CARD_FILE, FACTS_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
-from torchdefine.inference.export_check import CHECKED_AT, wrong_outputs
-from torchdefine.inference.export_formats import Runner, program_format
-from torchdefine.inference.export_programs import DTYPES, Port, sampled
 
 EXPORT_AGAIN = "export the run again"
 
@@ -52,18 +52,15 @@ def load_export(folder: str | Path) -> LoadedExport:
     """Open what an export wrote; files that are missing, damaged or of another vocabulary are refused."""
     folder = Path(folder)
     facts = _read_facts(folder)
-    tokenization = _check_files(folder, facts)
-    kind = program_format(facts["program_format"])
-    kind.check_installed()
-    programs = {}
-    for name, program in facts["programs"].items():
-        inputs, outputs = (tuple(map(Port.from_dict, program[side])) for side in ("inputs", "outputs"))
-        try:
-            runner = kind.open(folder / program["file"], inputs)
-        except Exception as error:  # of whatever kind: torch and onnxruntime have many
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{folder / program['file']} cannot be opened here ({reason}): {EXPORT_AGAIN}.") from None
-        programs[name] = LoadedProgram(name, inputs, outputs, runner)
+    try:
+        if not facts["programs"]:
+            raise ValueError("no programs")
+        tokenization = _check_files(folder, facts["files"], facts["vocabulary"])
+        kind = program_format(facts["program_format"])
+        kind.check_installed()
+        programs = {name: _open(folder, name, program, kind, facts) for name, program in facts["programs"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / FACTS_FILE} is damaged ({error!r}): {EXPORT_AGAIN}.") from None
     return LoadedExport(folder, facts, tokenization, programs)
 
 
@@ -92,49 +89,23 @@ def _read_facts(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} is an export of format version {facts.get('version')}; this torchdefine reads {FORMAT_VERSION}."
         )
-    missing = [name for name in ("task", "program_format", "vocabulary", "programs", "files") if name not in facts]
-    if missing:
-        raise UserError(f"{folder / FACTS_FILE} is damaged: it lacks {', '.join(missing)}; {EXPORT_AGAIN}.")
-    try:
-        _check_facts(facts)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / FACTS_FILE} is damaged ({error!r}): {EXPORT_AGAIN}.") from None
     return facts
 
 
-def _check_facts(facts: Mapping[str, Any]) -> None:
-    """Raise an error for anything wrong in the contents of ``export.json``."""
-    if facts["task"] not in ("language", "translation") or not facts["programs"]:
-        raise ValueError("task or programs")
-    listed = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in facts["files"].items()}
-    if any(Path(name).name != name for name in listed):
-        raise ValueError("files outside the folder")
-    program_format(facts["program_format"])
-    for program in facts["programs"].values():
-        if not {program["file"], WEIGHTS_FILE} <= set(listed):
-            raise ValueError("a file without a hash")
-        ports = [Port.from_dict(port) for side in ("inputs", "outputs") for port in program[side]]
-        sizes = {*CHECKED_AT[0], "target_length + 1"}
-        for port in ports:
-            if port.dtype not in DTYPES or any(
-                size not in sizes if isinstance(size, str) else size < 0 for size in port.shape
-            ):
-                raise ValueError(f"the shape or type of {port.name}")
-    str(facts["vocabulary"]["sha256"])
-
-
-def _check_files(folder: Path, facts: Mapping[str, Any]) -> Tokenization | TokenizerPair:
+def _check_files(folder: Path, files: Mapping[str, Any], vocabulary: Mapping[str, Any]) -> Tokenization | TokenizerPair:
     """Check that every file is there, whole and as it was written; returns the vocabulary."""
-    for name in (*facts["files"], CARD_FILE):  # the card may be edited, so it has no hash
+    if any(Path(name).name != name for name in files):
+        raise ValueError("files outside the folder")
+    for name in (*files, CARD_FILE):  # the card may be edited, so it has no hash
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: {EXPORT_AGAIN}.")
-    tokenization = TokenizerPair.load(folder) if facts["task"] == "translation" else load_tokenization(folder)
-    if {tokenization.sha256} != {facts["vocabulary"]["sha256"], _vocabulary_of_weights(folder / WEIGHTS_FILE)}:
+    tokenization = TokenizerPair.load(folder) if vocabulary["pair"] else load_tokenization(folder)
+    if {tokenization.sha256} != {vocabulary["sha256"], _vocabulary_of_weights(folder / WEIGHTS_FILE)}:
         raise UserError(
             f"The vocabulary in {folder} ({len(tokenization):,} tokens) is another one than that of the weights: put "
             f"the right file back, or {EXPORT_AGAIN}."
         )
-    for name, file in facts["files"].items():
+    for name, file in files.items():
         size = (folder / name).stat().st_size
         if size < file["bytes"]:
             raise UserError(f"{folder / name} was cut short, to {size:,} of {file['bytes']:,} bytes: {EXPORT_AGAIN}.")
@@ -147,3 +118,16 @@ def _vocabulary_of_weights(path: Path) -> str | None:
     with reading_safetensors(path, if_missing=EXPORT_AGAIN, if_damaged=EXPORT_AGAIN) as file:
         vocabulary: str | None = (file.metadata() or {}).get("vocabulary_sha256")
     return vocabulary
+
+
+def _open(
+    folder: Path, name: str, program: Mapping[str, Any], kind: ProgramFormat, facts: Mapping[str, Any]
+) -> LoadedProgram:
+    inputs, outputs = (tuple(map(Port.from_dict, program[side])) for side in ("inputs", "outputs"))
+    facts["files"][program["file"]]  # else its hash was not compared
+    try:
+        runner = kind.open(folder / program["file"], inputs)
+    except Exception as error:  # of whatever kind: torch and onnxruntime have many
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{folder / program['file']} cannot be opened here ({reason}): {EXPORT_AGAIN}.") from None
+    return LoadedProgram(name, inputs, outputs, runner)

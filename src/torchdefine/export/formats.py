@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from torchdefine.errors import UserError
+from torchdefine.export.program import Port, Program, sampled
 from torchdefine.files import atomic_file
-from torchdefine.inference.export_programs import Port, Program, sampled
 from torchdefine.spelling import did_you_mean
 
 Runner = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -40,6 +40,11 @@ class ProgramFormat(Protocol):
     suffix: str
     packages: tuple[str, ...]
     """What it needs beside torch."""
+    runs_in: str
+    library: str
+    """What the card's code makes arrays with."""
+    opening: str
+    """Python for the card: ``opened(name)`` is a program, called with its inputs in order."""
 
     def check_installed(self) -> None: ...
 
@@ -51,6 +56,11 @@ class ProgramFormat(Protocol):
 class TorchExport:
     suffix = ".pt2"
     packages: tuple[str, ...] = ()
+    runs_in = library = "torch"
+    opening = """import torch
+
+def opened(name):
+    return torch.export.load(f"{name}.pt2").module()"""
 
     def check_installed(self) -> None:
         check_torch()
@@ -71,6 +81,14 @@ class TorchExport:
 class Onnx:
     suffix = ".onnx"
     packages: tuple[str, ...] = ("onnx", "onnxruntime", "onnxscript")
+    runs_in, library = "onnxruntime", "numpy"
+    opening = """import numpy
+import onnxruntime
+
+def opened(name):
+    session = onnxruntime.InferenceSession(f"{name}.onnx")
+    names = [port.name for port in session.get_inputs()]
+    return lambda *arrays: session.run(None, dict(zip(names, arrays)))"""
 
     def check_installed(self) -> None:
         missing = [package for package in self.packages if find_spec(package) is None]
@@ -78,7 +96,8 @@ class Onnx:
             raise UserError(f"ONNX needs {', '.join(missing)} too: pip install 'torchdefine[export]'.")
 
     def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
-        size = sum(tensor.nbytes for tensor in (*traced.state_dict.values(), *_tensors(traced.constants.values())))
+        constants = [value for value in traced.constants.values() if isinstance(value, Tensor)]
+        size = sum(tensor.nbytes for tensor in (*traced.state_dict.values(), *constants))
         with _quiet():
             made: Any = torch.onnx.export(
                 traced,
@@ -164,10 +183,6 @@ def _describe(model: Any, program: Program) -> None:
             value.shape = type(value.shape)(port.shape)
     for node in model.graph:
         node.metadata_props.clear()
-
-
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    return [value for value in values if isinstance(value, Tensor)]
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Language models: what is particular to them."""

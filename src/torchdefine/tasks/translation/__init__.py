@@ -1,0 +1,1 @@
+"""Translators: what is particular to them."""
