@@ -82,7 +82,6 @@ def test_a_folder_holds_all_that_a_stranger_needs(exported: Path, run_folder: Pa
     assert [port["name"] for port in step["inputs"]] == ["ids", "hidden_0", "cell_0", "hidden_1", "cell_1"]
     assert step["outputs"][0] == {"name": "log_probs", "shape": ["batch", 62], "dtype": "float32"}
     assert 0 < step["largest_difference"] < 1e-5
-    assert len(step["checks"]) == 3
     weights = load_file(exported / "model.safetensors")
     for name, tensor in load_run(run_folder).model.state_dict().items():
         assert torch.equal(weights[name], tensor)

@@ -1,7 +1,7 @@
 """Vectors → vectors in context."""
 
 from torchdefine.context.lstm import LSTM, LSTMDropout, LSTMState
-from torchdefine.context.model import ContextModel, State, StateTensor, SteppingModel
+from torchdefine.context.model import ContextModel, State, SteppingModel
 from torchdefine.context.transformer import DecoderState, Transformer, TransformerShape
 from torchdefine.context.transformer_xl import LayerSizes, Reach, TransformerDropout, TransformerXL, TransformerXLState
 
@@ -14,7 +14,6 @@ __all__ = [
     "LayerSizes",
     "Reach",
     "State",
-    "StateTensor",
     "SteppingModel",
     "Transformer",
     "TransformerDropout",

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.context.model import StateTensor
 from torchdefine.errors import UserError
 from torchdefine.ops import cudnn_lstm, has_kernel, locked_dropout, persistent_lstm
 
@@ -80,7 +79,6 @@ class LSTM(nn.Module):
     reads_by_position = True
     """Vectors that lie in memory position by position, all rows of the first one first, are not copied."""
     step_length = 1
-    step_notes = ()
 
     def __init__(
         self,
@@ -130,8 +128,8 @@ class LSTM(nn.Module):
             after.append((hidden[None], cell[None]))
         return hidden[:, None], after
 
-    def state_tensors(self) -> list[StateTensor]:
-        return [StateTensor(f"{name}_{layer}") for layer in range(len(self.layers)) for name in ("hidden", "cell")]
+    def state_tensors(self) -> dict[str, int]:
+        return {f"{name}_{layer}": 1 for layer in range(len(self.layers)) for name in ("hidden", "cell")}
 
     def describe(self) -> str:
         return f"an LSTM of {len(self.layers)} layer{'s' if len(self.layers) > 1 else ''}"

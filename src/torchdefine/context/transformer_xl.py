@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.context.model import StateTensor
 from torchdefine.context.relative_attention import (
     KernelSurroundings,
     PlainSurroundings,
@@ -185,6 +184,8 @@ class TransformerXL(nn.Module):
 
     def step(self, x: Tensor, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
         """A few positions, (B, T, input_dim), as ``forward`` in evaluation; see ``ContextModel``."""
+        if not self._attention_is_plain:
+            return self.forward(x, state)
         memories, filled = state
         length, memory_length = x.shape[1], memories[0].shape[1]
         around = self._for_a_step(x, memory_length, filled)
@@ -205,9 +206,8 @@ class TransformerXL(nn.Module):
             )
         return notes
 
-    def state_tensors(self) -> list[StateTensor]:
-        written = StateTensor("filled", self.evaluation.memory + 1)
-        return [*(StateTensor(f"memory_{layer}") for layer in range(len(self.layers))), written]
+    def state_tensors(self) -> dict[str, int]:
+        return {**{f"memory_{layer}": 1 for layer in range(len(self.layers))}, "filled": self.evaluation.memory + 1}
 
     def describe(self) -> str:
         return f"a Transformer-XL of {len(self.layers)} layers with {self.carried}"
@@ -227,12 +227,15 @@ class TransformerXL(nn.Module):
         for layer in self.layers:
             layer.compile()
 
+    @property
+    def _attention_is_plain(self) -> bool:
+        return all(getattr(layer.attention, "is_plain", False) for layer in self.layers)
+
     def surroundings(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings | KernelSurroundings:
         """What every layer must know of a segment (B, T, d) after a memory with ``filled`` positions written."""
         head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
         drops_shares = self.training and self.dropout.attention > 0
-        plain = all(getattr(layer.attention, "is_plain", False) for layer in self.layers)
-        if drops_shares or self.layers_are_compiled or not plain:  # our kernels handle none of these
+        if drops_shares or self.layers_are_compiled or not self._attention_is_plain:  # our kernels handle none of these
             return self._for_fused_attention(x, memory, filled)
         if has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim)):
             return self._for_our_kernels(x, memory, filled)

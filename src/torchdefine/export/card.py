@@ -11,7 +11,7 @@ import torch
 
 from torchdefine.data import Tokenization, TokenizerPair
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.export.check import TOLERANCE, WrittenProgram
+from torchdefine.export.check import CHECKED_AT, TOLERANCE, WrittenProgram
 from torchdefine.export.formats import ProgramFormat
 from torchdefine.export.program import Exportable, Port
 
@@ -64,7 +64,7 @@ def model_card(
         "## Programs",
         f"Each runs in {kind.runs_in}, without torchdefine; the code below runs in this folder. A name in a shape is a "
         "size that each call may choose. Every program was compared with the model itself on "
-        f"{len(written[0].checks)} batches of other sizes than it was traced at; a difference above {TOLERANCE:.0e}, "
+        f"{len(CHECKED_AT)} batches of other sizes than it was traced at; a difference above {TOLERANCE:.0e}, "
         "in proportion for numbers above 1, would have stopped the export.",
         _python(kind.opening),
         *(part for one in written for part in _program(one, kind)),

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from torchdefine.embedding import TokenEmbedding
 
+Call = Callable[..., Sequence[Tensor]]
+"""Tensors in, tensors out."""
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 
 
@@ -66,14 +68,16 @@ class Program:
 
     name: str
     summary: str
-    module: nn.Module
-    """Tensors in, a tuple of tensors out, in evaluation mode, in operations of torch that can be traced."""
+    model: nn.Module
+    """Whose weights the call uses; in evaluation mode."""
+    call: Call
+    """In operations of torch that can be traced."""
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     code: str
     """Python for the card that calls ``opened(name)``; ``$lib`` stands for torch or numpy."""
-    eager: Callable[..., Sequence[Tensor]] | None = None
-    """What the model itself gives for the same inputs, if the module does not simply ask the model."""
+    eager: Call | None = None
+    """What the model itself gives for the same inputs, if that is another call."""
 
 
 @dataclass(frozen=True)

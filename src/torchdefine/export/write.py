@@ -21,7 +21,7 @@ import torchdefine
 from torchdefine.data import Tokenization, TokenizerPair
 from torchdefine.errors import MachineError
 from torchdefine.export.card import model_card
-from torchdefine.export.check import TOLERANCE, WrittenProgram, check_program
+from torchdefine.export.check import TOLERANCE, WrittenProgram, difference_to_model
 from torchdefine.export.formats import ProgramFormat, check_torch, program_format, trace
 from torchdefine.export.program import Exportable, Program
 from torchdefine.files import Progress, new_folder, sha256_of, write_json, write_safetensors, write_text
@@ -87,7 +87,6 @@ def export_model(
                 "sha256": tokenization.sha256,
                 "pair": isinstance(tokenization, TokenizerPair),
             },
-            "weights_sha256": sha256_of(making / WEIGHTS_FILE),
             "tolerance": TOLERANCE,
             "programs": {one.program.name: one.to_dict() for one in written},
             "versions": _versions(kind),
@@ -122,7 +121,7 @@ def _write_programs(
         file = f"{program.name}{kind.suffix}"
         try:
             kind.write(program, trace(program), folder / file)
-            one = WrittenProgram(program, file, check_program(program, kind.open(folder / file, program.inputs)))
+            one = WrittenProgram(program, file, difference_to_model(program, kind.open(folder / file, program.inputs)))
         except (OSError, MemoryError, MachineError):
             raise
         except Exception as error:  # tracers and exporters raise many kinds

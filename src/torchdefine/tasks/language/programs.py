@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from torchdefine.context import SteppingModel
 from torchdefine.data import Tokenization
 from torchdefine.data.tokenizer import TOKENIZER_FILE
 from torchdefine.data.vocabulary import VOCABULARY_FILE
@@ -25,12 +26,11 @@ tokenizer = Tokenizer.from_file("{TOKENIZER_FILE}")"""
 def exportable(model: LanguageModel, tokenization: Tokenization) -> Exportable:
     """A model in evaluation mode; if its context model has no ``step``, only the embedding is exported."""
     context: Any = model.context
-    programs, notes = [embedding_program(model.embedding)], []
+    programs = [embedding_program(model.embedding)]
+    notes = ["Only the embedding is exported: there is no step for this context model."]
     if hasattr(context, "step"):
-        programs.append(step_program(model, tokenization))
-        notes += context.step_notes
-    else:
-        notes.append("Only the embedding is exported: there is no step for this context model.")
+        programs.append(step_program(model, context, tokenization))
+        notes = getattr(context, "step_notes", [])
     described = context.describe() if hasattr(context, "describe") else in_words(context)
     description = (
         f"A language model of {len(tokenization):,} {tokenization.kind}: {described}. "
@@ -39,36 +39,14 @@ def exportable(model: LanguageModel, tokenization: Tokenization) -> Exportable:
     return Exportable(model, model.embeddings(), model.parameters_by_part(), programs, description, notes)
 
 
-class EmbeddingProgram(nn.Module):
-    """(B, T) ids → (B, T, m) vectors: by the unit, or from the cached table where the embedding looks them up."""
-
-    def __init__(self, embedding: TokenEmbedding) -> None:
-        super().__init__()
-        self.embedding = embedding
-
-    def forward(self, ids: Tensor) -> tuple[Tensor]:
-        return (self.embedding(ids),)
-
-
-class StepProgram(nn.Module):
-    """(B, T) ids and the tensors of a state → (B, V) log-probabilities after the last, the tensors of the state."""
-
-    def __init__(self, model: LanguageModel, state: TreeSpec) -> None:
-        super().__init__()
-        self.model, self.state = model, state
-
-    def forward(self, ids: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
-        log_probs, state = self.model.step(ids, tree_unflatten(carried, self.state))
-        return (log_probs, *tree_flatten(state)[0])
-
-
 def embedding_program(embedding: TokenEmbedding) -> Program:
     how = "looked up in the cached table" if embedding.finished is not None else "computed"
     how = "unpacked from a compressed table" if embedding.packed is not None else how
     return Program(
         "embedding",
         f"Ids to the vectors that the model reads, {how}.",
-        EmbeddingProgram(embedding),
+        embedding,
+        lambda ids: [embedding(ids)],
         (Port("ids", ("batch", "length"), "int64", embedding.num_embeddings),),
         (Port("vectors", ("batch", "length", embedding.embedding_dim)),),
         """embedding = opened("embedding")
@@ -78,20 +56,24 @@ print(vectors.shape)""",
     )
 
 
-def step_program(model: LanguageModel, tokenization: Tokenization) -> Program:
-    context: Any = model.context
-    _, structure = tree_flatten(model.initial_state(1))
+def step_program(model: LanguageModel, context: SteppingModel, tokenization: Tokenization) -> Program:
+    _, structure = tree_flatten(context.initial_state(1))
+
+    def step(ids: Tensor, *carried: Tensor) -> list[Tensor]:
+        log_probs, state = model.step(ids, tree_unflatten(carried, structure))
+        return [log_probs, *tree_flatten(state)[0]]
 
     def eager(ids: Tensor, *carried: Tensor) -> list[Tensor]:
         hidden, state = model.hidden(ids, tree_unflatten(carried, structure))
         return [model.output.log_prob(hidden[:, -1]), *tree_flatten(state)[0]]
 
-    state = _state_ports(model)
+    state = _state_ports(context)
     return Program(
         "step",
         "One token further, or as many as the shape of `ids` allows: ids and the state to log-probabilities of the "
         "token after the last, and the state after. The state starts at zero.",
-        StepProgram(model, structure),
+        model,
+        step,
         (Port("ids", ("batch", context.step_length or "length"), "int64", model.embedding.num_embeddings), *state),
         (Port("log_probs", ("batch", model.output.num_embeddings)), *(port.after() for port in state)),
         _code(state, tokenization),
@@ -99,12 +81,11 @@ def step_program(model: LanguageModel, tokenization: Tokenization) -> Program:
     )
 
 
-def _state_ports(model: LanguageModel) -> list[Port]:
+def _state_ports(context: SteppingModel) -> list[Port]:
     """Sizes that differ between the states of one row and of two are the batch's."""
-    context: Any = model.context
-    one, two = (tree_flatten(model.initial_state(rows))[0] for rows in (1, 2))
+    one, two = (tree_flatten(context.initial_state(rows))[0] for rows in (1, 2))
     ports = []
-    for (name, below), a, b in zip(context.state_tensors(), one, two, strict=True):
+    for (name, below), a, b in zip(context.state_tensors().items(), one, two, strict=True):
         shape = tuple(size if size == other else "batch" for size, other in zip(a.shape, b.shape, strict=True))
         ports.append(Port(name, shape, str(a.dtype).removeprefix("torch."), below))
     return ports

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchdefine.context import DecoderState
 from torchdefine.data import TokenizerPair
@@ -31,40 +31,19 @@ def exportable(model: Translator, tokenization: TokenizerPair) -> Exportable:
     return Exportable(model, model.embeddings(), model.parameters_by_part(), programs, description, [LIMIT])
 
 
-class EncoderProgram(nn.Module):
-    """(B, S) source ids → (B, S, m) vectors, (B, S) True where there is no padding, keys and values for the decoder."""
-
-    def __init__(self, model: Translator) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor) -> tuple[Tensor, ...]:
-        encoded, visible = self.model.encode(ids)
-        return (encoded, visible, *_flat(self.model.transformer.start(encoded, visible).memory))
-
-
-class DecoderProgram(nn.Module):
-    """Last target ids (B,), the source's mask, keys and values, the target's keys and values → (B, V), the last two."""
-
-    def __init__(self, model: Translator) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
-        visible, *keys_and_values = carried
-        pairs = list(zip(keys_and_values[::2], keys_and_values[1::2], strict=True))
-        source, own = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
-        log_probs, after = self.model.step(ids, DecoderState(own, source, visible[:, None, None, :]))
-        return (log_probs, *_flat(after.own))
-
-
 def encoder_program(model: Translator, tokenization: TokenizerPair) -> Program:
     eos, pad = tokenization.source.eos_id, model.pad_id
+
+    def encode(ids: Tensor) -> list[Tensor]:
+        encoded, visible = model.encode(ids)  # (B, S, m), (B, S)
+        return [encoded, visible, *_flat(model.transformer.start(encoded, visible).memory)]
+
     return Program(
         "encoder",
         f"A source, ended by its end token and filled up with the id {pad}, to its vectors, where they are no "
         "padding, and the keys and values that the decoder asks for.",
-        EncoderProgram(model),
+        model,
+        encode,
         (Port("ids", ("batch", "source_length"), "int64", model.source.num_embeddings, pad),),
         (
             Port("encoded", ("batch", "source_length", model.transformer.shape.width)),
@@ -85,11 +64,19 @@ print(encoded.shape, visible)""",
 
 def decoder_program(model: Translator, tokenization: TokenizerPair) -> Program:
     own = _keys_and_values(model, "", "target_length")
+
+    def decode(ids: Tensor, visible: Tensor, *keys_and_values: Tensor) -> list[Tensor]:
+        pairs = list(zip(keys_and_values[::2], keys_and_values[1::2], strict=True))
+        of_source, of_target = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
+        log_probs, after = model.step(ids, DecoderState(of_target, of_source, visible[:, None, None, :]))
+        return [log_probs, *_flat(after.own)]
+
     return Program(
         "decoder",
         "The last token of every target, what the encoder gave and the target's keys and values so far, none at the "
         "start, to log-probabilities of the next token and the keys and values with this one.",
-        DecoderProgram(model),
+        model,
+        decode,
         (
             Port("ids", ("batch",), "int64", model.target.num_embeddings),
             Port("visible", ("batch", "source_length"), "bool"),
