@@ -179,6 +179,7 @@ def test_check_refuses_what_is_not_as_it_was(copied: Path, capsys: pytest.Captur
         error = capsys.readouterr().err
         assert message in error
         assert error.startswith("torchdefine: ")
+        assert "UserError" not in error
         assert error.count("\n") == 1
         (copied / name).write_bytes(whole)
     assert command("export", "--check", copied) == 0

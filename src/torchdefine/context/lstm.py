@@ -19,7 +19,7 @@ LSTMState = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class LSTMDropout:
-    """Shares of features zeroed, with one mask for all positions of a segment."""
+    """Fractions of features zeroed, with one mask for all positions of a segment."""
 
     input: float = 0.0
     hidden: float = 0.0
@@ -27,7 +27,7 @@ class LSTMDropout:
     recurrent: float = 0.0
     """Of the weights from one position's hidden state to the next, in every layer; also one mask a segment."""
     state: float = 0.0
-    """Share of streams whose state is reset at the start of a segment; the rest is not rescaled."""
+    """Fraction of streams whose state is reset at the start of a segment; the rest is not rescaled."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -62,11 +62,6 @@ class LSTMLayer(nn.LSTM):
         else:
             y, h, c = torch._VF.lstm(x, state, weights, True, 1, 0.0, True, False, False)
         return y, (h, c)
-
-    def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """One position, (B, input), and the state, (B, output) each → the state after it."""
-        weights: list[Any] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
-        return torch.lstm_cell(x, state, *weights)
 
 
 class LSTM(nn.Module):
@@ -123,8 +118,8 @@ class LSTM(nn.Module):
         """One position, (B, 1, input_dim), as ``forward`` in evaluation; see ``ContextModel``."""
         hidden, after = x[:, 0], []  # (B, input_dim)
         for layer, (h, c) in zip(self.layers, state, strict=True):
-            assert isinstance(layer, LSTMLayer)
-            hidden, cell = layer.step(hidden, (h[0], c[0]))  # (B, width) each
+            weights: list[Any] = [layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0]
+            hidden, cell = torch.lstm_cell(hidden, (h[0], c[0]), *weights)  # (B, width) each
             after.append((hidden[None], cell[None]))
         return hidden[:, None], after
 

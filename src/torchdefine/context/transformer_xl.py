@@ -76,7 +76,7 @@ class LayerSizes:
 
 @dataclass(frozen=True)
 class TransformerDropout:
-    """Shares of features zeroed in training."""
+    """Fractions of features zeroed in training."""
 
     input: float = 0.0
     """Of the input vectors, and of the distances' vectors."""
@@ -234,10 +234,9 @@ class TransformerXL(nn.Module):
     def surroundings(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings | KernelSurroundings:
         """What every layer must know of a segment (B, T, d) after a memory with ``filled`` positions written."""
         head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
-        drops_shares = self.training and self.dropout.attention > 0
-        if drops_shares or self.layers_are_compiled or not self._attention_is_plain:  # our kernels handle none of these
-            return self._for_fused_attention(x, memory, filled)
-        if has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim)):
+        drops = self.training and self.dropout.attention > 0
+        takes_kernels = self._attention_is_plain and not (drops or self.layers_are_compiled)
+        if takes_kernels and has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim)):
             return self._for_our_kernels(x, memory, filled)
         return self._for_fused_attention(x, memory, filled)
 
@@ -310,7 +309,7 @@ class TransformerXLLayer(nn.Module):
 
     @property
     def dropout(self) -> float:
-        """The share of features that is zeroed now."""
+        """The fraction of features that is zeroed now."""
         return self.hidden_dropout if self.training else 0.0
 
     def forward(

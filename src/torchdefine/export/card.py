@@ -47,12 +47,13 @@ def model_card(
     written: Sequence[WrittenProgram],
 ) -> str:
     """The text of ``README.md``."""
+    counts, embeddings = exportable.model.parameters_by_part(), exportable.model.embeddings().values()
     sections = [
         f"# {about.name}",
         about.description,
         exportable.description,
         "## Parameters",
-        _table(["part", "parameters"], [[PARTS[k], f"{n:,}"] for k, n in exportable.parameters.items()]),
+        _table(["part", "parameters"], [[PARTS[part], f"{count:,}"] for part, count in counts.items()]),
         "## Data and licence",
         _data(about),
         about.data_licence or "The text is the user's own, and its licence is the user's to name.",
@@ -60,7 +61,7 @@ def model_card(
         if about.licence
         else "No licence was named for this model: whoever passes it on names one (`torchdefine export --license`).",
         "## Results",
-        _results(about, any(is_rounded(embedding) for embedding in exportable.embeddings.values())),
+        _results(about, any(map(is_rounded, embeddings))),
         "## Programs",
         f"Each runs in {kind.runs_in}, without torchdefine; the code below runs in this folder. A name in a shape is a "
         "size that each call may choose. Every program was compared with the model itself on "
@@ -150,7 +151,7 @@ def _limits(exportable: Exportable, tokenization: Tokenization | TokenizerPair) 
         "The programs were traced and compared on a CPU, in float32.",
         "A model knows what its text knew, with all its errors and prejudices; it was not tested for any use.",
     ]
-    embeddings = exportable.embeddings.values()
+    embeddings = exportable.model.embeddings().values()
     for dtype in {e.finished.dtype for e in embeddings if e.finished is not None} - {torch.float32}:
         rounded = str(dtype).removeprefix("torch.")
         limits.append(f"Cached vectors are kept in {rounded}; the comparison was with the model that looks them up.")

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchdefine.embedding import TokenEmbedding
-
 Call = Callable[..., Sequence[Tensor]]
 """Tensors in, tensors out."""
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
@@ -84,10 +82,8 @@ class Program:
 class Exportable:
     """A model in evaluation mode, float32 and on the CPU, as its task describes it."""
 
-    model: nn.Module
-    embeddings: Mapping[str, TokenEmbedding]
-    parameters: Mapping[str, int]
-    """By the model's parts."""
+    model: Any
+    """A module that knows its ``embeddings()`` and ``parameters_by_part()``."""
     programs: Sequence[Program]
     description: str
     """What the model is, in words."""

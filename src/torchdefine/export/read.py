@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,13 @@ def load_export(folder: str | Path) -> LoadedExport:
         tokenization = _check_files(folder, facts["files"], facts["vocabulary"])
         kind = program_format(facts["program_format"])
         kind.check_installed()
-        programs = {name: _open(folder, name, program, kind, facts) for name, program in facts["programs"].items()}
+        files, programs = facts["files"], {}
+        for name, program in facts["programs"].items():
+            inputs, outputs = (tuple(map(Port.from_dict, program[side])) for side in ("inputs", "outputs"))
+            files[program["file"]]  # else its hash was not compared
+            programs[name] = LoadedProgram(name, inputs, outputs, _open(folder / program["file"], inputs, kind))
+    except UserError:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / FACTS_FILE} is damaged ({error!r}): {EXPORT_AGAIN}.") from None
     return LoadedExport(folder, facts, tokenization, programs)
@@ -120,14 +126,9 @@ def _vocabulary_of_weights(path: Path) -> str | None:
     return vocabulary
 
 
-def _open(
-    folder: Path, name: str, program: Mapping[str, Any], kind: ProgramFormat, facts: Mapping[str, Any]
-) -> LoadedProgram:
-    inputs, outputs = (tuple(map(Port.from_dict, program[side])) for side in ("inputs", "outputs"))
-    facts["files"][program["file"]]  # else its hash was not compared
+def _open(path: Path, inputs: Sequence[Port], kind: ProgramFormat) -> Runner:
     try:
-        runner = kind.open(folder / program["file"], inputs)
+        return kind.open(path, inputs)
     except Exception as error:  # of whatever kind: torch and onnxruntime have many
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder / program['file']} cannot be opened here ({reason}): {EXPORT_AGAIN}.") from None
-    return LoadedProgram(name, inputs, outputs, runner)
+        raise UserError(f"{path} cannot be opened here ({reason}): {EXPORT_AGAIN}.") from None

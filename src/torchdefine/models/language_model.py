@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -163,8 +164,12 @@ class LanguageModel(nn.Module):
 
     def parameters_by_part(self) -> dict[str, int]:
         """The number of parameters in each of the paper's columns; tied ones count once, in input_output."""
-        unit = self.embedding.unit
-        define = sum(p.numel() for p in unit.parameters()) if unit is not None else 0
-        context = sum(p.numel() for p in self.context.parameters())  # type: ignore[attr-defined]
-        total = sum(p.numel() for p in self.parameters())
-        return {"define": define, "context": context, "input_output": total - define - context, "total": total}
+        return count_parameters(self, [self.embedding], self.context)  # type: ignore[arg-type]
+
+
+def count_parameters(model: nn.Module, embeddings: Iterable[TokenEmbedding], context: nn.Module) -> dict[str, int]:
+    """The parameters of a model's units, of its context model, and of all else; shared ones count once."""
+    units = {p for embedding in embeddings if embedding.unit is not None for p in embedding.unit.parameters()}
+    define, within = sum(p.numel() for p in units), sum(p.numel() for p in context.parameters())
+    total = sum(p.numel() for p in model.parameters())
+    return {"define": define, "context": within, "input_output": total - define - within, "total": total}

@@ -36,7 +36,7 @@ def exportable(model: LanguageModel, tokenization: Tokenization) -> Exportable:
         f"A language model of {len(tokenization):,} {tokenization.kind}: {described}. "
         f"The embedding is {embedding_in_words(model.embedding)}. The output layer is {in_words(model.output)}."
     )
-    return Exportable(model, model.embeddings(), model.parameters_by_part(), programs, description, notes)
+    return Exportable(model, programs, description, notes)
 
 
 def embedding_program(embedding: TokenEmbedding) -> Program:

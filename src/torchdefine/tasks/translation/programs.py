@@ -28,7 +28,7 @@ def exportable(model: Translator, tokenization: TokenizerPair) -> Exportable:
     what = f"A translator: a Transformer of {layers}, {shape.width} wide."
     description = " ".join([what, *sides, f"It writes {len(tokenization):,} different subwords."])
     programs = [encoder_program(model, tokenization), decoder_program(model, tokenization)]
-    return Exportable(model, model.embeddings(), model.parameters_by_part(), programs, description, [LIMIT])
+    return Exportable(model, programs, description, [LIMIT])
 
 
 def encoder_program(model: Translator, tokenization: TokenizerPair) -> Program:
