@@ -294,16 +294,38 @@ def test_inputs_to_check_with_are_ones_that_a_program_must_take() -> None:
     assert not bool(mask.all())
 
 
-def test_a_context_model_of_somebody_else_has_its_embedding_exported() -> None:
-    class Sum(nn.Module):
-        input_dim = output_dim = 16
+class Sum(nn.Module):
+    """Somebody else's context model."""
 
-        def initial_state(self, batch_size: int) -> None:
-            return None
+    input_dim = output_dim = 16
 
-        def forward(self, x: torch.Tensor, state: None) -> tuple[torch.Tensor, None]:
-            return x.cumsum(1), None
+    def initial_state(self, batch_size: int) -> dict[str, torch.Tensor]:
+        return {"total": torch.zeros(batch_size, 16)}
 
+    def forward(self, x: torch.Tensor, state: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        sums = x.cumsum(1) + state["total"][:, None]
+        return sums, {"total": sums[:, -1].detach()}
+
+
+class SteppingSum(Sum):
+    step_length = None
+
+    def step(self, x: torch.Tensor, state: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return self(x, state)
+
+    def state_tensors(self) -> dict[str, int]:
+        return {"total": 1}
+
+
+def test_a_context_model_of_somebody_else_is_exported_if_it_has_a_step(tmp_path: Path) -> None:
+    embedding = TokenEmbedding(StandardMap(V, 16))
+    model = LanguageModel(embedding, SteppingSum(), FullSoftmax(16, embedding.map)).eval()
+    _, step = programs_of(model)
+    assert [port.shape for port in step.inputs] == [("batch", "length"), ("batch", 16)]
+    assert_steps_like(model, written_and_compared(step, "torch-export", tmp_path))
+
+
+def test_a_context_model_without_a_step_has_its_embedding_exported() -> None:
     embedding = TokenEmbedding(StandardMap(V, 16))
     model = LanguageModel(embedding, Sum(), FullSoftmax(16, embedding.map)).eval()
     exported = language.exportable(model, Vocabulary(["<unk>", "<eos>"], [1, 1]))

@@ -14,8 +14,8 @@ from torchdefine.errors import UserError
 from torchdefine.export.check import CHECKED_AT, wrong_outputs
 from torchdefine.export.formats import ProgramFormat, Runner, program_format
 from torchdefine.export.program import Port, sampled
-from torchdefine.export.write import CARD_FILE, FACTS_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
-from torchdefine.files import read_json, reading_safetensors, sha256_of
+from torchdefine.export.write import CARD_FILE, FACTS_FILE, FORMAT, FORMAT_VERSION
+from torchdefine.files import read_json, sha256_of
 
 EXPORT_AGAIN = "export the run again"
 
@@ -55,7 +55,8 @@ def load_export(folder: str | Path) -> LoadedExport:
     try:
         if not facts["programs"]:
             raise ValueError("no programs")
-        tokenization = _check_files(folder, facts["files"], facts["vocabulary"])
+        _check_files(folder, facts["files"])
+        tokenization = TokenizerPair.load(folder) if facts["vocabulary"]["pair"] else load_tokenization(folder)
         kind = program_format(facts["program_format"])
         kind.check_installed()
         files, programs = facts["files"], {}
@@ -98,32 +99,19 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _check_files(folder: Path, files: Mapping[str, Any], vocabulary: Mapping[str, Any]) -> Tokenization | TokenizerPair:
-    """Check that every file is there, whole and as it was written; returns the vocabulary."""
+def _check_files(folder: Path, files: Mapping[str, Any]) -> None:
+    """Check that every file is there, whole and as it was written."""
     if any(Path(name).name != name for name in files):
         raise ValueError("files outside the folder")
     for name in (*files, CARD_FILE):  # the card may be edited, so it has no hash
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: {EXPORT_AGAIN}.")
-    tokenization = TokenizerPair.load(folder) if vocabulary["pair"] else load_tokenization(folder)
-    if {tokenization.sha256} != {vocabulary["sha256"], _vocabulary_of_weights(folder / WEIGHTS_FILE)}:
-        raise UserError(
-            f"The vocabulary in {folder} ({len(tokenization):,} tokens) is another one than that of the weights: put "
-            f"the right file back, or {EXPORT_AGAIN}."
-        )
     for name, file in files.items():
         size = (folder / name).stat().st_size
         if size < file["bytes"]:
             raise UserError(f"{folder / name} was cut short, to {size:,} of {file['bytes']:,} bytes: {EXPORT_AGAIN}.")
         if sha256_of(folder / name) != file["sha256"]:
             raise UserError(f"{folder / name} is not the file that was exported: {EXPORT_AGAIN}.")
-    return tokenization
-
-
-def _vocabulary_of_weights(path: Path) -> str | None:
-    with reading_safetensors(path, if_missing=EXPORT_AGAIN, if_damaged=EXPORT_AGAIN) as file:
-        vocabulary: str | None = (file.metadata() or {}).get("vocabulary_sha256")
-    return vocabulary
 
 
 def _open(path: Path, inputs: Sequence[Port], kind: ProgramFormat) -> Runner:
