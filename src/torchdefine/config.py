@@ -132,7 +132,11 @@ class Kinds:
 
     def changed(self, config: Any, changes: Mapping[str, Any], where: str) -> Any:
         """The same settings with changes; a kind with other settings starts anew."""
-        return self.read(self.merged({**changed(config), "kind": config.kind}, changes, where), where) if changes else config
+        return (
+            self.read(self.merged({**changed(config), "kind": config.kind}, changes, where), where)
+            if changes
+            else config
+        )
 
     def normalised(self, values: Mapping[str, Any] | str, where: str) -> Mapping[str, Any]:
         """Values as a mapping; a plain text is the name of a kind."""

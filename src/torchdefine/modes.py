@@ -1,4 +1,4 @@
-"""The modes of a model: training or evaluation, and prepared for operations that take its weights without calling it."""
+"""The modes of a model: training or evaluation, and prepared or not for operations that take its weights."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ T = TypeVar("T", bound="type[Task]")
 
 
 def section(of: Section, *, model: bool = False) -> Any:
-    """A field of a recipe: the settings of a part, or of one of several kinds of it; ``model`` if it shapes the model."""
+    """A field of a recipe: the settings of a part, or of one of several kinds; ``model`` if it shapes the model."""
     make = of if isinstance(of, type) else (lambda: of.read({}))
     return field(default_factory=make, metadata={"section": of, "model": model})
 
@@ -65,7 +65,9 @@ class Recipe:
         return {**facts, **{name: to_plain(getattr(self, name)) for name in self.sections()}}
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump({"format_version": FORMAT_VERSION, **self.to_plain()}, sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(
+            {"format_version": FORMAT_VERSION, **self.to_plain()}, sort_keys=False, allow_unicode=True
+        )
 
 
 class Tokens(Protocol):
@@ -112,6 +114,7 @@ class Task(ABC):
 
     def check_packages(self) -> None:
         """Refuse, before any work, to train without a package that the end of a run needs."""
+        return
 
     @abstractmethod
     def open_data(self, recipe: Any, progress: Progress | None) -> Any:

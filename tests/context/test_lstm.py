@@ -34,6 +34,16 @@ def test_carried_state_makes_two_segments_one() -> None:
     assert not any(t.requires_grad for pair in state for t in pair)
 
 
+def test_step_by_step_is_the_whole() -> None:
+    lstm = LSTM(6, 8, 5, layers=2, dropout=LSTMDropout(0.3, 0.3, 0.3, 0.3)).double().eval()
+    x, state = torch.randn(3, 10, 6, dtype=torch.float64), lstm.initial_state(3)
+    expected, last = lstm(x, state)
+    for place in range(10):
+        y, state = lstm.step(x[:, place : place + 1], state)
+        torch.testing.assert_close(y, expected[:, place : place + 1])
+    torch.testing.assert_close(state, last)
+
+
 def test_the_carried_state_keeps_its_precision() -> None:
     lstm = LSTM(6, 8, layers=2).bfloat16()
     state = [(h.float(), c.float()) for h, c in lstm.initial_state(3)]

@@ -115,6 +115,21 @@ def test_equals_a_loop_over_positions_with_gradients(reach: Reach, pre_norm: boo
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("reach", [Reach(5), Reach(4, clamp=3), Reach(7, True, 2), Reach(1, same_length=True)], ids=str)
+def test_step_by_step_is_the_whole(reach: Reach, pre_norm: bool) -> None:
+    """In steps of one and of more positions, also of more than the memory holds."""
+    dropout = TransformerDropout(0.2, 0.2, 0.2, 0.2)
+    model = make(Reach(3), evaluation=reach, pre_norm=pre_norm, dropout=dropout).eval()
+    state = stepped = model.initial_state(2)
+    for length in (1, 1, 4, 1, 9, 1, 1):
+        x = torch.randn(2, length, 6, dtype=torch.float64)
+        expected, state = model(x, state)
+        y, stepped = model.step(x, stepped)
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(stepped, state)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_fused_sums_and_norms_equal_plain_ones_with_gradients(
     pre_norm: bool, dropout: float, monkeypatch: pytest.MonkeyPatch
@@ -429,6 +444,8 @@ def test_adapters_around_attention_count_as_merged_weights_do(
     segments = [torch.randn(2, length, 6, dtype=torch.float64) for length in (4, 3)]
     output = run(adapted, segments)
     torch.testing.assert_close(output, run(merged, segments))
+    steps = [model.eval().step(segments[1], model.initial_state(2))[0] for model in (adapted, merged)]
+    torch.testing.assert_close(*steps)
     gradients = torch.autograd.grad(output.square().sum(), [part for a in adapters for part in (a.down, a.up)])
     assert all(gradient.any() for gradient in gradients)
 

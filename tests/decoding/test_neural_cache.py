@@ -35,7 +35,7 @@ def brute_force(run: Run, tokens: np.ndarray, cache: NeuralCache) -> float:
         if window:
             weights = [math.exp(cache.theta * float(vector @ key)) for key, _ in window]
             hit = sum(w for w, (_, word) in zip(weights, window, strict=True) if word == token)
-            p = (1 - cache.share) * p + cache.share * hit / sum(weights)
+            p = (1 - cache.weight) * p + cache.weight * hit / sum(weights)
         nats -= math.log(p)
         remembered.append((vector, token))
         before = token
@@ -45,17 +45,19 @@ def brute_force(run: Run, tokens: np.ndarray, cache: NeuralCache) -> float:
 @pytest.mark.parametrize("length", [1, 7, 500])
 def test_equals_a_loop_over_tokens_whatever_the_segments(run: Run, corpus: Path, length: int) -> None:
     text = encode_corpus(corpus, vocabulary=run.tokenization).splits["valid"]
-    cache = NeuralCache(window=25, theta=2.0, share=0.2)
+    cache = NeuralCache(window=25, theta=2.0, weight=0.2)
     result = evaluate(
         run.model, text, run.tokenization.eos_id, length=length, predict=cache.predict(run.model), note=f", {cache}"
     )
     assert result.loss == pytest.approx(brute_force(run, np.asarray(text.tokens), cache), rel=1e-5)
-    assert "neural cache of 25 positions, theta 2, share 0.2" in result.protocol
+    assert "neural cache of 25 positions, theta 2, weight 0.2" in result.protocol
 
 
-def test_an_empty_share_changes_nothing_and_streams_keep_their_own_memory(run: Run) -> None:
+def test_a_weight_of_zero_changes_nothing_and_streams_keep_their_own_memory(run: Run) -> None:
     plain = run.evaluate("valid", batch_size=3)
-    assert run.evaluate("valid", batch_size=3, cache=NeuralCache(share=0.0)).loss == pytest.approx(plain.loss, rel=1e-6)
+    assert run.evaluate("valid", batch_size=3, cache=NeuralCache(weight=0.0)).loss == pytest.approx(
+        plain.loss, rel=1e-6
+    )
     cached = run.evaluate("valid", batch_size=3, cache=NeuralCache(20, 1.0, 0.1))
     assert cached.loss != pytest.approx(plain.loss, rel=1e-6)
     assert cached.protocol == f"{plain.protocol}, {NeuralCache(20, 1.0, 0.1)}"
@@ -92,8 +94,8 @@ def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture
             main(["eval", folder, "--neural-cache", given])
         assert refused.value.code == 2
         assert message in capsys.readouterr().err
-    with pytest.raises(UserError, match="share of the cache is 1"):
-        NeuralCache(share=1.0)
+    with pytest.raises(UserError, match="weight of the cache is 1"):
+        NeuralCache(weight=1.0)
     assert load_run(folder).evaluate("test").perplexity > 1
 
 

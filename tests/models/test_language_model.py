@@ -249,6 +249,16 @@ def test_the_order_in_memory_changes_neither_losses_nor_gradients(make, label_sm
             torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("make", [adaptive_model, standard_model])
+def test_a_step_gives_what_the_whole_text_does(make) -> None:
+    model = make().double().eval()
+    ids, state = torch.randint(5, (2, 6)), model.initial_state(2)
+    expected, _ = model.log_prob(ids, state)
+    for place in range(6):
+        log_probs, state = model.step(ids[:, place : place + 1], state)
+        torch.testing.assert_close(log_probs, expected[:, place])
+
+
 def test_embeddings_of_others_get_ids_as_they_are() -> None:
     """Ours may take positions first, since it knows nothing but tokens; who reads places must not."""
 

@@ -55,7 +55,7 @@ def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from torchdefine.inference.exported import check_export
+    from torchdefine.export import check_export
 
     facts = check_export(options.check).facts
     if not options.json:

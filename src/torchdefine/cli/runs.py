@@ -28,7 +28,7 @@ def add_commands(command: Command) -> None:
         "--clamp", type=int, help="the largest distance that a Transformer-XL tells apart (default: the recipe's)"
     )
     sub.add_argument(
-        "--neural-cache", metavar="WINDOW,THETA,SHARE", help="look back at the text itself, as in 500,1.0,0.1"
+        "--neural-cache", metavar="WINDOW,THETA,WEIGHT", help="look back at the text itself, as in 500,1.0,0.1"
     )
     sub.add_argument(
         "--tune-cache",
@@ -50,7 +50,9 @@ def add_commands(command: Command) -> None:
     sub.add_argument("--length", type=int, default=100, help="tokens to draw (default: 100)")
     sub.add_argument("--temperature", type=float, default=0.8, help="below 1 is more cautious, 0 greedy (default: 0.8)")
     sub.add_argument("--top-k", type=int, help="draw among the k most probable tokens only")
-    sub.add_argument("--top-p", type=float, help="draw among the most probable tokens that make up this share")
+    sub.add_argument(
+        "--top-p", type=float, help="draw among the most probable tokens that have this probability together"
+    )
     sub.add_argument(
         "--seed", type=int, help="any number, for the same text every time (default: another text each time)"
     )
@@ -92,7 +94,7 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
         print_json({"run": str(options.folder), "split": options.split, **evaluation.to_dict(), **beside})
         return
     if options.tune_cache and cache is not None:
-        print(f"Best on the validation text: --neural-cache {cache.window},{cache.theta:g},{cache.share:g}")
+        print(f"Best on the validation text: --neural-cache {cache.window},{cache.theta:g},{cache.weight:g}")
     bits = f", {evaluation.bits_per_byte:.4f} bits per byte" if evaluation.bits_per_byte else ""
     counting = "" if unigram is None else f"unigram {unigram:,.1f}, "
     print(f"{options.split} perplexity {evaluation.perplexity:,.4f} ({counting}loss {evaluation.loss:.5f} nats{bits})")
@@ -118,8 +120,8 @@ def _neural_cache(options: argparse.Namespace) -> NeuralCache | None:
     if options.tune_cache:
         raise UserError("Give --neural-cache or --tune-cache, not both.")
     try:
-        window, theta, share = given.split(",")
-        numbers = int(window), float(theta), float(share)
+        window, theta, weight = given.split(",")
+        numbers = int(window), float(theta), float(weight)
     except ValueError:
         raise UserError(f"--neural-cache is {given!r}, but must be three numbers, as in 500,1.0,0.1.") from None
     return NeuralCache(*numbers)

@@ -2,7 +2,7 @@
 
 from torchdefine.config import Kinds
 from torchdefine.context.lstm import LSTM, LSTMConfig, LSTMState
-from torchdefine.context.model import ContextModel, State, StateTensor, SteppingModel
+from torchdefine.context.model import ContextModel, State, SteppingModel
 from torchdefine.context.transformer import DecoderState, Transformer, TransformerConfig
 from torchdefine.context.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
 
@@ -17,7 +17,6 @@ __all__ = [
     "LSTMConfig",
     "LSTMState",
     "State",
-    "StateTensor",
     "SteppingModel",
     "Transformer",
     "TransformerConfig",

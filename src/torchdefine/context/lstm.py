@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.config import Config, setting
-from torchdefine.context.model import StateTensor
 from torchdefine.ops import has_kernel, locked_dropout, lstm
 
 LSTMState = list[tuple[Tensor, Tensor]]
@@ -64,11 +63,6 @@ class LSTMLayer(nn.LSTM):
         y, h, c = lstm(x, *state, weights)
         return y, (h, c)
 
-    def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """One position, (B, input), and the state, (B, output) each → the state after it."""
-        weights: list[Any] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
-        return torch.lstm_cell(x, state, *weights)
-
 
 class LSTM(nn.Module):
     """(B, T, input_dim) → (B, T, output_dim); the last layer is ``output_dim`` wide, the others ``hidden_dim``.
@@ -116,13 +110,13 @@ class LSTM(nn.Module):
         """One position, (B, 1, input_dim), as ``forward`` in evaluation; see ``ContextModel``."""
         hidden, after = x[:, 0], []  # (B, input_dim)
         for layer, (h, c) in zip(self.layers, state, strict=True):
-            assert isinstance(layer, LSTMLayer)
-            hidden, cell = layer.step(hidden, (h[0], c[0]))  # (B, width) each
+            weights: list[Any] = [layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0]
+            hidden, cell = torch.lstm_cell(hidden, (h[0], c[0]), *weights)  # (B, width) each
             after.append((hidden[None], cell[None]))
         return hidden[:, None], after
 
-    def state_tensors(self) -> list[StateTensor]:
-        return [StateTensor(f"{name}_{layer}") for layer in range(len(self.layers)) for name in ("hidden", "cell")]
+    def state_tensors(self) -> dict[str, int]:
+        return {f"{name}_{layer}": 1 for layer in range(len(self.layers)) for name in ("hidden", "cell")}
 
     def describe(self) -> str:
         return f"an LSTM of {len(self.layers)} layer{'s' if len(self.layers) > 1 else ''}"

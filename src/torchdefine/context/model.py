@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -22,16 +22,8 @@ class ContextModel(Protocol):
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]: ...
 
 
-class StateTensor(NamedTuple):
-    """A tensor of a context model's state, as an exported program calls it."""
-
-    name: str
-    below: int = 1
-    """Whole numbers must be smaller than this."""
-
-
 class SteppingModel(ContextModel, Protocol):
-    """A context model that can be generated from fast, and exported."""
+    """A context model that continues a text fast and can be exported. It may offer ``step_notes``, for the card."""
 
     step_length: int | None
     """How many positions ``step`` takes; None: any number."""
@@ -39,5 +31,5 @@ class SteppingModel(ContextModel, Protocol):
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """What the model itself gives in evaluation, in operations of torch that can be traced and exported."""
 
-    def state_tensors(self) -> list[StateTensor]:
-        """The tensors of its state, in order."""
+    def state_tensors(self) -> dict[str, int]:
+        """Names for the tensors of its state, in order; whole numbers among them must be smaller than the value."""

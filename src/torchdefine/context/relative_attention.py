@@ -173,26 +173,19 @@ class RelativeAttention(nn.Module):
         return self._outward(mixed.transpose(1, 2))  # (B, T, d)
 
     def _by_plain_products(self, own: Tensor, seen: Tensor, around: PlainSurroundings) -> Tensor:
-        queries, keys, values, distances = self._inward_unpadded(own, seen, around.distance_vectors)
+        def by_head(x: Tensor) -> Tensor:
+            return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, D)
+
+        to_queries, to_keys, to_values, to_distances = self.inward.weight.chunk(4)
+        queries = by_head(F.linear(own, to_queries))  # (B, H, T, D)
+        keys, values = by_head(F.linear(seen, to_keys)), by_head(F.linear(seen, to_values))  # (B, H, K, D)
+        distances = by_head(F.linear(around.distance_vectors[None], to_distances))  # (1, H, K, D)
         by_content = (queries + around.content_bias[:, None]) @ keys.transpose(2, 3)  # (B, H, T, K)
         by_distance = (queries + around.distance_bias[:, None]) @ distances.transpose(2, 3)
         scores = by_content + by_distance.gather(3, around.columns.expand_as(by_distance))  # (B, H, T, K)
         scores = (scores * self.head_dim**-0.5).masked_fill(around.blocked, -torch.inf)
         mixed = scores.softmax(-1).to(values.dtype) @ values  # (B, H, T, D)
-        attended: Tensor = self.outward(mixed.transpose(1, 2).flatten(2))  # (B, T, d)
-        return attended
-
-    def _inward_unpadded(self, own: Tensor, seen: Tensor, distance_vectors: Tensor) -> tuple[Tensor, ...]:
-        """Queries (B, H, T, D), keys and values (B, H, K, D) each, distances (1, H, K, D)."""
-        width = self.heads * self.head_dim
-        if self.fused:
-            to_queries, to_keys_and_values, to_distances = self.inward.weight.split((width, 2 * width, width))
-            queries, distances = F.linear(own, to_queries), F.linear(distance_vectors, to_distances)
-            keys, values = F.linear(seen, to_keys_and_values).chunk(2, dim=-1)
-        else:
-            queries, distances = self.inward(own)[..., :width], self.inward(distance_vectors)[..., 3 * width :]
-            keys, values = self.inward(seen)[..., width : 3 * width].chunk(2, dim=-1)
-        return tuple(x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (queries, keys, values, distances[None]))
+        return F.linear(mixed.transpose(1, 2).flatten(2), self.outward.weight)  # (B, T, d)
 
     def _inward(self, own: Tensor, seen: Tensor, distance_vectors: Tensor) -> tuple[Tensor, ...]:
         """Queries (B, T, H, P), keys and values (B, K, H, P) each, distances (W, H, P)."""

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.config import Config, setting
-from torchdefine.context.model import StateTensor
 from torchdefine.context.relative_attention import (
     KernelSurroundings,
     PlainSurroundings,
@@ -50,9 +49,7 @@ class TransformerXLConfig(Config):
     kind: str = "transformer-xl"
     layers: int = setting(1, "How many layers.", at_least=1)
     heads: int = setting(8, "Attention heads.", at_least=1)
-    head_dim: int | None = setting(
-        None, "Width of a head; the embedding's divided by heads by default.", at_least=1
-    )
+    head_dim: int | None = setting(None, "Width of a head; the embedding's divided by heads by default.", at_least=1)
     inner_dim: int | None = setting(
         None, "Width inside the feed-forward layers; by default four times the embedding's.", at_least=1
     )
@@ -60,16 +57,17 @@ class TransformerXLConfig(Config):
     memory: int = setting(150, "Positions of earlier segments that are remembered.", at_least=1)
     same_length: bool = setting(False, "Whether all positions see equally many others: as many as memory says.")
     clamp: int | None = setting(None, "Distances beyond this one count as this one.", at_least=1)
-    eval_memory: int | None = setting(
-        None, "The memory in evaluation; the same as in training by default.", at_least=1
-    )
+    eval_memory: int | None = setting(None, "The memory in evaluation; the same as in training by default.", at_least=1)
     eval_same_length: bool = setting(False, "The same_length of evaluation.")
     eval_clamp: int | None = setting(None, "The clamp of evaluation.", at_least=1)
     input_dropout: float = setting(
         0.0, "Dropout rate of the inputs, and of the distances' vectors.", at_least=0, below=1
     )
     hidden_dropout: float = setting(
-        0.0, "Dropout rate of attention's output, inside the feed-forward layers and of their output.", at_least=0, below=1
+        0.0,
+        "Dropout rate after attention, inside the feed-forward layers and after them.",
+        at_least=0,
+        below=1,
     )
     output_dropout: float = setting(0.0, "Dropout rate of the outputs of the last layer.", at_least=0, below=1)
     attention_dropout: float = setting(0.0, "Dropout rate of the attention weights.", at_least=0, below=1)
@@ -96,6 +94,8 @@ class TransformerXL(Prepared):
     States are made for the mode that the module is in: evaluation may look back farther than training. Shapes never
     depend on values, so that a step can be compiled or captured as a CUDA graph.
     """
+
+    step_length = None
 
     def __init__(self, input_dim: int, config: TransformerXLConfig | None = None) -> None:
         super().__init__()
@@ -176,6 +176,8 @@ class TransformerXL(Prepared):
 
     def step(self, x: Tensor, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
         """A few positions, (B, T, input_dim), as ``forward`` in evaluation; see ``ContextModel``."""
+        if not self.fused:
+            return self.forward(x, state)
         memories, filled = state
         length, memory_length = x.shape[1], memories[0].shape[1]
         around = self._for_a_step(x, memory_length, filled)
@@ -186,9 +188,18 @@ class TransformerXL(Prepared):
             stream = layer(stream, memory, around)  # (B, T, d)
         return stream.past, (after, (filled + length).clamp(max=memory_length))
 
-    def state_tensors(self) -> list[StateTensor]:
-        written = StateTensor("filled", self.evaluation.memory + 1)
-        return [*(StateTensor(f"memory_{layer}") for layer in range(len(self.layers))), written]
+    @property
+    def step_notes(self) -> list[str]:
+        notes = [f"`filled` says how many of the {self.evaluation.memory} positions of the memory were written."]
+        if not self.evaluation.same_length:
+            notes.append(
+                "Once the memory is full, the later tokens of a long `ids` see more of the past than they would in "
+                "steps of one: lengths matter, as they do in the model."
+            )
+        return notes
+
+    def state_tensors(self) -> dict[str, int]:
+        return {**{f"memory_{layer}": 1 for layer in range(len(self.layers))}, "filled": self.evaluation.memory + 1}
 
     def describe(self) -> str:
         return f"a Transformer-XL of {len(self.layers)} layers with {self.carried}"

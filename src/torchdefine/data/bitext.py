@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from torchdefine.data.corpus import encoded_once, read_manifest, require_split, write_manifest
 from torchdefine.config import setting
+from torchdefine.data.corpus import encoded_once, read_manifest, require_split, write_manifest
 from torchdefine.data.sources import DataConfig, PairedFiles, find_bitext
 from torchdefine.data.text_files import bytes_of, read_pairs
 from torchdefine.data.token_file import TokenFile, token_file_writer
@@ -57,7 +57,9 @@ class BitextConfig(DataConfig):
             f"bpe_size is {self.bpe_size}, but must be at least {SMALLEST_BPE}: the 256 bytes and "
             f"{', '.join(SPECIALS)}.",
         )
-        self.require(self.source != self.target, f"source and data.target are both {self.source!r}: name two languages.")
+        self.require(
+            self.source != self.target, f"source and data.target are both {self.source!r}: name two languages."
+        )
 
 
 @dataclass(frozen=True)

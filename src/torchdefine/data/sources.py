@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchdefine.data.download import download, extract, hash_record
 from torchdefine.config import Config, setting
+from torchdefine.data.download import download, extract, hash_record
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress, cache_folder, locked, new_folder
 from torchdefine.spelling import option
@@ -36,8 +36,12 @@ BITEXT_LAYOUT = (
 class DataConfig(Config):
     """What the data of every task have."""
 
-    corpus: str = setting("wikitext-2-shuffled", "A named corpus, or a folder with train, valid and test text.", path=True)
-    tokenizer: str | None = setting(None, "A tokenizers file (BPE) to use instead of a vocabulary of its own.", path=True)
+    corpus: str = setting(
+        "wikitext-2-shuffled", "A named corpus, or a folder with train, valid and test text.", path=True
+    )
+    tokenizer: str | None = setting(
+        None, "A tokenizers file (BPE) to use instead of a vocabulary of its own.", path=True
+    )
     vocabulary_size: int | None = setting(
         None, "Size of the published vocabulary, for `params` to count with; training goes by its own text.", at_least=1
     )

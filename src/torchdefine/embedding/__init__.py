@@ -55,7 +55,7 @@ __all__ = [
     "cached_embedding",
     "finished_table",
     "make_plan",
-    "shrink_cutoffs",
     "register_embedding",
     "register_unit",
+    "shrink_cutoffs",
 ]

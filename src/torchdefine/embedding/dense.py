@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.config import Config, setting
-
 from torchdefine.embedding.unit import activation_moments
 
 

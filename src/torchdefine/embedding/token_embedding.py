@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Iterable
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -156,3 +156,11 @@ def embedded(embedding: TokenEmbedding, ids: Tensor, distinct: int | None = None
         vectors: Tensor = embedding(ids)
         return vectors
     return embedding.shared(ids, distinct)
+
+
+def count_parameters(model: nn.Module, embeddings: Iterable[TokenEmbedding], context: nn.Module) -> dict[str, int]:
+    """The parameters of a model's units, of its context model, and of all else; shared ones count once."""
+    units = {p for embedding in embeddings if embedding.unit is not None for p in embedding.unit.parameters()}
+    define, within = sum(p.numel() for p in units), sum(p.numel() for p in context.parameters())
+    total = sum(p.numel() for p in model.parameters())
+    return {"define": define, "context": within, "input_output": total - define - within, "total": total}

@@ -14,6 +14,7 @@ from torchdefine.ops import StackForm, StackLayer, group_stack, has_fused_kernel
 from torchdefine.ops.group_stack import ACTIVATIONS
 from torchdefine.ops.residual_norm import WIDEST
 
+
 class ExpansionLayer(nn.Module):
     """Group-linear, then norm, activation and dropout."""
 

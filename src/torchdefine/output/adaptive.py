@@ -13,8 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from torchdefine.embedding import AdaptiveConfig, AdaptiveMap, MapConfig, ProjectiveConfig, StandardConfig
-from torchdefine.embedding import TokenEmbedding, VocabularyFacts
+from torchdefine.embedding import (
+    AdaptiveMap,
+    MapConfig,
+    ProjectiveConfig,
+    StandardConfig,
+    TokenEmbedding,
+    VocabularyFacts,
+)
 from torchdefine.embedding.map import check_ids
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, taken_rows

@@ -25,6 +25,7 @@ RUN_SETTINGS_FILE = "config.yaml"
 FACTS = ("name", "description", "published", "task")
 DEFAULT_TASK = "language"
 
+
 def recipe_names() -> list[str]:
     """The recipes that come with the package; those whose name starts with an underscore are only bases."""
     root = resources.files("torchdefine") / "recipes"
@@ -58,11 +59,14 @@ def recipe_of(values: Mapping[str, Any]) -> Any:
     sections = task.recipe.sections()
     for name in values:
         if name not in sections and name not in FACTS:
-            raise UserError(f"{name!r} is no section of a recipe for the task {task.name}{did_you_mean(name, sections)}")
+            raise UserError(
+                f"{name!r} is no section of a recipe for the task {task.name}{did_you_mean(name, sections)}"
+            )
     published = convert(dict[str, float], values.get("published", {}), "published")
-    name, description = str(values.get("name", "")), str(values.get("description", ""))
-    given = {section: _read_section(of, values[section], section) for section, of in sections.items() if section in values}
-    return task.recipe(name, description, published, **given)
+    given = {
+        section: _read_section(of, values[section], section) for section, of in sections.items() if section in values
+    }
+    return task.recipe(str(values.get("name", "")), str(values.get("description", "")), published, **given)
 
 
 def _read_section(of: Section, values: Any, name: str) -> Config:

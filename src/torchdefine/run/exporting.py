@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdefine.data import licence_of
+from torchdefine.export import ExportedFrom, export_model, on_the_cpu
 from torchdefine.files import Progress
-from torchdefine.inference.export import export_model
-from torchdefine.inference.export_record import ExportedFrom
+from torchdefine.modes import prepared
 from torchdefine.recipe import short_name
 from torchdefine.run.starting import changed_paths
 
@@ -25,6 +25,7 @@ def export_run(
     about = ExportedFrom(
         name=recipe.name,
         description=recipe.description,
+        task=recipe.task,
         config=recipe.to_yaml(),
         checkpoint=run.weights.parent.name,
         result=run.result if run.folder.result.exists() else None,
@@ -32,7 +33,9 @@ def export_run(
         data_licence=licence_of(run.recipe.data.corpus),
         licence=licence,
     )
-    return export_model(run.model, run.tokenization, about, folder, format, progress)
+    model = on_the_cpu(run.model)
+    with prepared(model):
+        return export_model(run.exportable(model), run.tokenization, about, folder, format, progress)
 
 
 def _without_paths(recipe: Any) -> Any:

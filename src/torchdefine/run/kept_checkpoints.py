@@ -17,7 +17,9 @@ from torchdefine.training.checkpoint import Checkpoint, model_tensors
 
 def keep_checkpoint(folder: RunFolder, model: nn.Module, step: int, count: int) -> None:
     """Write the weights of ``step`` beside those of earlier steps, and leave the ``count`` latest of them."""
-    write_checkpoint(folder.kept / f"step-{step}.safetensors", model_tensors(model), {"step": step, **folder.fingerprints})
+    write_checkpoint(
+        folder.kept / f"step-{step}.safetensors", model_tensors(model), {"step": step, **folder.fingerprints}
+    )
     for _, path in kept_checkpoints(folder)[:-count]:
         path.unlink(missing_ok=True)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
+from torchdefine.export import Exportable
 from torchdefine.files import Progress, check_writable
 from torchdefine.recipe import short_name
 from torchdefine.run.folder import RunFolder
@@ -45,6 +46,10 @@ class Run:
         self, split: str = "test", *, data: str | Path | None = None, progress: Progress | None = None
     ) -> Measured:
         """Evaluate on a split of the run's own data, or of others; a task may have more settings."""
+
+    def exportable(self, model: Any) -> Exportable:
+        """What an export contains of the model, which is in evaluation mode, in float32 and on the CPU."""
+        raise UserError(f"A model for {self.recipe.task} cannot be exported.")
 
     def __repr__(self) -> str:
         measured = "not finished"

@@ -50,9 +50,7 @@ class TrainConfig(Config):
     early_stopping: int | None = setting(
         None, "End the run when validation is worse than the best before the last N.", at_least=0
     )
-    seed: int = setting(
-        1, "Decides initial weights, dropout and the order of the data.", at_least=0, below=2**62
-    )
+    seed: int = setting(1, "Decides initial weights, dropout and the order of the data.", at_least=0, below=2**62)
     eval_every: int = setting(
         0, "Steps between validations; 0 for once an epoch, or for five in a run of fewer steps.", at_least=0
     )

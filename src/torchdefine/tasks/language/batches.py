@@ -17,7 +17,8 @@ class LanguageTrainConfig(TrainConfig):
     batch_size: int = setting(32, "Streams of text read side by side, over all processes.", at_least=1)
     length: int = setting(70, "Tokens of each stream in a step (truncated back-propagation).", at_least=1)
     random_length: bool = setting(
-        False, "Vary segment lengths around train.length, differently every epoch, and scale the learning rate with them."
+        False,
+        "Vary segment lengths around train.length, anew every epoch, and scale the learning rate with them.",
     )
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from torchdefine.config import setting
 from torchdefine.context import ContextModel, State
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.distinct import count_distinct
-from torchdefine.embedding.token_embedding import embedded
+from torchdefine.embedding.token_embedding import count_parameters, embedded
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output import HostHint, LossConfig, Losses, OutputLayer
@@ -150,8 +150,4 @@ class LanguageModel(nn.Module):
 
     def parameters_by_part(self) -> dict[str, int]:
         """The number of parameters in each of the paper's columns; tied ones count once, in input_output."""
-        unit = self.embedding.unit
-        define = sum(p.numel() for p in unit.parameters()) if unit is not None else 0
-        context = sum(p.numel() for p in self.context.parameters())  # type: ignore[attr-defined]
-        total = sum(p.numel() for p in self.parameters())
-        return {"define": define, "context": context, "input_output": total - define - context, "total": total}
+        return count_parameters(self, [self.embedding], self.context)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """The neural cache: at test time, words that followed similar hidden vectors become more probable (Grave et al., 2017).
 
-Nothing is trained. p = (1 - share) p_model + share p_cache, where p_cache(word) adds up softmax(theta h·h_i) over those
-of the last ``window`` positions i that were followed by the word.
+Nothing is trained. p = (1 - weight) p_model + weight p_cache, where p_cache(word) adds up softmax(theta h·h_i) over
+those of the last ``window`` positions i that were followed by the word.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from torchdefine.data import IGNORE, TokenFile
 from torchdefine.context import State
+from torchdefine.data import IGNORE, TokenFile
 from torchdefine.errors import UserError
 from torchdefine.output import HostHint
 from torchdefine.tasks.language.evaluate import Predict, total_nats
@@ -23,27 +23,27 @@ from torchdefine.tasks.language.model import LanguageModel
 
 WINDOWS = (100, 500, 1000, 2000, 3785)
 THETAS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5)
-SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
+WEIGHTS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
 
 
 @dataclass(frozen=True)
 class NeuralCache:
-    """How far back the cache looks, how sharply it compares, and how much of the probability is its own."""
+    """How far back the cache looks, how sharply it compares, and the weight of its probability."""
 
     window: int = 500
     theta: float = 1.0
-    share: float = 0.1
+    weight: float = 0.1
 
     def __post_init__(self) -> None:
         if self.window < 1:
             raise UserError(f"The window of the cache is {self.window}, but must be at least 1: use 500, say.")
         if not 0 <= self.theta < math.inf:
             raise UserError(f"The theta of the cache is {self.theta}, but must not be negative: use 1, say.")
-        if not 0 <= self.share < 1:
-            raise UserError(f"The share of the cache is {self.share}, but must be from 0 to below 1: use 0.1, say.")
+        if not 0 <= self.weight < 1:
+            raise UserError(f"The weight of the cache is {self.weight}, but must be from 0 to below 1: use 0.1, say.")
 
     def __str__(self) -> str:
-        return f"a neural cache of {self.window} positions, theta {self.theta:g}, share {self.share:g}"
+        return f"a neural cache of {self.window} positions, theta {self.theta:g}, weight {self.weight:g}"
 
     def predict(self, model: LanguageModel) -> Predict:
         """What ``evaluate`` calls instead of the model; make one for each text, since it remembers what it saw."""
@@ -62,7 +62,7 @@ def tune_neural_cache(
 ) -> tuple[NeuralCache, float]:
     """The best of ``choices`` on a validation text and its nats a token, in one pass over the text."""
     if choices is None:
-        choices = [NeuralCache(*values) for values in product(WINDOWS, THETAS, SHARES)]
+        choices = [NeuralCache(*values) for values in product(WINDOWS, THETAS, WEIGHTS)]
     if not choices:
         raise UserError("There is no setting of the cache to choose from.")
     predict = _CachedPrediction(model, choices)
@@ -92,7 +92,7 @@ class _CachedPrediction:
         cached = {setting: _cache_probability(scores, follows, *setting) for setting in settings}
         nats = []
         for choice in self.choices:
-            mixed = _mixed(losses, cached[choice.window, choice.theta], choice.share)  # (B, T)
+            mixed = _mixed(losses, cached[choice.window, choice.theta], choice.weight)  # (B, T)
             if self.keys is None:  # the first position of a text has nothing to look back at
                 mixed[:, 0] = losses[:, 0]
             nats.append(mixed[counted].double().sum())
@@ -115,7 +115,7 @@ def _cache_probability(scores: Tensor, follows: Tensor, window: int, theta: floa
     return torch.where(follows & reachable, weights, 0.0).sum(-1)
 
 
-def _mixed(losses: Tensor, cached: Tensor, share: float) -> Tensor:
-    if share == 0:
+def _mixed(losses: Tensor, cached: Tensor, weight: float) -> Tensor:
+    if weight == 0:
         return losses.clone()
-    return -torch.logaddexp(math.log1p(-share) - losses, math.log(share) + cached.log())
+    return -torch.logaddexp(math.log1p(-weight) - losses, math.log(weight) + cached.log())

@@ -20,9 +20,7 @@ from torchdefine.training import AVERAGING, OPTIMIZERS, SCHEDULES, ConstantConfi
 class EvalConfig(Config):
     """How perplexities are measured."""
 
-    batch_size: int = setting(
-        10, "Streams the text is cut into; each starts without context. 1 is exact.", at_least=1
-    )
+    batch_size: int = setting(10, "Streams the text is cut into; each starts without context. 1 is exact.", at_least=1)
     length: int = setting(
         140, "Tokens a step; changes the result only of a transformer without eval_same_length.", at_least=1
     )

@@ -13,6 +13,7 @@ import torch
 
 from torchdefine.data import UNK, TokenFile, corpus_names, encode_corpus, resolve_corpus
 from torchdefine.errors import UserError
+from torchdefine.export import Exportable
 from torchdefine.files import Progress
 from torchdefine.run.run import Measured, Run, check_split
 from torchdefine.tasks.language.about_data import MANY_UNKNOWN
@@ -20,6 +21,7 @@ from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_
 from torchdefine.tasks.language.generate import generate
 from torchdefine.tasks.language.model import LanguageModel
 from torchdefine.tasks.language.neural_cache import NeuralCache, tune_neural_cache
+from torchdefine.tasks.language.programs import exportable
 from torchdefine.tasks.language.recipe import LanguageRecipe
 from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.training.evaluation import Evaluation
@@ -81,6 +83,9 @@ class LanguageRun(Run):
         counts = self.token_counts()
         assert counts is not None  # every run of a language model keeps them
         return unigram_perplexity(counts, np.asarray(self._text(split, data).tokens))
+
+    def exportable(self, model: LanguageModel) -> Exportable:
+        return exportable(model, self.tokenization)
 
     def measure(
         self,
@@ -185,7 +190,7 @@ def _lines(split: str, found: Evaluation, unigram: float, streams: int) -> list[
         found.protocol,
     ]
     if found.unknown_share > MANY_UNKNOWN:
-        lines.append("So many unknown words flatter a model: compare its numbers with those of the same vocabulary only.")
+        lines.append("So many unknown words flatter a model: compare with the same vocabulary only.")
     if short := short_stream_warning(found.tokens, streams):
         lines.append(f"{short} --batch-size 1 is exact.")
     return lines

@@ -57,9 +57,7 @@ class LanguageTask(Task):
         with torch.device("meta"):
             return build_language_model(recipe, VocabularyFacts(size)), size
 
-    def batches(
-        self, recipe: LanguageRecipe, data: Corpus, device: torch.device, processes: Processes
-    ) -> TrainingData:
+    def batches(self, recipe: LanguageRecipe, data: Corpus, device: torch.device, processes: Processes) -> TrainingData:
         rows = shard(recipe.train.batch_size, processes.rank, processes.count)
         if (rows.stop - rows.start) % recipe.train.accumulate:
             raise UserError(
@@ -69,9 +67,7 @@ class LanguageTask(Task):
         tokens, start = np.asarray(data.splits["train"].tokens), data.tokenization.eos_id
         return TextBatches(TokenStreams(tokens, recipe.train.batch_size, device, start, rows), recipe.train)
 
-    def validation(
-        self, recipe: LanguageRecipe, data: Corpus, model: LanguageModel
-    ) -> Callable[[], Evaluation] | None:
+    def validation(self, recipe: LanguageRecipe, data: Corpus, model: LanguageModel) -> Callable[[], Evaluation] | None:
         if "valid" not in data.splits:
             return None
         streams = recipe.eval.valid_batch_size or recipe.eval.batch_size
@@ -120,9 +116,7 @@ class LanguageTask(Task):
 
     def caveats(self, result: Mapping[str, Any], recipe: LanguageRecipe) -> dict[str, str]:
         streams = recipe.eval.batch_size
-        found = {
-            split: short_stream_warning(one["tokens"], streams) for split, one in result["evaluation"].items()
-        }
+        found = {split: short_stream_warning(one["tokens"], streams) for split, one in result["evaluation"].items()}
         return {split: sentence for split, sentence in found.items() if sentence}
 
 
@@ -148,9 +142,7 @@ def build_language_model(recipe: LanguageRecipe, vocabulary: VocabularyFacts) ->
     return LanguageModel(embedding, context, output, recipe.loss)
 
 
-def _evaluations(
-    recipe: LanguageRecipe, model: LanguageModel, corpus: Corpus, streams: int
-) -> dict[str, Evaluation]:
+def _evaluations(recipe: LanguageRecipe, model: LanguageModel, corpus: Corpus, streams: int) -> dict[str, Evaluation]:
     start, length = corpus.tokenization.eos_id, recipe.eval.length
     return {
         split: evaluate(model, corpus.splits[split], start, batch_size=streams, length=length)

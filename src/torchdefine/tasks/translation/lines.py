@@ -8,10 +8,10 @@ from typing import Any
 
 from torchdefine.data.bitext import one_line
 from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair
-from torchdefine.tasks.translation.beam import BeamConfig, Hypothesis, TargetTokens, beam_search, sample_targets
-from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.tasks.sampling import SamplingOptions
+from torchdefine.tasks.translation.beam import BeamConfig, Hypothesis, TargetTokens, beam_search, sample_targets
 from torchdefine.tasks.translation.model import Translator
 
 PLACES_AT_ONCE = 8192

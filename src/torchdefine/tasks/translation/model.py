@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchdefine.context.transformer import DecoderState, Transformer
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.embedding.token_embedding import embedded
+from torchdefine.embedding.token_embedding import count_parameters, embedded
 from torchdefine.errors import UserError
 from torchdefine.output import HostHint, Losses, OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
@@ -113,8 +113,4 @@ class Translator(nn.Module):
 
     def parameters_by_part(self) -> dict[str, int]:
         """The number of parameters in each of the paper's columns; shared or tied ones count once."""
-        units = {p for side in (self.source, self.target) if side.unit is not None for p in side.unit.parameters()}
-        define = sum(p.numel() for p in units)
-        context = sum(p.numel() for p in self.transformer.parameters())
-        total = sum(p.numel() for p in self.parameters())
-        return {"define": define, "context": context, "input_output": total - define - context, "total": total}
+        return count_parameters(self, (self.source, self.target), self.transformer)

@@ -12,6 +12,7 @@ from torchdefine.data import Bitext, TokenizerPair, resolve_bitext
 from torchdefine.data.bitext import one_line
 from torchdefine.data.sources import find_bitext
 from torchdefine.data.text_files import read_pairs
+from torchdefine.export import Exportable
 from torchdefine.files import Progress
 from torchdefine.run.run import Measured, Run, check_split
 from torchdefine.tasks.translation.data import open_bitext
@@ -26,6 +27,7 @@ from torchdefine.tasks.translation.lines import (
     translate_lines,
 )
 from torchdefine.tasks.translation.model import Translator
+from torchdefine.tasks.translation.programs import exportable
 from torchdefine.tasks.translation.recipe import TranslationRecipe
 from torchdefine.training.evaluation import Evaluation
 
@@ -89,6 +91,9 @@ class TranslationRun(Run):
         return evaluate_translator(
             self.recipe, self.model, self.tokenization, split=split, data=data, progress=progress
         )
+
+    def exportable(self, model: Translator) -> Exportable:
+        return exportable(model, self.tokenization)
 
     def measure(
         self, split: str = "test", *, data: str | Path | None = None, progress: Progress | None = None

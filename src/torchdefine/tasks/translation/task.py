@@ -71,11 +71,11 @@ class TranslationTask(Task):
         self, recipe: TranslationRecipe, data: Bitext, device: torch.device, processes: Processes
     ) -> TrainingData:
         train, pair = recipe.train, data.tokenization
-        return PairData(BitextBatches(data.splits["train"], pair, train.batch_tokens, device, train.seed), train, processes)
+        return PairData(
+            BitextBatches(data.splits["train"], pair, train.batch_tokens, device, train.seed), train, processes
+        )
 
-    def validation(
-        self, recipe: TranslationRecipe, data: Bitext, model: Translator
-    ) -> Callable[[], Evaluation] | None:
+    def validation(self, recipe: TranslationRecipe, data: Bitext, model: Translator) -> Callable[[], Evaluation] | None:
         if "valid" not in data.splits:
             return None
         pairs, tokens = data.splits["valid"], recipe.train.batch_tokens

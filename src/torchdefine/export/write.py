@@ -8,46 +8,60 @@ from __future__ import annotations
 
 import copy
 import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 import torchdefine
 from torchdefine.data import Tokenization, TokenizerPair
 from torchdefine.errors import MachineError
-from torchdefine.files import (
-    Progress,
-    check_new_folder,
-    new_folder,
-    sha256_of,
-    write_json,
-    write_safetensors,
-    write_text,
-)
-from torchdefine.inference.export_check import TOLERANCE, check_program
-from torchdefine.inference.export_formats import ProgramFormat, check_torch, program_format, trace
-from torchdefine.inference.export_programs import programs_of
-from torchdefine.inference.export_record import ExportedFrom, WrittenProgram
-from torchdefine.inference.model_card import model_card
-from torchdefine.tasks.language.model import LanguageModel
-from torchdefine.tasks.translation.model import Translator
+from torchdefine.export.card import model_card
+from torchdefine.export.check import TOLERANCE, WrittenProgram, difference_to_model
+from torchdefine.export.formats import ProgramFormat, check_torch, program_format, trace
+from torchdefine.export.program import Exportable, Program
+from torchdefine.files import Progress, new_folder, sha256_of, write_json, write_safetensors, write_text
 
 FORMAT = "torchdefine export"
 FORMAT_VERSION = 1
 FACTS_FILE, WEIGHTS_FILE, CONFIG_FILE, CARD_FILE = "export.json", "model.safetensors", "config.yaml", "README.md"
 
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class ExportedFrom:
+    """What an export says about the run that it was made from."""
+
+    name: str
+    description: str
+    task: str
+    config: str
+    """The run's settings as YAML."""
+    checkpoint: str
+    """Which weights these are: best, last or average."""
+    result: Mapping[str, Any] | None
+    """What result.json says, if the run has finished."""
+    corpus: str
+    data_licence: str | None
+    """A sentence on the licence of the text, where it is known."""
+    licence: str | None = None
+    """The licence that the exporting user names."""
+
 
 def export_model(
-    model: LanguageModel | Translator,
+    exportable: Exportable,
     tokenization: Tokenization | TokenizerPair,
     about: ExportedFrom,
     folder: str | Path,
     format: str = "torch-export",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Export a model into a new folder, from the CPU and in float32; returns the contents of ``export.json``.
+    """Export a model into a new folder; returns the contents of ``export.json``.
 
     Every program is opened again and compared with the model at several sizes. One that is further from it than
     ``TOLERANCE`` is a MachineError, and no folder is left.
@@ -55,30 +69,31 @@ def export_model(
     kind = program_format(format)
     check_torch()
     kind.check_installed()
-    check_new_folder(folder)
-    model = _on_the_cpu(model)
     with new_folder(folder) as making:
-        written = _write_programs(model, kind, making, progress)
+        written = _write_programs(exportable.programs, kind, making, progress)
         metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "vocabulary_sha256": tokenization.sha256}
-        write_safetensors(making / WEIGHTS_FILE, model.state_dict(), metadata)
+        write_safetensors(making / WEIGHTS_FILE, exportable.model.state_dict(), metadata)
         tokenization.save(making)
         write_text(making / CONFIG_FILE, about.config)
         facts = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
-            "task": task_of(model),
+            "task": about.task,
             "program_format": format,
             "name": about.name,
             "checkpoint": about.checkpoint,
-            "vocabulary": {"size": len(tokenization), "sha256": tokenization.sha256},
-            "weights_sha256": sha256_of(making / WEIGHTS_FILE),
+            "vocabulary": {
+                "size": len(tokenization),
+                "sha256": tokenization.sha256,
+                "pair": isinstance(tokenization, TokenizerPair),
+            },
             "tolerance": TOLERANCE,
             "programs": {one.program.name: one.to_dict() for one in written},
             "versions": _versions(kind),
             "files": file_facts(making),
         }
         write_json(making / FACTS_FILE, facts)
-        write_text(making / CARD_FILE, model_card(model, tokenization, about, format, written))
+        write_text(making / CARD_FILE, model_card(exportable, tokenization, about, kind, written))
     return facts
 
 
@@ -91,11 +106,7 @@ def file_facts(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def task_of(model: LanguageModel | Translator) -> Literal["language", "translation"]:
-    return "translation" if isinstance(model, Translator) else "language"
-
-
-def _on_the_cpu(model: LanguageModel | Translator) -> LanguageModel | Translator:
+def on_the_cpu(model: Model) -> Model:
     """The model itself if it is ready to be traced, else a copy that is."""
     if not model.training and all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters()):
         return model
@@ -103,15 +114,14 @@ def _on_the_cpu(model: LanguageModel | Translator) -> LanguageModel | Translator
 
 
 def _write_programs(
-    model: LanguageModel | Translator, kind: ProgramFormat, folder: Path, progress: Progress | None
+    programs: Sequence[Program], kind: ProgramFormat, folder: Path, progress: Progress | None
 ) -> list[WrittenProgram]:
-    programs = programs_of(model)
     written = []
     for done, program in enumerate(programs, start=1):
         file = f"{program.name}{kind.suffix}"
         try:
             kind.write(program, trace(program), folder / file)
-            one = WrittenProgram(program, file, check_program(program, kind.open(folder / file, program.inputs)))
+            one = WrittenProgram(program, file, difference_to_model(program, kind.open(folder / file, program.inputs)))
         except (OSError, MemoryError, MachineError):
             raise
         except Exception as error:  # tracers and exporters raise many kinds

@@ -1,16 +1,17 @@
-"""Whether an exported program gives what the model gives."""
+"""Whether a program in its file gives what the model gives."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchdefine.inference.export_formats import Runner
-from torchdefine.inference.export_programs import DTYPES, Port, Program, sampled
+from torchdefine.export.formats import Runner
+from torchdefine.export.program import DTYPES, Port, Program, sampled
 
 TOLERANCE = 1e-5
 """The largest difference allowed between two numbers, relative for numbers above 1."""
@@ -24,23 +25,31 @@ CHECKED_AT = (
 
 
 @dataclass(frozen=True)
-class Check:
-    """The largest difference between a program and the model at some sizes."""
+class WrittenProgram:
+    """A program in its file, and how far it is from the model."""
 
-    sizes: dict[str, int]
-    difference: float
+    program: Program
+    file: str
+    largest_difference: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "file": self.file,
+            "summary": self.program.summary,
+            "inputs": [port.to_dict() for port in self.program.inputs],
+            "outputs": [port.to_dict() for port in self.program.outputs],
+            "largest_difference": self.largest_difference,
+        }
 
 
 @torch.no_grad()
-def check_program(program: Program, runner: Runner) -> list[Check]:
-    """Run an opened program beside the model on numbers that it was not traced with."""
-    names = {name for port in program.inputs for name in port.shape if isinstance(name, str)}
-    checks = []
+def difference_to_model(program: Program, runner: Runner) -> float:
+    """The largest one, of an opened program beside the model on numbers that it was not traced with."""
+    differences = []
     for seed, sizes in enumerate(CHECKED_AT, start=1):
         inputs = sampled(program.inputs, sizes, seed)
-        expected, found = program.eager(*inputs), runner(inputs)
-        checks.append(Check({name: sizes[name] for name in sorted(names)}, _difference(found, expected)))
-    return checks
+        differences.append(_difference(runner(inputs), (program.eager or program.call)(*inputs)))
+    return max(differences)
 
 
 def wrong_outputs(outputs: Sequence[Tensor], ports: Sequence[Port], sizes: Mapping[str, int]) -> str:
@@ -60,15 +69,16 @@ def wrong_outputs(outputs: Sequence[Tensor], ports: Sequence[Port], sizes: Mappi
 def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Infinite where shapes, types, or whole numbers differ."""
     if len(found) != len(expected):
-        return float("inf")
-    largest = 0.0
-    for ours, theirs in zip(found, expected, strict=True):
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            return float("inf")
-        if not ours.is_floating_point():
-            if not torch.equal(ours, theirs):
-                return float("inf")
-        elif ours.numel():
-            apart = ((ours - theirs).abs() / theirs.abs().clamp(min=1)).max().item()
-            largest = float("inf") if math.isnan(apart) else max(largest, apart)
-    return largest
+        return math.inf
+    return max(_apart(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return math.inf
+    if not ours.is_floating_point():
+        return 0.0 if torch.equal(ours, theirs) else math.inf
+    if not ours.numel():
+        return 0.0
+    apart = ((ours - theirs).abs() / theirs.abs().clamp(min=1)).max().item()
+    return math.inf if math.isnan(apart) else apart

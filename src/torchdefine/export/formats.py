@@ -9,18 +9,18 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchdefine.errors import UserError
+from torchdefine.export.program import Port, Program, sampled
 from torchdefine.files import atomic_file
-from torchdefine.inference.export_programs import Port, Program, sampled
 from torchdefine.spelling import did_you_mean
 
 Runner = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -34,23 +34,17 @@ LARGEST_ONNX_FILE = 1 << 30
 """Bytes of weights in one file; larger weights go to a second one, since protobuf takes no file of 2 GiB."""
 
 
-class ProgramFormat(Protocol):
-    """A way to keep programs in files."""
-
-    suffix: str
-    packages: tuple[str, ...]
-    """What it needs beside torch."""
-
-    def check_installed(self) -> None: ...
-
-    def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None: ...
-
-    def open(self, path: Path, inputs: Sequence[Port]) -> Runner: ...
-
-
 class TorchExport:
     suffix = ".pt2"
     packages: tuple[str, ...] = ()
+    """What it needs beside torch."""
+    runs_in = library = "torch"
+    """The library that the card's code makes arrays with."""
+    opening = """import torch
+
+def opened(name):
+    return torch.export.load(f"{name}.pt2").module()"""
+    """Python for the card: ``opened(name)`` is a program, called with its inputs in order."""
 
     def check_installed(self) -> None:
         check_torch()
@@ -71,6 +65,14 @@ class TorchExport:
 class Onnx:
     suffix = ".onnx"
     packages: tuple[str, ...] = ("onnx", "onnxruntime", "onnxscript")
+    runs_in, library = "onnxruntime", "numpy"
+    opening = """import numpy
+import onnxruntime
+
+def opened(name):
+    session = onnxruntime.InferenceSession(f"{name}.onnx")
+    names = [port.name for port in session.get_inputs()]
+    return lambda *arrays: session.run(None, dict(zip(names, arrays)))"""
 
     def check_installed(self) -> None:
         missing = [package for package in self.packages if find_spec(package) is None]
@@ -78,7 +80,8 @@ class Onnx:
             raise UserError(f"ONNX needs {', '.join(missing)} too: pip install 'torchdefine[export]'.")
 
     def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
-        size = sum(tensor.nbytes for tensor in (*traced.state_dict.values(), *_tensors(traced.constants.values())))
+        constants = [value for value in traced.constants.values() if isinstance(value, Tensor)]
+        size = sum(tensor.nbytes for tensor in (*traced.state_dict.values(), *constants))
         with _quiet():
             made: Any = torch.onnx.export(
                 traced,
@@ -104,6 +107,8 @@ class Onnx:
         return run
 
 
+ProgramFormat = TorchExport | Onnx
+"""A way to keep programs in files."""
 FORMATS: dict[str, ProgramFormat] = {"torch-export": TorchExport(), "onnx": Onnx()}
 
 
@@ -120,18 +125,27 @@ def program_format(name: str) -> ProgramFormat:
     return FORMATS[name]
 
 
+class _Module(nn.Module):
+    """A program's call as a module, which is what torch traces."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.model, self.call = program.model, program.call
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.call(*tensors))
+
+
 @torch.no_grad()
 def trace(program: Program) -> torch.export.ExportedProgram:
     """The program as a graph of torch's own operations, with the weights that it uses and no others."""
     free = {name: torch.export.Dim(name) for port in program.inputs for name in port.shape if isinstance(name, str)}
-    ids, *carried = (
+    shapes = tuple(
         {place: free[name] for place, name in enumerate(port.shape) if isinstance(name, str)} for port in program.inputs
     )
     example = tuple(sampled(program.inputs, TRACED_AT, seed=0))
     with _quiet():
-        traced = torch.export.export(
-            program.module, example, dynamic_shapes=(ids, tuple(carried)) if carried else (ids,), strict=False
-        )
+        traced = torch.export.export(_Module(program), example, dynamic_shapes=(shapes,), strict=False)
     _forget_what_is_unused(traced)
     _forget_where_it_came_from(traced)
     return traced
@@ -164,10 +178,6 @@ def _describe(model: Any, program: Program) -> None:
             value.shape = type(value.shape)(port.shape)
     for node in model.graph:
         node.metadata_props.clear()
-
-
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    return [value for value in values if isinstance(value, Tensor)]
 
 
 @contextmanager

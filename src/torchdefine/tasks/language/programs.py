@@ -1,0 +1,111 @@
+"""The programs of a language model: its embedding, and the step of a context model that has one."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from torchdefine.context import SteppingModel
+from torchdefine.data import Tokenization
+from torchdefine.data.tokenizer import TOKENIZER_FILE
+from torchdefine.data.vocabulary import VOCABULARY_FILE
+from torchdefine.embedding import TokenEmbedding
+from torchdefine.export import Exportable, Port, Program
+from torchdefine.export.card import embedding_in_words, in_words
+from torchdefine.tasks.language.model import LanguageModel
+
+WORDS = f"""words = [line.split("\\t")[0] for line in open("{VOCABULARY_FILE}", encoding="utf-8")][1:]"""
+SUBWORDS = f"""from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("{TOKENIZER_FILE}")"""
+
+
+def exportable(model: LanguageModel, tokenization: Tokenization) -> Exportable:
+    """A model in evaluation mode; if its context model has no ``step``, only the embedding is exported."""
+    context: Any = model.context
+    programs = [embedding_program(model.embedding)]
+    notes = ["Only the embedding is exported: there is no step for this context model."]
+    if hasattr(context, "step"):
+        programs.append(step_program(model, context, tokenization))
+        notes = getattr(context, "step_notes", [])
+    described = context.describe() if hasattr(context, "describe") else in_words(context)
+    description = (
+        f"A language model of {len(tokenization):,} {tokenization.kind}: {described}. "
+        f"The embedding is {embedding_in_words(model.embedding)}. The output layer is {in_words(model.output)}."
+    )
+    return Exportable(model, programs, description, notes)
+
+
+def embedding_program(embedding: TokenEmbedding) -> Program:
+    how = "looked up in the cached table" if embedding.cached_vectors is not None else "computed"
+    how = (
+        "unpacked from a compressed table"
+        if embedding.cached_vectors is None and embedding.looked_up is not None
+        else how
+    )
+    return Program(
+        "embedding",
+        f"Ids to the vectors that the model reads, {how}.",
+        embedding,
+        lambda ids: [embedding(ids)],
+        (Port("ids", ("batch", "length"), "int64", embedding.num_embeddings),),
+        (Port("vectors", ("batch", "length", embedding.embedding_dim)),),
+        """embedding = opened("embedding")
+ids = $lib.asarray([[1, 2, 3], [4, 5, 6]])
+(vectors,) = embedding(ids)
+print(vectors.shape)""",
+    )
+
+
+def step_program(model: LanguageModel, context: SteppingModel, tokenization: Tokenization) -> Program:
+    _, structure = tree_flatten(context.initial_state(1))
+
+    def step(ids: Tensor, *carried: Tensor) -> list[Tensor]:
+        log_probs, state = model.step(ids, tree_unflatten(carried, structure))
+        return [log_probs, *tree_flatten(state)[0]]
+
+    def eager(ids: Tensor, *carried: Tensor) -> list[Tensor]:
+        hidden, state = model.hidden(ids, tree_unflatten(carried, structure))
+        return [model.output.log_prob(hidden[:, -1]), *tree_flatten(state)[0]]
+
+    state = _state_ports(context)
+    return Program(
+        "step",
+        "One token further, or as many as the shape of `ids` allows: ids and the state to log-probabilities of the "
+        "token after the last, and the state after. The state starts at zero.",
+        model,
+        step,
+        (Port("ids", ("batch", context.step_length or "length"), "int64", model.embedding.num_embeddings), *state),
+        (Port("log_probs", ("batch", model.output.num_embeddings)), *(port.after() for port in state)),
+        _code(state, tokenization),
+        eager,
+    )
+
+
+def _state_ports(context: SteppingModel) -> list[Port]:
+    """Sizes that differ between the states of one row and of two are the batch's."""
+    one, two = (tree_flatten(context.initial_state(rows))[0] for rows in (1, 2))
+    ports = []
+    for (name, below), a, b in zip(context.state_tensors().items(), one, two, strict=True):
+        shape = tuple(size if size == other else "batch" for size, other in zip(a.shape, b.shape, strict=True))
+        ports.append(Port(name, shape, str(a.dtype).removeprefix("torch."), below))
+    return ports
+
+
+def _code(state: list[Port], tokenization: Tokenization) -> str:
+    """The most probable continuation of the start of a line."""
+    words = tokenization.kind == "words"
+    shown = "words[ids.item()]" if words else "tokenizer.id_to_token(ids.item())"
+    alike = groupby((port.sized({"batch": 1}), port.dtype) for port in state)
+    zeros = [f"[$lib.zeros({shape}, dtype=$lib.{dtype})] * {len(list(ports))}" for (shape, dtype), ports in alike]
+    return f"""{WORDS if words else SUBWORDS}
+step = opened("step")
+state = {" + ".join(zeros)}
+ids = $lib.asarray([[{tokenization.eos_id}]])  # a line begins after the end of another
+for _ in range(10):
+    log_probs, *state = step(ids, *state)
+    ids = log_probs.argmax(-1)[:, None]
+    print({shown}, end=" ")"""
