@@ -226,14 +226,12 @@ def _before_training(task: Task, recipe: Any, data: Any, trainer: Trainer) -> li
     passes = batches.epoch_after(batches.total_steps)
     shown = f"{passes:,.1f}" if passes >= 0.1 else f"{passes:.1g}"
     amount = f"The training text has {task.amount(data)}; {batches.total_steps:,} steps are {shown} passes over it."
-    unmeasured = (
-        ""
-        if {"valid", "test"} & data.splits.keys()
-        else (
-            "There is neither a valid nor a test text, so nothing will be validated or tested: add one to the folder of "
-            f"the text, or measure the run afterwards by `torchdefine eval RUN --data {task.measured_on}`."
+    unmeasured = ""
+    if not {"valid", "test"} & data.splits.keys():
+        unmeasured = (
+            "There is neither a valid nor a test text, so nothing will be validated or tested: add one to the folder "
+            f"of the text, or measure the run afterwards by `torchdefine eval RUN --data {task.measured_on}`."
         )
-    )
     warmup = unfinished_warmup(recipe.schedule, batches.total_steps)
     said = [trainer.precision.note, amount, *task.about_data(recipe, data), unmeasured, warmup]
     return [sentence for sentence in said if sentence]
