@@ -32,6 +32,7 @@ from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable
 
 RECIPE_VERSION = 1
+_TIES = ("_tied_weights_keys", "all_tied_weights_keys")
 
 CONFIG_MAPPING.register(MODEL_TYPE, CompactConfig, exist_ok=True)
 
@@ -94,7 +95,10 @@ class Adoption:
         self.old_class: Any = type(model)
         self.old_config: Any = model.config
         self.ties = [(part, part.get_expanded_tied_weights_keys(all_submodels=False)) for part in _parts(model)]
-        self.old_attributes = [(part, dict(_tie_attributes(part))) for part, _ in self.ties]
+        self.old_attributes = [
+            (part, {name: copy.copy(part.__dict__[name]) for name in _TIES if name in part.__dict__})
+            for part, _ in self.ties
+        ]
 
     def complete(self) -> None:
         if not any(isinstance(module, StandIn) for module in self.model.modules()):
@@ -115,7 +119,7 @@ class Adoption:
         self.model.__class__ = self.old_class
         self._share_config(self.model.config, self.old_config)
         for part, attributes in self.old_attributes:
-            for name in ("_tied_weights_keys", "all_tied_weights_keys"):
+            for name in _TIES:
                 part.__dict__.pop(name, None)
             part.__dict__.update(attributes)
 
@@ -264,12 +268,6 @@ def _own_decoder_table(model: Any) -> bool:
 
 def _parts(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     return (module for module in model.modules() if isinstance(module, PreTrainedModel))
-
-
-def _tie_attributes(part: PreTrainedModel) -> Iterator[tuple[str, Any]]:
-    for name in ("_tied_weights_keys", "all_tied_weights_keys"):
-        if name in part.__dict__:
-            yield name, copy.copy(part.__dict__[name])
 
 
 def _prefix(model: PreTrainedModel) -> str:

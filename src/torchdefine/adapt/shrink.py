@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from torchdefine.adapt.sentences import (
     token_counts,
 )
 from torchdefine.adapt.stand_in import StandIn
-from torchdefine.adapt.survey import Table, choose, lookup_scale, survey
+from torchdefine.adapt.survey import Table, choose, survey
+from torchdefine.adapt.swap import scales_of
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, check_new_folder, new_folder, write_json
 from torchdefine.tables import METHODS, Budget
@@ -182,9 +184,7 @@ def _fitted(
     weight = table.module.weight.detach()
     counts = token_counts(opened.tokenizer, parts.fitting, len(weight))
     looked_up = _place_in_use(opened.model, table)
-    scale = lookup_scale(opened.model.get_submodule(looked_up))
-    if scale is None:
-        raise UserError(f"The table {looked_up} does more than look rows up, so it cannot be replaced.")
+    scale = dict(zip((place.name for place in table.places), scales_of(table), strict=True))[looked_up]
     sentences = (parts.choosing, parts.fitting[: SENTENCES_AT_ONCE * max(options.distill_steps, 1)])
     choosing, teaching = (
         _InPlace(opened.model, looked_up, scale, sentence_batches(opened.model, opened.tokenizer, some))
@@ -192,19 +192,14 @@ def _fitted(
     )
     with stage(f"measuring the sensitivity of {table.name}") as progress:
         sensitivity = choosing.sensitivity(progress=progress)
-    polish = None
-    if options.distill_steps:
-        polish = _teacher(teaching, options.distill_steps)
+    learning = Distillation(max(options.distill_steps, 1))
+    polish = partial(distill, teaching, options=learning) if options.distill_steps else None
     methods = [name for name, entry in METHODS.items() if entry.in_fit and (entry.quick or not options.quick)]
     settings = FitOptions(choosing.similarity, "mean cosine", sensitivity, polish, methods=methods)
     padding = table.module.padding_idx
     zero_padding = padding if padding is not None and not weight[padding].any() else None
     with stage(f"fitting {table.name}") as progress:
         return fit(weight, counts, budget, options=settings, padding_idx=zero_padding, progress=progress)
-
-
-def _teacher(behaviour: Behaviour, steps: int) -> Callable[[Any], Any]:
-    return lambda table: distill(behaviour, table, Distillation(steps))
 
 
 def _place_in_use(model: Any, table: Table) -> str:
@@ -235,6 +230,5 @@ def _draw(fitted: dict[str, Fitted], folder: Path) -> None:
             return
 
 
-@contextmanager
-def _silent(what: str) -> Iterator[Progress]:
-    yield lambda done, total: None
+def _silent(what: str) -> AbstractContextManager[Progress]:
+    return nullcontext(lambda done, total: None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,37 @@ HeadKind = Literal["map", "vectors", "own"]
 """What an output layer is tied to: the map's table through a projection, the vectors, or nothing."""
 
 
-class StandIn(LooksUp):
+class Face:
+    """What a model sees where its ``nn.Embedding`` was: the vectors of a ``StandIn``, times this place's ``scale``."""
+
+    stand_in: Any
+    scale: float
+
+    @property
+    def num_embeddings(self) -> int:
+        return int(self.stand_in.table.num_embeddings)
+
+    @property
+    def embedding_dim(self) -> int:
+        return int(self.stand_in.table.embedding_dim)
+
+    @property
+    def padding_idx(self) -> int | None:
+        found: int | None = self.stand_in.table.padding_idx
+        return found
+
+    def forward(self, ids: Tensor) -> Tensor:
+        vectors: Tensor = self.stand_in.vectors(ids)  # (…, m)
+        return vectors if self.scale == 1.0 else vectors * self.scale
+
+    def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
+        """An ``nn.Embedding`` of its own with the same answers, the scale included; this module stays as it is."""
+        vectors: Tensor = self.stand_in.all_vectors()
+        scaled = (vectors if self.scale == 1.0 else vectors * self.scale).to(dtype or vectors.dtype)
+        return nn.Embedding.from_pretrained(scaled, freeze=True, padding_idx=self.padding_idx)
+
+
+class StandIn(Face, LooksUp):
     """Ids → the vectors of ``table``, times ``scale``; (…) → (…, embedding_dim), with the face of an ``nn.Embedding``.
 
     ``table`` is a ``TokenEmbedding`` (DeFINE and its baselines) or a ``CompactTable``. ``weight`` is not a table but
@@ -36,51 +66,29 @@ class StandIn(LooksUp):
         self.register_buffer("weight", torch.full((1,), LAYOUT_VERSION, dtype=like.dtype, device=like.device))
 
     @property
-    def num_embeddings(self) -> int:
-        return int(self.table.num_embeddings)  # type: ignore[arg-type]
+    def stand_in(self) -> StandIn:
+        return self
 
-    @property
-    def embedding_dim(self) -> int:
-        return int(self.table.embedding_dim)  # type: ignore[arg-type]
-
-    @property
-    def padding_idx(self) -> int | None:
-        return self.table.padding_idx  # type: ignore[return-value]
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.scaled(ids, self.scale)
-
-    def scaled(self, ids: Tensor, scale: float) -> Tensor:
-        vectors = self.unscaled(ids)  # (…, m)
-        return vectors if scale == 1.0 else vectors * scale
-
-    def unscaled(self, ids: Tensor) -> Tensor:
+    def vectors(self, ids: Tensor) -> Tensor:
+        """(…) → (…, m), unscaled."""
         source = self.table if self.looked_up is None else self.looked_up
-        vectors: Tensor = source(ids)
-        return vectors.to(self.weight.dtype)
+        found: Tensor = source(ids)
+        return found.to(self.weight.dtype)
+
+    def all_vectors(self) -> Tensor:
+        """(V, m), unscaled, computed a part of the vocabulary at a time."""
+        return finished_table(self.table, dtype=self.weight.dtype, device=self.weight.device)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """The vectors of a range of ids, unscaled: (stop - start, m)."""
         if self.cached_vectors is not None:
             return self.cached_vectors[start:stop].to(self.weight.dtype)
-        return self.unscaled(torch.arange(start, stop, device=self.weight.device))
+        return self.vectors(torch.arange(start, stop, device=self.weight.device))
 
     def cache(self) -> Self:
         """Look up cached vectors, V × m numbers in memory, from now on until ``train()``, a resize or a load."""
-        self.look_up(self._vectors())
+        self.look_up(self.all_vectors())
         return self
-
-    def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
-        """An ``nn.Embedding`` of its own with the same answers, the scale included; this module stays as it is."""
-        return self.plain_embedding(self.scale, dtype)
-
-    def plain_embedding(self, scale: float, dtype: torch.dtype | None) -> nn.Embedding:
-        vectors = self._vectors()
-        scaled = (vectors if scale == 1.0 else vectors * scale).to(dtype or vectors.dtype)
-        return nn.Embedding.from_pretrained(scaled, freeze=True, padding_idx=self.padding_idx)
-
-    def _vectors(self) -> Tensor:
-        return finished_table(self.table, dtype=self.weight.dtype, device=self.weight.device)  # (V, m)
 
     def resize(self, num_embeddings: int, *, from_mean: bool = False) -> None:
         """Change the vocabulary in place: old rows stay, new ones are drawn like the others or start at their mean."""
@@ -113,7 +121,7 @@ class Borrower(nn.Module):
         return self._stand_in[0]
 
 
-class SharedStandIn(Borrower):
+class SharedStandIn(Face, Borrower):
     """Another place where the same table is looked up."""
 
     def __init__(self, stand_in: StandIn, scale: float = 1.0) -> None:
@@ -123,25 +131,6 @@ class SharedStandIn(Borrower):
     @property
     def weight(self) -> Tensor:
         return self.stand_in.weight
-
-    @property
-    def num_embeddings(self) -> int:
-        return self.stand_in.num_embeddings
-
-    @property
-    def embedding_dim(self) -> int:
-        return self.stand_in.embedding_dim
-
-    @property
-    def padding_idx(self) -> int | None:
-        return self.stand_in.padding_idx
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.stand_in.scaled(ids, self.scale)
-
-    def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
-        """An ``nn.Embedding`` of its own with the same answers, the scale included; this module stays as it is."""
-        return self.stand_in.plain_embedding(self.scale, dtype)
 
 
 def cache_tables(model: nn.Module) -> list[str]:

@@ -97,7 +97,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """The settings of a method; an option that would have no effect is refused."""
     names = ("codebooks", "entries", "steps", "seed")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    known = {field.name for field in fields(METHODS[options.method].kind())}  # type: ignore[arg-type]
+    known = {field.name for field in fields(METHODS[options.method].kind)}  # type: ignore[arg-type]
     known |= {"steps", "seed"} if "training" in known else set()
     for name in given:
         if name not in known:

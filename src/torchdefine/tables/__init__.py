@@ -1,21 +1,16 @@
 """Vectors of all tokens in few bytes: ways of packing them, the files they are kept in, and caches of them."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+from torchdefine.tables.bits import transform_table
 from torchdefine.tables.budget import Budget
+from torchdefine.tables.code_learning import CodeLearning, coded_table
+from torchdefine.tables.compact_table import CompactTable, load_table
+from torchdefine.tables.compress import Compressed, compress_embedding
+from torchdefine.tables.low_rank import frequent_rows_table, svd_table
 from torchdefine.tables.methods import METHODS, Entry, table_method
-
-if TYPE_CHECKING:
-    from torchdefine.tables.bits import transform_table
-    from torchdefine.tables.code_learning import CodeLearning, coded_table
-    from torchdefine.tables.compact_table import CompactTable, load_table
-    from torchdefine.tables.compress import Compressed, compress_embedding
-    from torchdefine.tables.low_rank import frequent_rows_table, svd_table
-    from torchdefine.tables.quantised import dense_table, quantised_table
-    from torchdefine.tables.rows import DenseRows, Rows
-    from torchdefine.tables.source import Candidate, Method, Source
-    from torchdefine.tables.units import UnitFitting, unit_table
+from torchdefine.tables.quantised import dense_table, quantised_table
+from torchdefine.tables.rows import DenseRows, Rows
+from torchdefine.tables.source import Candidate, Method, Source
+from torchdefine.tables.units import UnitFitting, unit_table
 
 __all__ = [
     "METHODS",
@@ -41,16 +36,3 @@ __all__ = [
     "transform_table",
     "unit_table",
 ]
-
-_FILES = ("compact_table", "compress", "bits", "low_rank", "quantised", "code_learning", "units")
-"""Between them they know all the names."""
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Names load on first use: torch takes seconds, and the command line lists the methods without it."""
-        if name in __all__:
-            files = (import_module(f"{__name__}.{file}") for file in _FILES)
-            return next(getattr(file, name) for file in files if hasattr(file, name))
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

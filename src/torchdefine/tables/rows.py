@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.errors import UserError
-from torchdefine.tables.methods import METHODS
 
 FLOATS: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -83,9 +82,6 @@ def rows_from_config(described: dict[str, Any]) -> Rows:
     """An empty module from what ``described()`` gave."""
     settings = dict(described)
     kind = settings.pop("kind", None)
-    if kind not in _KINDS:
-        for entry in METHODS.values():  # the files that the package reads on first use
-            entry.kind()
     if kind not in _KINDS:
         raise UserError(f"The row encoding {kind!r} is unknown: this torchdefine knows {', '.join(sorted(_KINDS))}.")
     return _KINDS[kind].from_settings(settings)
