@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from torchdefine.analysis.correlation import CorrelationMap, embedding_maps
-from torchdefine.analysis.plots import draw
+from torchdefine.analysis.maps import draw
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.files import read_json, write_json
 from torchdefine.models import LanguageModel

@@ -114,6 +114,15 @@ class Kinds:
             raise UserError(f"The {self.part} {name!r} is unknown{did_you_mean(name, self)}")
         return self._configs[name][0]
 
+    def settings(self) -> list[str]:
+        """The names of the settings of all kinds."""
+        return list(dict.fromkeys(f.name for config, _ in self._configs.values() for f in dataclasses.fields(config)))
+
+    def defaults(self, name: str) -> dict[str, Any]:
+        """The default of every setting of a kind, and of the kind itself, as plain values."""
+        own = {key: plain_value(value) for key, value in self._configs[name][1].items()}
+        return {**defaults(self.config(name)), **own, "kind": self.default}
+
     def read(self, values: Mapping[str, Any] | str, where: str = "") -> Any:
         """The settings of the kind that ``values`` name; a plain text is the kind alone."""
         values = self.normalised(values, where)
@@ -265,6 +274,11 @@ def plain_value(value: Any) -> Any:
 def changed(config: Any) -> dict[str, Any]:
     """The settings that have another value than their default, as plain values."""
     return {f.name: plain_value(getattr(config, f.name)) for f in dataclasses.fields(config) if differs(config, f)}
+
+
+def defaults(config: type[Config]) -> dict[str, Any]:
+    """The default of every setting, as plain values."""
+    return {f.name: default_of(f) for f in dataclasses.fields(config)}
 
 
 def differs(config: Any, f: dataclasses.Field[Any]) -> bool:

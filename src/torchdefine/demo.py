@@ -14,9 +14,8 @@ from torchdefine.analysis.report import write_report
 from torchdefine.errors import UserError
 from torchdefine.files import check_writable
 from torchdefine.recipe import load_recipe
-from torchdefine.run import train
-from torchdefine.run.entry import log as training_log
-from torchdefine.training import RunFolder
+from torchdefine.run import RunFolder, train
+from torchdefine.run.train import log as training_log
 from torchdefine.training.progress import default_reporter, work_bar
 
 REPORT = "report.html"

@@ -49,9 +49,6 @@ def did_you_mean_section(name: str, value: Any, known: Iterable[str]) -> str:
     if not meant:
         nearly = ((section, closest(name, settings)) for section, settings in sections.items())
         meant = [f"{section}={{{near!r}: {value!r}}}" for section, near in nearly if near]
-    near_section = closest(name, list(sections))
-    if near_section and isinstance(value, dict):
-        meant = [f"{near_section}={value!r}"]
     return f": did you mean {' or '.join(meant)}?" if meant else f": use one of {', '.join(sections)}."
 
 

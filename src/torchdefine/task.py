@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import yaml
 from torch import nn
 
-from torchdefine.config import Config, Kinds, to_plain
+from torchdefine.config import Config, Kinds, defaults, to_plain
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.spelling import did_you_mean
@@ -54,6 +54,12 @@ class Recipe:
     def sections(cls) -> dict[str, Section]:
         return {f.name: f.metadata["section"] for f in dataclasses.fields(cls) if "section" in f.metadata}
 
+    @classmethod
+    def settings(cls) -> list[str]:
+        """The names of all settings that such a recipe may have, whatever its kinds: optim.lr …"""
+        names = {name: of.settings() if isinstance(of, Kinds) else defaults(of) for name, of in cls.sections().items()}
+        return [f"{section}.{name}" for section, settings in names.items() for name in settings]
+
     def require(self, holds: bool, sentence: str) -> None:
         """Refuse sections that do not go together."""
         if not holds:
@@ -63,6 +69,13 @@ class Recipe:
         """Plain values for YAML or JSON."""
         facts = {"name": self.name, "description": self.description, "published": self.published, "task": self.task}
         return {**facts, **{name: to_plain(getattr(self, name)) for name in self.sections()}}
+
+    def defaults(self) -> dict[str, dict[str, Any]]:
+        """The default of every setting of the kinds that the recipe has, by section."""
+        return {
+            name: of.defaults(getattr(self, name).kind) if isinstance(of, Kinds) else defaults(of)
+            for name, of in self.sections().items()
+        }
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(
@@ -111,6 +124,8 @@ class Task(ABC):
     """A ``Run``: what can be done with a trained model."""
     measured_on: ClassVar[str] = "FOLDER"
     """What ``eval --data`` takes."""
+    vocabulary_settings: ClassVar[tuple[str, ...]] = ("corpus", "tokenizer")
+    """Settings of the section data that decide the size of the vocabulary."""
 
     def check_packages(self) -> None:
         """Refuse, before any work, to train without a package that the end of a run needs."""
@@ -163,9 +178,13 @@ class Task(ABC):
         """Lines about a finished run, before its perplexities."""
         return []
 
-    def caveats(self, result: Mapping[str, Any], recipe: Any) -> dict[str, str]:
-        """By split, what a reader must know about a perplexity."""
+    def caveats(self, result: Mapping[str, Any], recipe: Any, run: str = "RUN") -> dict[str, str]:
+        """By split, what a reader must know about a perplexity; ``run`` is what a command calls the run."""
         return {}
+
+    def encode(self, recipe: Any, out: str | Path, progress: Progress | None) -> Any:
+        """The recipe's texts, encoded into a new folder that takes their place."""
+        raise UserError(f"The data of the task {self.name} cannot be encoded beforehand: train on them as they are.")
 
 
 _TASKS: dict[str, Task] = {}

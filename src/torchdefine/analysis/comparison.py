@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from torchdefine.analysis import seeds
 from torchdefine.analysis.fairness import (
     what_else_differs,
     what_is_missing,
@@ -18,12 +19,16 @@ from torchdefine.analysis.fairness import (
 )
 from torchdefine.analysis.parameters import PARTS
 from torchdefine.analysis.run_summary import RunSummary, summarise
-from torchdefine.analysis.seeds import same_but_for_seed
 from torchdefine.analysis.tables import NOT_FINITE, print_table
 
 PART_COLUMNS = {"define": "unit", "context": "context", "input_output": "tables", "total": "total M"}
 UNIGRAM = "test_unigram_perplexity"
 """The test perplexity of a model that only counts words."""
+SCORES = {"test_bleu": "BLEU", "test_chrf": "chrF"}
+FACTS = ("seed", "steps", "tokens", "seconds", "tokens_per_second", UNIGRAM, *SCORES, "commit", "hardware")
+"""What a program may want to know of a run."""
+SEED_COLUMNS = ("runs", "seeds", "valid", "range", "test", "range")
+SEED_NOTE = "Means over seeds. The range is highest less lowest: models that differ by less may be equally good."
 
 
 @dataclass(frozen=True)
@@ -80,9 +85,9 @@ class Comparison:
             cells["<unk>"] = _number(run.of_test("unknown_share"), ".2%")
         cells["tokens/s"] = _number(run.fact("tokens_per_second"), ",.0f")
         cells["seconds"] = _number(run.fact("seconds"), ",.0f")
-        if any(other.recipe.task == "translation" for other in self.runs):
-            cells["BLEU"] = _number(run.fact("test_bleu"), ".2f")
-            cells["chrF"] = _number(run.fact("test_chrf"), ".2f")
+        for fact, name in SCORES.items():
+            if self._values(fact):
+                cells[name] = _number(run.fact(fact), ".2f")
         return cells
 
     def _perplexity(self, run: RunSummary, split: str) -> str:
@@ -95,18 +100,6 @@ class Comparison:
         return list(dict.fromkeys(value for run in self.runs if (value := run.fact(fact)) is not None))
 
     def to_dict(self) -> dict[str, Any]:
-        facts = (
-            "seed",
-            "steps",
-            "tokens",
-            "seconds",
-            "tokens_per_second",
-            UNIGRAM,
-            "test_bleu",
-            "test_chrf",
-            "commit",
-            "hardware",
-        )
         runs = [
             {
                 "run": run.name,
@@ -117,7 +110,7 @@ class Comparison:
                 "test_perplexity": run.perplexity("test"),
                 "test_bits_per_byte": run.of_test("bits_per_byte"),
                 "test_unknown_share": run.of_test("unknown_share"),
-                **{fact: run.fact(fact) for fact in facts},
+                **{fact: run.fact(fact) for fact in FACTS},
             }
             for run in self.runs
         ]
@@ -134,7 +127,7 @@ def print_comparison(comparison: Comparison) -> None:
     print_table(comparison.columns, comparison.rows(), comparison.note)
     if groups := same_but_for_seed(comparison.runs):
         print()
-        print_table(seeds.COLUMNS, [group.cells() for group in groups], seeds.NOTE)
+        print_table(SEED_COLUMNS, [group.cells() for group in groups], SEED_NOTE)
     for warning in comparison.warnings:
         print(f"Beware: {warning}")
 
@@ -143,3 +136,52 @@ def _number(value: float | None, shape: str) -> str:
     if value is None:
         return "–"
     return format(value, shape) if math.isfinite(value) else NOT_FINITE
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """Finished runs of one recipe, each with a seed of its own."""
+
+    runs: tuple[RunSummary, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [run.name for run in self.runs]
+
+    def perplexities(self, split: str) -> list[float]:
+        """Of all seeds; empty where one of them has none that is a number."""
+        known = [value for run in self.runs if (value := run.perplexity(split)) is not None and math.isfinite(value)]
+        return known if len(known) == len(self.runs) else []
+
+    def cells(self) -> list[str]:
+        """A row under ``SEED_COLUMNS``."""
+        measured: list[str] = []
+        for split in ("valid", "test"):
+            values = self.perplexities(split)
+            shown = (f"{mean(values):,.2f}", f"{max(values) - min(values):,.2f}") if values else ("–", "–")
+            measured += shown
+        return [", ".join(self.names), str(len(self.runs)), *measured]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"runs": self.names} | {
+            f"{split}_perplexity": {"mean": mean(values), "range": max(values) - min(values)} if values else None
+            for split in ("valid", "test")
+            for values in [self.perplexities(split)]
+        }
+
+
+def same_but_for_seed(runs: Sequence[RunSummary]) -> list[SeedGroup]:
+    """Groups of at least two runs, in the order of their first ones; a seed that ran twice counts once."""
+    by_settings: dict[str, dict[int, RunSummary]] = {}
+    for run in runs:
+        if run.result is not None:
+            settings = run.recipe.to_plain()
+            seed = settings["train"].pop("seed")
+            key = json.dumps([settings, _texts(run.result["data"])], sort_keys=True, default=str)
+            by_settings.setdefault(key, {}).setdefault(seed, run)
+    return [SeedGroup(tuple(seeds.values())) for seeds in by_settings.values() if len(seeds) > 1]
+
+
+def _texts(data: Mapping[str, Any]) -> list[Any]:
+    """The hashes of vocabulary and texts: a folder may have held another text when another run read it."""
+    return [data.get("vocabulary_sha256"), {name: text.get("text_sha256") for name, text in data["splits"].items()}]

@@ -39,16 +39,15 @@ class CorrelationMap:
     def mean_off_diagonal(self) -> float:
         return float(self._off_diagonal().mean()) if len(self.cosines) > 1 else 0.0
 
-    def share_above(self, threshold: float) -> float:
-        """The share of pairs of dimensions whose absolute cosine is above ``threshold``."""
+    def fraction_above(self, threshold: float) -> float:
+        """The fraction of pairs of dimensions whose absolute cosine is above ``threshold``."""
         return float((self._off_diagonal() > threshold).double().mean()) if len(self.cosines) > 1 else 0.0
 
     @property
     def effective_rank(self) -> float:
         """exp of the entropy of the eigenvalues: d for independent dimensions, 1 if all are copies of one."""
         eigenvalues = torch.linalg.eigvalsh(self.cosines).clamp(min=0)
-        shares = eigenvalues / eigenvalues.sum()
-        return math.exp(float(torch.special.entr(shares).sum()))
+        return math.exp(float(torch.special.entr(eigenvalues / eigenvalues.sum()).sum()))
 
     def distance(self, other: CorrelationMap) -> float:
         """Mean absolute difference of the pictures of two tables of the same width."""
@@ -78,7 +77,7 @@ class CorrelationMap:
         return {
             "dimensions": len(self.cosines),
             "mean_off_diagonal": self.mean_off_diagonal,
-            **{f"share_above_{threshold}": self.share_above(threshold) for threshold in THRESHOLDS},
+            **{f"share_above_{threshold}": self.fraction_above(threshold) for threshold in THRESHOLDS},
             "effective_rank": self.effective_rank,
         }
 

@@ -7,31 +7,54 @@ from dataclasses import replace
 from typing import Any
 
 from torchdefine.analysis.run_summary import RunSummary
-from torchdefine.analysis.settings_table import differing_settings
 from torchdefine.data.token_file import LOSS_THAT_COUNTS
 from torchdefine.recipe import Recipe
-from torchdefine.recipe.effects import implied_settings
-from torchdefine.training.evaluate import short_stream_warning
+from torchdefine.task import find_task
 
 UNKNOWN_MAY_DIFFER = 0.001
-"""Share of a text. A model is credited with all the bytes of a word of which it only has to say <unk>."""
+"""Fraction of a text. A model is credited with all the bytes of a word of which it only has to say <unk>."""
 PASSES_MAY_DIFFER = 1.01
 """By this factor."""
 MOST_SETTINGS_NAMED = 6
-SPOKEN_OF_ELSEWHERE = ("task", "data", "embedding", "output", "eval")
+SPOKEN_OF_ELSEWHERE = ("task", "data", "embedding", "unit", "source", "output", "eval")
 """Sections whose differences are what is compared, or show in texts, vocabularies and protocols …"""
-WAYS_TO_TRAIN = {"embedding.row_dropout", "output.label_smoothing"}
+WAYS_TO_TRAIN = ("embedding.row_dropout",)
 """… but for these, which any embedding may have."""
 IMMATERIAL = {
-    *(f"train.{name}" for name in ("seed", "log_every", "checkpoint_every", "keep", "record", "compile")),
+    *(f"train.{name}" for name in ("seed", "log_every", "checkpoint_every", "keep", "cuda_graphs", "compile")),
     "beam.batch_size",
+    "context.output_dim",  # shows in the parameters of the context model
 }
+NO_SUCH_SETTING = "–"
+
+
+def differing_settings(recipes: Sequence[Recipe]) -> list[list[str]]:
+    """A row for each: its name, and its value in every recipe, or a dash where the recipe has none of that name.
+
+    What only some recipes have is left out where these leave it at its default.
+    """
+    settings = [_flat(recipe.to_plain(), recipe) for recipe in recipes]
+    defaults = [_flat(recipe.defaults(), recipe) for recipe in recipes]
+    rows = []
+    for name in dict.fromkeys(name for one in settings for name in one):
+        own = [one.get(name, NO_SUCH_SETTING) for one in settings]
+        chosen = any(name in one and one[name] != below[name] for one, below in zip(settings, defaults, strict=True))
+        everywhere = all(name in one for one in settings)
+        if any(value != own[0] for value in own) and (chosen or everywhere):
+            rows.append([name, *("none" if value is None else str(value) for value in own)])
+    return rows
+
+
+def _flat(plain: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    settings = {f"{section}.{name}": value for section in recipe.sections() for name, value in plain[section].items()}
+    return {"task": recipe.task, **settings}
 
 
 def why_incomparable(runs: Sequence[RunSummary]) -> list[str]:
     """Why perplexities do not compare, a sentence each; empty where they do."""
     if len({run.recipe.task for run in runs}) > 1:
-        return ["Language models and translators stand side by side: of their numbers only parameters compare."]
+        tasks = ", ".join(dict.fromkeys(run.recipe.task for run in runs))
+        return [f"Runs of different tasks stand side by side ({tasks}): of their numbers only parameters compare."]
     found = []
     same_texts = all(
         _is_one(hashes)
@@ -46,7 +69,7 @@ def why_incomparable(runs: Sequence[RunSummary]) -> list[str]:
     if not _is_one([run.fact("data")["vocabulary_sha256"] for run in evaluated]):
         reasons = [
             reason(evaluated, split)
-            for reason in (_lost_characters, _different_shares_unknown)
+            for reason in (_lost_characters, _different_fractions_unknown)
             for split in ("test", "valid")
             if same_texts
         ]
@@ -55,7 +78,7 @@ def why_incomparable(runs: Sequence[RunSummary]) -> list[str]:
 
 
 def _lost_characters(runs: Sequence[RunSummary], split: str) -> str:
-    """A sentence, or nothing where no run is known to be without a part of the text; early results do not tell."""
+    """A sentence, or nothing where no run is known to be without a part of the text."""
     lost = {run.name: run.fact("data")["splits"].get(split, {}).get("lost_share") or 0.0 for run in runs}
     most = max(lost, key=lost.__getitem__)
     if lost[most] < LOSS_THAT_COUNTS:
@@ -66,11 +89,11 @@ def _lost_characters(runs: Sequence[RunSummary], split: str) -> str:
     )
 
 
-def _different_shares_unknown(runs: Sequence[RunSummary], split: str) -> str:
-    """A sentence, or nothing where the shares are alike.
+def _different_fractions_unknown(runs: Sequence[RunSummary], split: str) -> str:
+    """A sentence, or nothing where the fractions are alike.
 
-    Tokens are compared by number, not by share: an <unk> that stands in the text itself, as WikiText has many, is one
-    token in every vocabulary, though one of more words than of subwords.
+    Tokens are compared by number, not by fraction: an <unk> that stands in the text itself, as WikiText has many, is
+    one token in every vocabulary, though one of more words than of subwords.
     """
     evaluated = {run.name: e for run in runs if "unknown_share" in (e := _evaluation(run, split))}
     if len(evaluated) < 2:
@@ -128,22 +151,26 @@ def _different_context_models(runs: Sequence[RunSummary]) -> list[str]:
         f"The context model has {counts[most] / 1e6:.3f} M parameters in {most} and {counts[fewest] / 1e6:.3f} M in "
         f"{fewest}"
     )
-    widths = _widths(runs, "context.output_dim")
-    if widths and not _is_one(widths) and any("context.output_dim" in implied_settings(run.recipe) for run in runs):
+    recipes: list[Any] = [run.recipe for run in runs]
+    widths = [width for recipe in recipes if (width := _end_width(recipe)) is not None]
+    left_open = len(widths) == len(recipes) and any(recipe.context.output_dim is None for recipe in recipes)
+    if left_open and not _is_one(widths):
         return [
             f"{sizes}: a tied LSTM ends as wide as embedding.map_dim; to compare embeddings alone, give all of them "
             f"--context.output_dim {max(widths)}."
         ]
-    if not _is_one(_widths(runs, "embedding.embedding_dim")):
-        return [f"{sizes}: it is made for the width of its vectors, embedding.embedding_dim."]
+    if any(name == "unit.embedding_dim" for name, *_ in differing_settings(recipes)):
+        return [f"{sizes}: it is made for the width of its vectors, unit.embedding_dim."]
     return [f"{sizes}."]
 
 
-def _widths(runs: Sequence[RunSummary], name: str) -> list[int]:
-    """The value of a width in every run, as far as it is known."""
-    section, _, setting = name.partition(".")
-    found = [implied_settings(run.recipe).get(name, getattr(getattr(run.recipe, section), setting)) for run in runs]
-    return [width for width in found if width is not None]
+def _end_width(recipe: Any) -> int | None:
+    """How wide a context model ends that takes the width of a tied table where its own is left open."""
+    context = getattr(recipe, "context", None)
+    if not hasattr(context, "output_dim") or not recipe.output.tied:
+        return None
+    width: int = context.output_dim or recipe.embedding.map_dim
+    return width
 
 
 def _different_settings(runs: Sequence[RunSummary], *, tokens_named: bool) -> list[str]:
@@ -151,7 +178,7 @@ def _different_settings(runs: Sequence[RunSummary], *, tokens_named: bool) -> li
     silent = IMMATERIAL | ({"train.steps", "train.epochs"} if tokens_named else set())
     rows = [
         (name, list(dict.fromkeys(values)))
-        for name, *values in differing_settings([_recipe_as_run(run) for run in runs], only_chosen=True)
+        for name, *values in differing_settings([_as_computed(run) for run in runs])
         if (name.partition(".")[0] not in SPOKEN_OF_ELSEWHERE or name in WAYS_TO_TRAIN) and name not in silent
     ]
     if not rows:
@@ -161,26 +188,18 @@ def _different_settings(runs: Sequence[RunSummary], *, tokens_named: bool) -> li
     return [f"Settings beside the kinds of embedding and output differ: {', '.join(shown)}{more}."]
 
 
-def _recipe_as_run(run: RunSummary) -> Recipe:
+def _as_computed(run: RunSummary) -> Any:
     """The recipe with the precision that was computed in, which on a CPU is not always the one that was asked for."""
     computed = (run.result or {}).get("precision", run.recipe.train.precision)
     return replace(run.recipe, train=replace(run.recipe.train, precision=computed))
 
 
 def which_texts_are_short(runs: Sequence[RunSummary]) -> list[str]:
-    """A sentence for each text whose pieces are so short that how a model begins may decide its perplexity."""
-    found = []
-    for split in ("valid", "test"):
-        for run in _finished(runs):
-            tokens, streams = _evaluation(run, split).get("tokens"), run.recipe.eval.batch_size
-            if run.recipe.task != "translation" and tokens and short_stream_warning(tokens, streams):
-                found.append(
-                    f"The {split} text is short, {tokens:,} tokens in {min(streams, tokens)} streams that begin "
-                    "without context: perplexities are likely too high, and another model may be the best by "
-                    f"`torchdefine eval RUN --split {split} --batch-size 1`."
-                )
-                break
-    return found
+    """A sentence for each text of which a reader must know something about the perplexities, such as of a short one."""
+    found: dict[str, str] = {}
+    for run in _finished(runs):
+        found = {**find_task(run.recipe.task).caveats(run.result or {}, run.recipe), **found}
+    return [f"{sentence} Another model may then be the best." for sentence in found.values()]
 
 
 def what_is_missing(runs: Sequence[RunSummary]) -> list[str]:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from torchdefine.analysis.tables import print_table
-from torchdefine.build import VocabularyFacts, build_language_model, open_corpus
-from torchdefine.build_translation import build_translator
 from torchdefine.embedding import Plan
-from torchdefine.embedding.unit import DefineUnit
-from torchdefine.models import LanguageModel, Translator
 from torchdefine.recipe import Recipe
+from torchdefine.task import Tokens, find_task
 
 PARTS = ("define", "context", "input_output", "total")
 PART_NAMES = {"define": "unit", "context": "context model", "input_output": "input and output tables", "total": "total"}
@@ -41,23 +36,11 @@ class ParameterReport:
         }
 
 
-def parameter_report(recipe: Recipe) -> ParameterReport:
-    """Build the model without its memory and count; the vocabulary is the recipe's, or read from its text.
-
-    A translator's is the recipe's or as many subwords as its BPE may have.
-    """
-    size = recipe.data.vocabulary_size
-    model: LanguageModel | Translator
-    if recipe.task == "translation":
-        size = size or recipe.bitext.bpe_size
-        with torch.device("meta"):
-            model = build_translator(recipe, VocabularyFacts(size), VocabularyFacts(size), pad_id=0)
-    else:
-        size = size or len(open_corpus(recipe.data).tokenization)
-        with torch.device("meta"):
-            model = build_language_model(recipe, VocabularyFacts(size))
-    unit = list(model.embeddings().values())[-1].unit
-    plan = unit.plan if isinstance(unit, DefineUnit) else None
+def parameter_report(recipe: Recipe, tokens: Tokens | None = None) -> ParameterReport:
+    """Build the model without its memory and count; the vocabulary is the recipe's, or that of a run's ``tokens``."""
+    model: Any
+    model, size = find_task(recipe.task).count(recipe, tokens)
+    plan = getattr(list(model.embeddings().values())[-1].unit, "plan", None)
     return ParameterReport(recipe.name, size, model.parameters_by_part(), recipe.published, plan)
 
 
@@ -72,6 +55,6 @@ def print_parameters(report: ParameterReport, *, with_plan: bool = False) -> Non
         for part in PARTS
     ]
     note = f"Millions of parameters of {report.recipe} with a vocabulary of {report.vocabulary_size:,}."
-    print_table(["part", "ours", "paper", "share"], rows, note)
+    print_table(["part", "ours", "paper", "fraction"], rows, note)
     if with_plan and report.plan is not None:
         print(f"\n{report.plan}")

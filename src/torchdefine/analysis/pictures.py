@@ -69,13 +69,13 @@ def curve_figure(runs: Sequence[RunSummary], by: Axis = "tokens") -> Figure:
         axes = figure.add_subplot()
         for index, run in enumerate(runs):
             style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
-            valid, train = _points(run.valid, by), _points(_unsmoothed(run), by)
+            valid, train = _points(run.valid, by), _points(run.train, by)
             if valid and train:
                 axes.plot(*zip(*train, strict=True), linewidth=0.7, alpha=0.6, **style)
             if valid or train:
                 label = _in_legend(run.name if valid else f"{run.name} (training)")
                 axes.plot(*zip(*(valid or train), strict=True), label=label, marker="o", markersize=3.5, **style)
-        if any(_points(run.valid, by) and _points(_unsmoothed(run), by) for run in runs):
+        if any(_points(run.valid, by) and _points(run.train, by) for run in runs):
             axes.plot([], [], color="#888888", linewidth=0.7, label="training")
         counted = {u for run in runs if (u := run.fact("valid_unigram_perplexity"))}
         if len(counted) == 1:  # that of other vocabularies is another
@@ -102,27 +102,24 @@ def undrawn_curves(runs: Sequence[RunSummary]) -> list[str]:
     """Sentences on runs of which a picture of curves shows nothing, or not all validations, or not the training."""
     sentences = []
     for run in runs:
-        finite, train = len(_points(run.valid, "step")), _unsmoothed(run)
+        finite = len(_points(run.valid, "step"))
+        train = [record for record in run.train if "perplexity" in record]
         if not run.valid and not run.train:
             sentences.append(f"{run.name} is not drawn: it has logged nothing yet.")
         elif (run.valid or train) and not finite and not _points(train, "step"):
             sentences.append(f"{run.name} is not drawn: its perplexity is not finite.")
         elif finite < len(run.valid):
             sentences.append(f"{run.name} is drawn in part: its perplexity is not finite everywhere.")
-    smoothed = [run.name for run in runs if run.train and not _unsmoothed(run)]
+    smoothed = [run.name for run in runs if run.train and not any("perplexity" in record for record in run.train)]
     if smoothed:
         whose = smoothed[0] if len(smoothed) == 1 else f"{len(smoothed)} runs"
         sentences.append(f"The training of {whose} is not drawn: a smoothed loss gives no perplexity.")
     return sentences
 
 
-def _unsmoothed(run: RunSummary) -> list[dict[str, Any]]:
-    """What was logged of training with perplexities; early logs have a number by that name for smoothed losses, too."""
-    return [] if run.recipe.output.label_smoothing else run.train
-
-
 def _points(records: Sequence[dict[str, Any]], by: Axis) -> list[tuple[float, float]]:
-    return [(record[by], record["perplexity"]) for record in records if math.isfinite(record["perplexity"])]
+    """What can be drawn of log lines; with label smoothing, those of the training have no perplexity."""
+    return [(record[by], p) for record in records if math.isfinite(p := record.get("perplexity", math.inf))]
 
 
 def readable_ticks(low: float, high: float) -> list[float]:

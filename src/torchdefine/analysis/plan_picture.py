@@ -1,4 +1,4 @@
-"""A drawing of a DeFINE unit: every group of every layer, what it sees and what it gives, to scale."""
+"""A drawing of a DeFINE unit: every group of every layer, its input and its output, to scale."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _draw_layers(axes: Axes, plan: Plan) -> None:
     for index, layer in enumerate(plan):
         x = (index + 1) * COLUMN_GAP
         colour = REDUCE_COLOUR if plan.role(index) == "reduce" else OUTPUT_COLOUR
-        _what_it_sees(axes, x - STRIP_WIDTH - 0.08, plan, index, unit)
+        _inputs(axes, x - STRIP_WIDTH - 0.08, plan, index, unit)
         _column(axes, x, layer.output_width * unit, layer.groups, colour)
         _flow(axes, previous_x + BOX_WIDTH, previous_width * unit, x - STRIP_WIDTH - 0.1, layer.input_width * unit)
         groups = f"{layer.groups} group{'s' if layer.groups > 1 else ''}"
         label = f"{plan.role(index)} {index + 1}\n{layer.output_width:,}\n{groups}"
         axes.text(x + BOX_WIDTH / 2, -0.06, label, ha="center", va="top")
         previous_x, previous_width = x, layer.output_width
-    if plan.rules.skip in ("mix", "concat") and plan.depth > 1:
+    if plan.config.skip in ("mix", "concat") and plan.depth > 1:
         _skip_line(axes, plan, unit)
     axes.set(xlim=(-0.4, plan.depth * COLUMN_GAP + 1.2), ylim=(-0.32, 1.16))
     axes.axis("off")
@@ -50,11 +50,11 @@ def _column(axes: Axes, x: float, height: float, groups: int, colour: str) -> No
         axes.add_patch(_rectangle(x, start, BOX_WIDTH, share, colour))
 
 
-def _what_it_sees(axes: Axes, x: float, plan: Plan, index: int, unit: float) -> None:
+def _inputs(axes: Axes, x: float, plan: Plan, index: int, unit: float) -> None:
     """A strip beside each group: how much of its input is the unit's own input, and how much the previous output."""
     layer = plan.layers[index]
     before = INPUT_COLOUR if index == 0 else OUTPUT_COLOUR
-    groups = 1 if plan.rules.skip == "concat" else layer.groups
+    groups = 1 if plan.config.skip == "concat" else layer.groups
     for start, share in _shares(layer.input_width * unit, groups):
         again = share * layer.skipped_width / layer.input_width
         if again:
@@ -75,8 +75,16 @@ def _skip_line(axes: Axes, plan: Plan, unit: float) -> None:
         x = (index + 1) * COLUMN_GAP - STRIP_WIDTH
         arrow = {"arrowstyle": "-|>", "color": INPUT_COLOUR, "linewidth": 1.6}
         axes.annotate("", (x, plan.layers[index].input_width * unit), (x, top), arrowprops=arrow)
-    how = "split and mixed group by group" if plan.rules.skip == "mix" else "put before the previous output"
-    axes.text(last, top + 0.02, f"the input, seen again: {how}", ha="right", va="bottom", color="#8a6000", fontsize=9)
+    how = "split and mixed group by group" if plan.config.skip == "mix" else "put before the previous output"
+    axes.text(
+        last,
+        top + 0.02,
+        f"skip connections from the input: {how}",
+        ha="right",
+        va="bottom",
+        color="#8a6000",
+        fontsize=9,
+    )
 
 
 def _shares(height: float, groups: int) -> list[tuple[float, float]]:

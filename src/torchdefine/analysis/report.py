@@ -9,15 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from torchdefine.analysis.comparison import Comparison, compare_runs
-from torchdefine.analysis.correlation import embedding_maps
+from torchdefine.analysis.correlation import CorrelationMap, embedding_maps
+from torchdefine.analysis.fairness import NO_SUCH_SETTING, differing_settings
+from torchdefine.analysis.maps import layer_rows, layout_rows, numbers_table, standard_table
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours
-from torchdefine.analysis.pictures import AXIS_NAMES, curve_figure, inline_svg, parameter_figure
-from torchdefine.analysis.report_maps import map_section
+from torchdefine.analysis.pictures import (
+    AXIS_NAMES,
+    curve_figure,
+    groups_figure,
+    inline_svg,
+    maps_figure,
+    parameter_figure,
+)
 from torchdefine.analysis.run_summary import RunSummary, instead_of_the_best
-from torchdefine.analysis.settings_table import NO_EFFECT, differing_settings
-from torchdefine.analysis.tables import figure, html_table, wide
+from torchdefine.analysis.tables import html_table
 from torchdefine.files import Progress, write_text
 from torchdefine.run import Run
+
+RANK_EXPLAINED = (
+    "The effective rank says how many independent dimensions would be as rich as these: all of them where every "
+    "dimension is independent of the others, 1 where all are copies of one. Above 0.1, 0.25 and 0.5 is the fraction of "
+    "pairs of dimensions with a larger absolute cosine."
+)
+GROUPS_EXPLAINED = (
+    "Each entry is the mean absolute cosine between the dimensions of two groups, and on the diagonal within one: 0 "
+    "where groups have learned independent things."
+)
+NO_WEIGHTS = "<p>No run has written weights that can be read.</p>"
 
 
 @dataclass(frozen=True)
@@ -53,7 +71,7 @@ def write_report(
         ("Result", _result_section(comparison, [note for _, run in opened if (note := instead_of_the_best(run))])),
         ("Parameters", _parameter_section(comparison.runs)),
         ("While they learned", _curve_section(comparison.runs)),
-        ("Correlation maps", map_section(comparison.runs, maps)),
+        ("Correlation maps", _map_section(comparison.runs, maps)),
         ("What they write", _sample_section(opened, options)),
         ("Nearest neighbours", _neighbour_section(opened, options)),
         ("Settings", _settings_section(comparison.runs)),
@@ -64,13 +82,13 @@ def write_report(
 
 def _result_section(comparison: Comparison, notes: Sequence[str]) -> str:
     warnings = "".join(f'<p class="warning">{html.escape(w)}</p>' for w in (*comparison.warnings, *notes))
-    return f"{wide(html_table(comparison.columns, comparison.rows()))}<p>{html.escape(comparison.note)}</p>{warnings}"
+    return f"{_wide(html_table(comparison.columns, comparison.rows()))}{_paragraph(comparison.note)}{warnings}"
 
 
 def _parameter_section(runs: list[RunSummary]) -> str:
     if not any(run.parameters for run in runs):
         return "<p>No run has counted its parameters yet.</p>"
-    return figure(inline_svg(parameter_figure(runs), "Parameters of every run by part"))
+    return _figure(inline_svg(parameter_figure(runs), "Parameters of every run by part"))
 
 
 def _curve_section(runs: list[RunSummary]) -> str:
@@ -84,68 +102,90 @@ def _curve_section(runs: list[RunSummary]) -> str:
             f'<input type="radio" name="axis" id="by-{axis}"{checked}><label for="by-{axis}">by {name}</label>'
         )
         picture = inline_svg(curve_figure(runs, axis), f"Perplexity by {name}")
-        panels.append(f'<div class="panel by-{axis}">{figure(picture)}</div>')
+        panels.append(f'<div class="panel by-{axis}">{_figure(picture)}</div>')
     points = sum(len(run.valid) for run in runs)
     few = "<p>A single validation so far: a point, not yet a curve.</p>" if points == 1 else ""
     return f'<div class="tabs">{"".join(buttons)}{"".join(panels)}</div>{few}'
 
 
-def _sample_section(opened: list[tuple[RunSummary, Run]], options: ReportOptions) -> str:
-    if not opened:
-        return "<p>No run has written weights that can be read.</p>"
-    parts = []
-    if any(run.recipe.task == "language" for _, run in opened):
-        parts.append(f"<p>Continuations of “{html.escape(options.prompt)}”, drawn with seed {options.seed}.</p>")
-    for summary, run in opened:
-        if run.recipe.task == "translation":
-            parts.append(f"<h3>{html.escape(summary.name)}</h3>{_translations(summary)}")
-            continue
-        text = run.generate(options.prompt, options.length, seed=options.seed)
-        between = " " if run.tokenization.kind == "words" else ""
-        shown = html.escape(f"{options.prompt}{between}{text}".strip())
-        outside = ", ".join(run.unknown_words(options.prompt))
-        note = f"<p>Outside its vocabulary, so read as &lt;unk&gt;: {html.escape(outside)}.</p>" if outside else ""
-        parts.append(f"<h3>{html.escape(summary.name)}</h3>{note}<blockquote>{shown}</blockquote>")
+def _map_section(runs: list[RunSummary], maps: dict[str, dict[str, CorrelationMap]]) -> str:
+    if not maps:
+        return NO_WEIGHTS
+    finished = {name: CorrelationMap(name, stages["finished"].cosines) for name, stages in maps.items()}
+    rows = layout_rows([run for run in runs if run.name in finished], finished)
+    reference = standard_table(runs, finished)
+    explained = RANK_EXPLAINED
+    if reference is not None:
+        explained += (
+            f" The distance to {reference.name} is the mean difference between the two maps, entry by entry: 0 for "
+            "equal maps."
+        )
+    parts = [
+        "<p>Entry (i, j) is the absolute cosine between dimensions i and j of the finished vectors over the whole "
+        "vocabulary: 1 on the diagonal, 0 where two dimensions are independent. Under every map stand the mean of all "
+        "entries off the diagonal, and its effective rank.</p>",
+        _figure(inline_svg(maps_figure(rows), "Correlation maps of the finished vectors")),
+        _wide(html_table(*numbers_table(list(finished.values()), reference))),
+        _paragraph(explained),
+    ]
+    for name, stages in maps.items():
+        if any(stage.groups > 1 for stage in stages.values()):
+            layers = inline_svg(maps_figure(layer_rows(stages)), f"Correlation maps of {name}, layer by layer")
+            groups = inline_svg(groups_figure(list(stages.values())), f"Cosines between the groups of {name}")
+            table = html_table(*numbers_table(list(stages.values())))
+            parts.append(
+                f"<details><summary>{html.escape(name)}, layer by layer</summary>"
+                f"{_figure(layers)}{_wide(table)}<h3>Between the groups of a layer</h3>"
+                f"<p>{GROUPS_EXPLAINED}</p>{_figure(groups)}</details>"
+            )
     return "".join(parts)
 
 
-def _translations(summary: RunSummary) -> str:
-    """Sentences of the test text as the finished run translates them."""
-    shown = summary.fact("translations") or []
-    if not shown:
-        return "<p>The run has not translated a test text yet.</p>"
-    rows = [[item["source"], item["translation"], item["reference"]] for item in shown]
-    return wide(html_table(["source", "translation", "reference"], rows))
+def _sample_section(opened: list[tuple[RunSummary, Run]], options: ReportOptions) -> str:
+    """What each run writes; a sentence that several have before it is said once."""
+    parts, leads = [] if opened else [NO_WEIGHTS], {""}
+    for summary, run in opened:
+        sample = run.sample(options.prompt, options.length, options.seed)
+        if sample is None:
+            continue
+        if sample.lead not in leads:
+            leads.add(sample.lead)
+            parts.append(_paragraph(sample.lead))
+        parts += [f"<h3>{html.escape(summary.name)}</h3>", _paragraph(sample.note)]
+        if sample.text:
+            parts.append(f"<blockquote>{html.escape(sample.text)}</blockquote>")
+        if sample.table is not None:
+            parts.append(_wide(html_table(*sample.table)))
+    return "".join(parts)
 
 
 def _neighbour_section(opened: list[tuple[RunSummary, Run]], options: ReportOptions) -> str:
-    if not opened:
-        return "<p>No run has written weights that can be read.</p>"
     lead = "Words whose finished vectors point the same way: 1 is the same direction, 0 a right angle."
     if not options.words:
         lead += " The words are frequent ones of each run's own vocabulary; --words chooses others."
-    parts = [f"<p>{lead}</p>"]
+    parts = [_paragraph(lead)] if opened else [NO_WEIGHTS]
     for summary, run in opened:
-        tokens = run.tokenization.target if run.recipe.task == "translation" else run.tokenization
+        if (tokens := run.names_of_tokens) is None:
+            continue
         words = options.words or frequent_words(tokens)
         found = nearest_neighbours(run.embedding.table(), tokens, words)
         rows = [[word, ", ".join(f"{other} {cosine:.2f}" for other, cosine in near)] for word, near in found.items()]
-        table = wide(html_table(["word", "nearest by cosine"], rows)) if rows else ""
+        table = _wide(html_table(["word", "nearest by cosine"], rows)) if rows else ""
         without = ", ".join(word for word in words if word not in found)
         note = f"No token of its vocabulary, so without neighbours: {without}." if without else ""
         if not words:
             note = "No word was seen often enough."
-        parts.append(f"<h3>{html.escape(summary.name)}</h3>{table}{f'<p>{html.escape(note)}</p>' if note else ''}")
+        parts.append(f"<h3>{html.escape(summary.name)}</h3>{table}{_paragraph(note)}")
     return "".join(parts)
 
 
 def _settings_section(runs: list[RunSummary]) -> str:
     """Where the recipes differ, first; the whole recipes below."""
     rows = differing_settings([run.recipe for run in runs])
-    table = wide(html_table(["setting", *(run.name for run in runs)], rows)) if rows else ""
+    table = _wide(html_table(["setting", *(run.name for run in runs)], rows)) if rows else ""
     lead = "<p>The runs have the same settings.</p>"
     if rows:
-        lead = f"<p>Settings in which the runs differ; {NO_EFFECT} where one has no effect:</p>"
+        lead = f"<p>Settings in which the runs differ; {NO_SUCH_SETTING} where one has none:</p>"
     if len(runs) == 1:
         lead = ""
     whole = "".join(
@@ -181,6 +221,19 @@ def _listed(values: dict[str, Any] | None) -> str | None:
 def _recipe_of(run: RunSummary) -> str:
     """The name of a run's recipe, with what it is."""
     return ": ".join(part for part in (run.recipe.name, run.recipe.description) if part)
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>" if text else ""
+
+
+def _wide(table: str) -> str:
+    """A table that scrolls by itself where the page is too narrow for it."""
+    return f'<div class="wide" tabindex="0">{table}</div>'
+
+
+def _figure(svg: str) -> str:
+    return f'<figure tabindex="0">{svg}</figure>'
 
 
 def _page(runs: list[RunSummary], sections: list[tuple[str, str]]) -> str:

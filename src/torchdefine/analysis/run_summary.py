@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdefine.errors import UserError
-from torchdefine.recipe import Recipe
-from torchdefine.run import Run, load_run
-from torchdefine.training import RunFolder
+from torchdefine.run import Run, RunFolder, load_run
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class RunSummary:
 
     name: str
     folder: RunFolder
-    recipe: Recipe
+    recipe: Any
     result: dict[str, Any] | None
     start: dict[str, Any]
     """The head of the log: parameters, commit, versions, hardware. Empty if the run never got that far."""
@@ -67,7 +65,8 @@ class RunSummary:
         """
         for checkpoint in ("best", "last"):
             try:
-                return load_run(self.folder.path, checkpoint=checkpoint, device="cpu")
+                run: Run = load_run(self.folder.path, checkpoint=checkpoint, device="cpu")
+                return run
             except UserError:
                 continue
         return None

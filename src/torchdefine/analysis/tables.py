@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 NOT_FINITE = "not finite"
 """Stands in a column of numbers."""
-
-
 GAP = 2
 """Spaces between two columns."""
 FOLDED_WIDTH = 12
@@ -55,15 +53,6 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f"<table>\n<thead><tr>{cells('th', header)}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-
-
-def wide(table: str) -> str:
-    """A table that scrolls by itself where the page is too narrow for it."""
-    return f'<div class="wide" tabindex="0">{table}</div>'
-
-
-def figure(svg: str) -> str:
-    return f'<figure tabindex="0">{svg}</figure>'
 
 
 def _is_number(cell: str) -> bool:

@@ -18,8 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit: 0 done, 1 failed, 2 misused."""
     _let_idle_threads_sleep()
     try:
-        with _ended_by_interrupts():
-            from torchdefine.cli.command_line import run_command  # takes seconds, since it imports torch
+        from torchdefine.cli.command_line import run_command
 
         run_command(arguments)
     except KeyboardInterrupt:
@@ -35,7 +34,7 @@ def _let_idle_threads_sleep() -> None:
 
 
 @contextmanager
-def _ended_by_interrupts() -> Iterator[None]:
+def ended_by_interrupts() -> Iterator[None]:
     """Ctrl-C ends the process at once: as an exception it would crash libraries that are being loaded."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

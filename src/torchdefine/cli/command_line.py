@@ -1,4 +1,7 @@
-"""The commands and their settings, parsed; every failure ends in one sentence and an exit code."""
+"""The commands and their settings, parsed; every failure ends in one sentence and an exit code.
+
+What a command needs is imported when it runs: torch takes seconds, and a page of help needs none of it.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,33 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
 from torchdefine import __version__
-from torchdefine.cli import counting, exporting, inference, looking, models, recipes, runs, translation
+from torchdefine.cli import (
+    ended_by_interrupts,
+    exporting,
+    inference,
+    looking,
+    models,
+    recipes,
+    runs,
+    training,
+    translation,
+)
 from torchdefine.errors import MachineError, UserError
-from torchdefine.files import NOT_ALLOWED
-from torchdefine.recipe import SECTIONS, Recipe
-from torchdefine.recipe.settings import explain
-from torchdefine.spelling import closest, did_you_mean, did_you_mean_setting
+from torchdefine.spelling import closest, did_you_mean
 
 SECONDS_TO_SPEAK = 10.0
 """Time for the first process of a machine to say why a command is refused, since it may be later than the others."""
+WITH_SETTINGS = ("train", "encode", "params")
+"""The commands that take settings of the recipe."""
+WITH_KINDS = ("embedding", "unit", "context", "output", "optim", "schedule", "averaging")
+"""Sections of which there are several kinds: ``--unit define`` is short for ``--unit.kind define``."""
+NO_SECTIONS = ("recipe", "out", "resume", "device", "reporter", "progress", "verbose")
+"""Arguments of ``train``."""
+SETTING = re.compile(rf"--(\w+\.[\w.]+|{'|'.join(WITH_KINDS)})(=.*)?", re.DOTALL)
 
 DESCRIPTION = """Deep factorised token embeddings: train language models and translators with them, and compare fairly.
 
@@ -53,6 +70,8 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
             raise UserError(f"The command {words[0]!r} is unknown{did_you_mean(words[0], known)}")
         options, rest = parser.parse_known_args(words)
         overrides = _overrides([*settings, *rest], options.command, known[options.command])
+        with ended_by_interrupts():
+            import torchdefine.recipe  # noqa: F401  with torch
         options.run(options, overrides)
     except UserError as error:
         _fail(error, 2)
@@ -61,6 +80,8 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output is gone
         os._exit(1)
     except OSError as error:
+        from torchdefine.files import NOT_ALLOWED
+
         what, where = error.strerror or error, f" ({error.filename})" if error.filename else ""
         if error.errno in NOT_ALLOWED:
             _fail(f"{what}{where}: choose another path, or check its permissions.", 2)
@@ -95,8 +116,18 @@ def _let_the_first_process_speak() -> None:
 
 
 class _Parser(argparse.ArgumentParser):
+    """``texts`` make what help shows before and after the options, if it takes long imports to know it."""
+
+    texts: tuple[Callable[[], str], Callable[[], str]] | None = None
+
     def error(self, message: str) -> NoReturn:
         _fail(f"{message[0].upper()}{message[1:]}. See `{self.prog} --help`.", 2)
+
+    def format_help(self) -> str:
+        if self.texts is not None:
+            with ended_by_interrupts():
+                self.description, self.epilog = (text() for text in self.texts)
+        return super().format_help()
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
@@ -107,31 +138,29 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
 
     def command(
-        name: str, run: Callable[..., None], summary: str, more: str = "", last: str = ""
+        name: str,
+        run: Callable[..., None],
+        summary: str,
+        more: str | Callable[[], str] = "",
+        last: Callable[[], str] = str,
     ) -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = commands.add_parser(
-            name,
-            help=summary,
-            description=f"{summary}\n\n{more}",
-            epilog=last,
-            formatter_class=shape,
-            allow_abbrev=False,
-        )
+        added: _Parser = commands.add_parser(name, help=summary, formatter_class=shape, allow_abbrev=False)
+        added.texts = (lambda: f"{summary}\n\n{more if isinstance(more, str) else more()}", last)
         added.set_defaults(run=run)
         return added
 
-    for room in (recipes, counting, runs, translation, inference, exporting, looking, models):
+    for room in (recipes, training, runs, translation, inference, exporting, looking, models):
         room.add_commands(command)
     return parser, {name: list(sub._option_string_actions) for name, sub in commands.choices.items()}
 
 
 def _without_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A command line without its ``--SECTION.NAME VALUE``, and these: the parser may mistake a value for the recipe."""
+    """A command line without its settings and their values, and these: the parser may mistake one for the recipe."""
     words: list[str] = []
     settings: list[str] = []
     of_a_setting = False
     for word in arguments:
-        is_setting = re.fullmatch(r"--\w+\.[\w.]+(=.*)?", word, re.DOTALL) is not None
+        is_setting = SETTING.fullmatch(word) is not None
         is_value = of_a_setting and not word.startswith("--")
         (settings if is_setting or is_value else words).append(word)
         of_a_setting = is_setting and "=" not in word
@@ -139,25 +168,26 @@ def _without_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _overrides(rest: list[str], command: str, options: list[str]) -> dict[str, dict[str, Any]]:
-    """The rest of the command line, ``--optim.lr 1e-3`` or ``--optim.lr=1e-3``, by section."""
+    """The rest of the command line by section: ``--optim.lr 1e-3``, ``--optim.lr=1e-3``, or ``--unit define``.
+
+    Whether a recipe has such a setting is known where it is read; the section of one without any is "".
+    """
     found: dict[str, dict[str, Any]] = {}
-    names = [name for name, _, _ in explain(Recipe)]
-    words = iter(rest)
+    words: Iterator[str] = iter(rest)
     for word in words:
         dotted, given, value = word[2:].partition("=")
-        is_setting = any(name.endswith(f".{dotted}") for name in names) or "." in dotted
+        is_setting = SETTING.fullmatch(word) is not None
         near = None if is_setting else closest(dotted, [option[2:] for option in options if option.startswith("--")])
         if word.startswith("--") and near:
             raise UserError(f"The argument {word!r} is not understood: did you mean --{near}?")
-        if not word.startswith("--") or command not in ("train", "encode", "params"):
+        if not word.startswith("--") or command not in WITH_SETTINGS:
             raise UserError(f"The argument {word!r} is not understood: see `torchdefine {command} --help`.")
-        if dotted not in names:
-            raise UserError(f"The setting --{dotted} is unknown{did_you_mean_setting(dotted, names)}")
         if not given:
             value = next(words, "")
-            if not value or value.startswith("--"):
-                raise UserError(f"The setting --{dotted} needs a value: --{dotted} VALUE.")
-        section, name = dotted.split(".", 1)
-        found.setdefault(section, {})[name] = value
-    assert all(section in SECTIONS for section in found)
+        section, dot, name = dotted.partition(".") if is_setting else ("", ".", dotted)
+        if is_setting and (not value or (not given and value.startswith("--"))):
+            raise UserError(f"The setting --{dotted} needs a value: --{dotted} {'VALUE' if dot else 'KIND'}.")
+        if section in NO_SECTIONS:
+            raise UserError(f"The setting {dotted!r} is unknown: {section} is no section of a recipe.")
+        found.setdefault(section, {})[name if dot else "kind"] = value
     return found

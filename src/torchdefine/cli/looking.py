@@ -67,7 +67,7 @@ def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 
 def _plot(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.analysis.plots import draw
+    from torchdefine.analysis.maps import draw
 
     path = Path(options.out)
     if options.by is not None and options.kind != "curves":

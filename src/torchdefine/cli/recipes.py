@@ -1,108 +1,77 @@
-"""Commands that start from a recipe."""
+"""Commands that show recipes: the list, one as a page, its parameters."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
-import sys
-from pathlib import Path
+import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from torchdefine.cli.recipe_page import recipe_facts, recipe_page
-from torchdefine.cli.shared import Command, add_device, data_settings, print_json
+from torchdefine.cli.shared import Command, add_json, data_settings, print_json
 from torchdefine.errors import UserError
-from torchdefine.recipe import Recipe, load_recipe, recipe_names, recipes_below
-from torchdefine.recipe.settings import explain
 
 if TYPE_CHECKING:
-    from torchdefine.run.loaded import Run
+    from torchdefine.analysis.parameters import ParameterReport
+    from torchdefine.recipe import Recipe
 
 RECIPES = """  torchdefine recipes                              the list, with parameters and published numbers
   torchdefine recipes demo                         those whose names begin with demo
   torchdefine recipes demo/standard > mine.yaml    one recipe, as a file to change
   torchdefine train mine.yaml"""
 
-TRAINING = """  torchdefine train demo/adaptive-define --out runs/first
-  torchdefine train demo/adaptive-define --data my_texts/ --out runs/second --optim.lr 3e-3 --train.steps 2000
-  torchdefine train mine.yaml --out runs/third           a recipe of your own
-  torchdefine train --out runs/third --resume            go on where it was interrupted"""
+COUNTING = """  torchdefine params table1a/r3
+  torchdefine params table1a/r3 --data my_texts/    with the vocabulary of another text
+  torchdefine params runs/first                     a run's model, with its own vocabulary
+  torchdefine params demo/adaptive-define --unit.depth 5 --plan
 
+Settings of data, embedding, unit, source, context and output change the parameters: `torchdefine train --help`
+explains them all."""
 
-ENCODING = """  torchdefine encode table1a/r3 --data my_texts/ --out my_tokens/
-  torchdefine train table1a/r3 --data my_tokens/           here, or on a machine that the folder was taken to
-
-  The words of a text are counted and numbered once, by the data settings of a recipe, and kept in a cache. For a large
-  text and a machine whose time is expensive, this does it beforehand: my_tokens/ has the tokens and their vocabulary,
-  and takes the place of the text for every recipe with the same data settings."""
+COMMENTS_FROM = 44
+"""Column of the defaults beside settings that differ from them."""
+PUBLISHED = {
+    "total": "M parameters",
+    "valid_perplexity": "valid",
+    "test_perplexity": "test",
+    "bleu_newstest2014": "BLEU",
+}
 
 
 def add_commands(command: Command) -> None:
-    """The commands that start from a recipe."""
+    """The commands that show recipes."""
     sub = command(
         "recipes", _recipes, "List what there is to train, or show one recipe with all its settings.", RECIPES
     )
     sub.add_argument(
         "recipe", nargs="?", help="a recipe's name, or a YAML file, to show; or the beginning of names, such as demo"
     )
-    sub.add_argument("--json", action="store_true", help="print JSON")
+    add_json(sub)
 
-    sub = command("train", _train, "Train a recipe on a text.", TRAINING, _settings_help())
-    sub.add_argument(
-        "recipe",
-        nargs="?",
-        help="a recipe's name, or a YAML file; with --resume not needed: the run has its own",
-    )
-    sub.add_argument(
-        "--data", help="a folder with train, valid and test text, one that `encode` wrote, or a named corpus"
-    )
-    sub.add_argument("--out", help="the run's folder (default: a new one under runs/)")
-    sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    add_device(sub)
-    sub.add_argument("--tensorboard", action="store_true", help="write TensorBoard logs into the run's folder too")
-    sub.add_argument("--json", action="store_true", help="print the result as JSON")
-
-    sub = command("encode", _encode, "Turn a text into tokens beforehand, in a folder that can be moved.", ENCODING)
-    sub.add_argument("recipe", help="the recipe that will be trained, for its data settings: a name, or a YAML file")
-    sub.add_argument("--data", help="a folder with train, valid and test text, or a named corpus")
-    sub.add_argument("--out", required=True, help="a new folder for the tokens")
-
-    sub = command(
-        "demo", _demo, "Train five small language models on the shipped text and compare them: a few minutes."
-    )
-    sub.add_argument("--out", default="runs/demo", help="where the runs and the report go (default: runs/demo)")
-
-
-def _settings_help() -> str:
-    """Every setting that a command line may change, section by section."""
-    lines = [
-        "settings:",
-        "  Any setting of the recipe can be changed by --SECTION.NAME VALUE, as in --optim.lr 1e-3.",
-        "  […] is the value where the recipe sets none; `torchdefine recipes NAME` shows a recipe's own.",
-    ]
-    section = ""
-    for name, default, explanation in explain(Recipe):
-        if name.split(".")[0] != section:
-            section = name.split(".")[0]
-            lines += ["", f"{section}:"]
-        lines.append(f"  --{name:<28} {explanation} [{default}]")
-    return "\n".join(lines)
+    sub = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", COUNTING)
+    sub.add_argument("recipe", help="a recipe's name, a YAML file, or a run's folder")
+    sub.add_argument("--data", help="a folder with text, or a named corpus, whose vocabulary to count with")
+    sub.add_argument("--plan", action="store_true", help="print the layers of the unit too")
+    add_json(sub)
 
 
 def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.recipe import load_recipe, recipe_names, recipes_below
+
     below = recipes_below(options.recipe or "")
     if options.recipe is not None and not below:
         recipe = load_recipe(options.recipe)
         if options.json:
-            print_json(recipe_facts(recipe))
+            plain = recipe.to_plain()
+            settings = {section: plain.pop(section) for section in recipe.sections()}
+            print_json({**plain, "settings": settings, "differing": _differing(recipe)})
         else:
-            print(recipe_page(recipe))
+            print("\n".join(recipe_page(recipe)))
         return
     recipes = [load_recipe(name) for name in below or recipe_names()]
     if options.json:
         print_json([{"name": r.name, "description": r.description, "published": r.published} for r in recipes])
-        return
-    _print_recipes(recipes)
+    else:
+        _print_recipes(recipes)
 
 
 def _print_recipes(recipes: list[Recipe]) -> None:
@@ -119,109 +88,101 @@ def _print_recipes(recipes: list[Recipe]) -> None:
             note=smallest * any(recipe.name.startswith("demo/") for recipe in own) + "\n",
         )
     if published:
-        numbers = ("total", "valid_perplexity", "test_perplexity", "bleu_newstest2014")
+        rows = [
+            [r.name, r.description, *(f"{r.published[key]:.2f}" if key in r.published else "–" for key in PUBLISHED)]
+            for r in published
+        ]
         print_table(
-            ["recipe", "what it trains", "M parameters", "valid", "test", "BLEU"],
-            [
-                [
-                    recipe.name,
-                    recipe.description,
-                    *(f"{recipe.published[key]:.2f}" if key in recipe.published else "–" for key in numbers),
-                ]
-                for recipe in published
-            ],
+            ["recipe", "what it trains", *PUBLISHED.values()],
+            rows,
             note="Numbers are published ones, of whole trainings by the paper's authors, or of AWD-LSTM and of "
             "mixtures; what we measured ourselves is in the project's results.\n",
         )
     print("`torchdefine recipes RECIPE` shows its settings, `torchdefine params RECIPE` builds the model and counts.")
 
 
-def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    from torchdefine.run import train
-    from torchdefine.training.progress import TensorBoardReporter, default_reporter, shown_perplexity, work_bar
-    from torchdefine.training.result import best_before_the_end, shortfall
+def recipe_page(recipe: Recipe) -> Iterator[str]:
+    """YAML that `train` reads as a file: settings that differ from their defaults, the others as comments."""
+    from torchdefine.recipe import FORMAT_VERSION
 
-    data = data_settings(options, overrides.pop("data", {}))
-    reporter: Any = default_reporter()
-    if options.tensorboard:
-        if not options.out:
-            raise UserError("TensorBoard logs go into the run's folder: name it with --out.")
-        reporter = TensorBoardReporter(reporter, str(Path(options.out) / "tensorboard"))
-    with work_bar("reading the text") as progress:
-        run = train(
-            options.recipe,
-            data=data,
-            out=options.out,
-            resume=options.resume,
-            device=options.device,
-            reporter=reporter,
-            progress=progress,
-            **overrides,
-        )
-    if os.environ.get("RANK", "0") != "0":  # under torchrun one process speaks for all
-        return
-    result = run.result
-    trouble = shortfall(result)
+    yield f"# {recipe.name}"
+    if recipe.published:
+        shown = ", ".join(f"{name.replace('_', ' ')} {number:g}" for name, number in recipe.published.items())
+        yield f"# Published, parameters in millions: {shown}"
+    yield f"format_version: {FORMAT_VERSION}"
+    yield _setting("description", recipe.description)
+    yield _setting("task", recipe.task)
+    yield "# What differs from its default comes first in every section; comments have the rest."
+    differing = _differing(recipe)
+    for section, defaults in recipe.defaults().items():
+        own = differing.get(section, {})
+        yield ""
+        yield f"{section}:" if own else f"# {section}:"
+        for name, value in own.items():
+            yield f"  {_setting(name, value):<{COMMENTS_FROM}} # default {_value(defaults[name])}"
+        for name, value in defaults.items():
+            if name not in own:
+                yield f"{'  # ' if own else '#   '}{_setting(name, value)}"
+
+
+def _differing(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """The settings that have another value than their default, by section."""
+    from torchdefine.config import plain_value
+
+    found = {
+        section: {
+            name: value
+            for name, default in defaults.items()
+            if (value := plain_value(getattr(getattr(recipe, section), name))) != default
+        }
+        for section, defaults in recipe.defaults().items()
+    }
+    return {section: values for section, values in found.items() if values}
+
+
+def _setting(name: str, value: Any) -> str:
+    return f"{name}: {_value(value)}"
+
+
+def _value(value: Any) -> str:
+    """A value as YAML in one line."""
+    import yaml
+
+    several = isinstance(value, list | dict)
+    dumped = yaml.safe_dump(value if several else [value], default_flow_style=several, allow_unicode=True, width=10**6)
+    return dumped.strip().removeprefix("- ")
+
+
+def _params(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
+    from torchdefine.analysis.parameters import print_parameters
+
+    report = _counted(options, overrides)
     if options.json:
-        print_json(result)
-        if trouble:
-            print(trouble, file=sys.stderr)
-        return
-    if "test_bleu" in result:
-        print(f"test BLEU {result['test_bleu']:.2f}, chrF {result['test_chrf']:.2f}")
-    for split in ("valid", "test"):
-        if f"{split}_perplexity" in result:
-            unigram = result.get(f"{split}_unigram_perplexity")
-            beside = f" (unigram {unigram:,.1f})" if unigram else ""
-            print(f"{split} perplexity {shown_perplexity(result[f'{split}_perplexity'])}{beside}")
-    if earlier := best_before_the_end(result):
-        print(earlier)
-    _print_caveats(run)
-    print(f"The run is in {run.folder.path}.")
-    if trouble:
-        print(trouble)
+        print_json(report.to_dict())
+    else:
+        print_parameters(report, with_plan=options.plan)
 
 
-def _encode(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    from torchdefine.build import open_corpus
-    from torchdefine.run.describe_data import describe_tokens
-    from torchdefine.run.starting import changes_by_section, wanted_recipe
-    from torchdefine.training.progress import work_bar
+def _counted(options: argparse.Namespace, overrides: dict[str, Any]) -> ParameterReport:
+    """A recipe's parameters with the vocabulary of its text or of ``--data``; a run's with its own vocabulary."""
+    from torchdefine.analysis.parameters import parameter_report
+    from torchdefine.recipe import load_recipe
+    from torchdefine.run import RunFolder
+    from torchdefine.task import find_task
 
-    data = data_settings(options, overrides.pop("data", {}))
-    recipe, _ = wanted_recipe(options.recipe, changes_by_section(data, overrides), None, resume=False)
-    if recipe.task == "translation":
-        raise UserError("Only texts for language models are encoded beforehand: BLEU needs the sentences themselves.")
-    with work_bar("reading the text") as progress:
-        corpus = open_corpus(recipe.data, progress, out=options.out)
-    for sentence in describe_tokens(corpus, recipe):
-        print(sentence)
-    amounts = ", ".join(f"{split} {len(file):,}" for split, file in corpus.splits.items())
-    size = sum(path.stat().st_size for path in corpus.folder.iterdir()) / 1e6
-    print(f"The tokens ({amounts}; {size:,.1f} MB) are in {corpus.folder}: name it as --data in the place of the text.")
-
-
-def _print_caveats(run: Run) -> None:
-    """What a reader must know about the numbers of a run that has just ended, or why there are none."""
-    from torchdefine.training.evaluate import short_stream_warning
-
-    evaluated, folder = run.result["evaluation"], shlex.quote(str(run.folder.path))
-    if not evaluated:
-        named = "FOLDER" if run.recipe.task == "translation" else "FILE"
-        print(
-            "Nothing was measured, for there is neither a valid nor a test text: add one to the folder of the text, or "
-            f"measure another by `torchdefine eval {folder} --data {named}`."
+    folder, data = RunFolder(options.recipe), data_settings(options, overrides.pop("data", {}))
+    changes = {**overrides, **({"data": data} if data else {})}
+    recipe = load_recipe(folder.config if folder.exists() else options.recipe, changes)
+    task = find_task(recipe.task)
+    if options.data is not None and "corpus" not in task.vocabulary_settings:
+        means = ", ".join(f"data.{name}" for name in task.vocabulary_settings)
+        raise UserError(f"A model for {task.name} is counted by {means}, whatever its text: leave --data out.")
+    if changes or (folder.exists() and folder.changes()):  # the published numbers are of another model
+        recipe = dataclasses.replace(recipe, published={})
+    if "vocabulary_size" in data:
+        return parameter_report(recipe)
+    if data.keys() & set(task.vocabulary_settings):  # not the vocabulary whose size the recipe or the run states
+        return parameter_report(
+            dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, vocabulary_size=None))
         )
-    if run.recipe.task == "translation":  # one sentence at a time, whatever their number
-        return
-    for split, one in evaluated.items():
-        short = short_stream_warning(one["tokens"], run.recipe.eval.batch_size)
-        command = f"torchdefine eval {folder} --split {split} --batch-size 1"
-        if short:
-            print(f"{short} `{command}` is exact.")
-
-
-def _demo(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.demo import run_demo
-
-    run_demo(Path(options.out))
+    return parameter_report(recipe, task.load_tokens(folder.path) if folder.exists() else None)

@@ -22,7 +22,7 @@ from torchdefine.ops import autocast_dtype, exact_dtype
 class TransformerConfig(Config):
     """Both stacks of an encoder–decoder Transformer; the defaults are those of the base model."""
 
-    kind: str = "transformer"
+    kind: Literal["transformer"] = "transformer"
     encoder_layers: int = setting(6, "Layers that read the source.", at_least=1)
     decoder_layers: int = setting(6, "Layers that write the target.", at_least=1)
     heads: int = setting(8, "Attention heads; the width is that of the embedding.", at_least=1)

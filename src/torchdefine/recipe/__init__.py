@@ -10,10 +10,11 @@ from torchdefine.recipe.recipe import (
     recipes_below,
     short_name,
 )
-from torchdefine.task import Recipe
+from torchdefine.task import FORMAT_VERSION, Recipe
 
 __all__ = [
     "FILE_ENDINGS",
+    "FORMAT_VERSION",
     "RUN_SETTINGS_FILE",
     "Recipe",
     "load_recipe",

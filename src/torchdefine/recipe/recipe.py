@@ -14,8 +14,8 @@ import yaml
 
 from torchdefine.config import Config, Kinds, convert, default_of, require_settings
 from torchdefine.errors import UserError
-from torchdefine.spelling import did_you_mean
-from torchdefine.task import FORMAT_VERSION, Section, find_task
+from torchdefine.spelling import did_you_mean, did_you_mean_section, did_you_mean_setting
+from torchdefine.task import FORMAT_VERSION, Recipe, Section, find_task
 from torchdefine.training.loop import for_five_validations, goes_by_validations
 
 FILE_ENDINGS = (".yaml", ".yml")
@@ -57,16 +57,24 @@ def recipe_of(values: Mapping[str, Any]) -> Any:
     """A recipe from plain values; unknown sections and settings are refused."""
     task = find_task(str(values.get("task", DEFAULT_TASK)))
     sections = task.recipe.sections()
-    for name in values:
-        if name not in sections and name not in FACTS:
-            raise UserError(
-                f"{name!r} is no section of a recipe for the task {task.name}{did_you_mean(name, sections)}"
-            )
+    _check_names(task.recipe, {name: value for name, value in values.items() if name not in FACTS})
     published = convert(dict[str, float], values.get("published", {}), "published")
     given = {
         section: _read_section(of, values[section], section) for section, of in sections.items() if section in values
     }
     return task.recipe(str(values.get("name", "")), str(values.get("description", "")), published, **given)
+
+
+def _check_names(recipe: type[Recipe], values: Mapping[str, Any]) -> None:
+    """Refuse unknown sections and settings with those that may have been meant; "" is a section that was left out."""
+    known = recipe.settings()
+    for section, given in values.items():
+        for name in given if isinstance(given, Mapping) else ():
+            dotted = f"{section}.{name}".lstrip(".")
+            if dotted not in known:
+                raise UserError(f"The setting {dotted!r} is unknown{did_you_mean_setting(dotted, known)}")
+        if section not in recipe.sections():
+            raise UserError(f"{section} is no section of a recipe{did_you_mean_section(section, given, known)}")
 
 
 def _read_section(of: Section, values: Any, name: str) -> Config:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchdefine.data import Tokenization
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.export import Exportable
@@ -27,6 +28,18 @@ class Measured:
 
     lines: list[str]
     facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a model writes, for a report."""
+
+    lead: str = ""
+    """A sentence that goes before the samples of all runs that have the same."""
+    text: str = ""
+    table: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None
+    """Header and rows."""
+    note: str = ""
 
 
 @dataclass(repr=False)
@@ -70,9 +83,14 @@ class Run:
         found: TokenEmbedding = list(self.model.embeddings().values())[-1]
         return found
 
-    def check_can(self, what: str) -> None:
-        """Refuse what a model of another task could do, such as "generate"."""
-        check_can(self.recipe, what, self.folder)
+    @property
+    def names_of_tokens(self) -> Tokenization | None:
+        """What the rows of ``embedding`` are called; None where they have no names to show."""
+        return None
+
+    def sample(self, prompt: str, length: int, seed: int) -> Sample | None:
+        """Something that the model writes, where it can."""
+        return None
 
     def cache(self, dtype: str = "fp32", progress: Progress | None = None) -> dict[Path, int]:
         """Write the vectors of every embedding beside the weights; returns the files and their bytes."""

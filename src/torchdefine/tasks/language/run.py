@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdefine.data import UNK, TokenFile, corpus_names, encode_corpus, resolve_corpus
+from torchdefine.data import UNK, TokenFile, Tokenization, corpus_names, encode_corpus, resolve_corpus
 from torchdefine.errors import UserError
 from torchdefine.export import Exportable
 from torchdefine.files import Progress
-from torchdefine.run.run import Measured, Run, check_split
+from torchdefine.run.run import Measured, Run, Sample, check_split
 from torchdefine.tasks.language.about_data import MANY_UNKNOWN
 from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_stream_warning, unigram_perplexity
 from torchdefine.tasks.language.generate import generate
@@ -106,7 +106,7 @@ class LanguageRun(Run):
         lines = []
         if tune_cache:
             cache = self.tune_cache(batch_size=batch_size, progress=progress, **settings)
-            lines.append(f"Best on the validation text: --neural-cache {cache.window},{cache.theta:g},{cache.share:g}")
+            lines.append(f"Best on the validation text: --neural-cache {cache.window},{cache.theta:g},{cache.weight:g}")
         settings["cache"] = cache
         found = self.evaluate(split, batch_size=batch_size, progress=progress, **settings)
         public = None
@@ -145,6 +145,17 @@ class LanguageRun(Run):
         if words.kind != "words":
             return []
         return [word for word in dict.fromkeys(text.split()) if words.id(word) == words.unk_id and word != UNK]
+
+    @property
+    def names_of_tokens(self) -> Tokenization:
+        return self.tokenization
+
+    def sample(self, prompt: str, length: int, seed: int) -> Sample:
+        between = " " if self.tokenization.kind == "words" else ""
+        text = f"{prompt}{between}{self.generate(prompt, length, seed=seed)}".strip()
+        outside = ", ".join(self.unknown_words(prompt))
+        note = f"Outside its vocabulary, so read as {UNK}: {outside}." if outside else ""
+        return Sample(f"Continuations of “{prompt}”, drawn with seed {seed}.", text, note=note)
 
     def token_counts(self) -> Sequence[int] | None:
         counts: Sequence[int] | None = self.tokenization.counts

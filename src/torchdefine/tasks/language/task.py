@@ -34,6 +34,7 @@ class LanguageTask(Task):
     recipe = LanguageRecipe
     run = LanguageRun
     measured_on = "FILE"
+    vocabulary_settings = ("corpus", "tokenizer", "min_count", "max_size")
 
     def open_data(self, recipe: LanguageRecipe, progress: Progress | None) -> Corpus:
         return open_corpus(recipe.data, progress)
@@ -114,10 +115,16 @@ class LanguageTask(Task):
         counts: list[int] = data.splits["train"].counts(len(data.tokenization)).tolist()
         return counts
 
-    def caveats(self, result: Mapping[str, Any], recipe: LanguageRecipe) -> dict[str, str]:
+    def caveats(self, result: Mapping[str, Any], recipe: LanguageRecipe, run: str = "RUN") -> dict[str, str]:
         streams = recipe.eval.batch_size
-        found = {split: short_stream_warning(one["tokens"], streams) for split, one in result["evaluation"].items()}
-        return {split: sentence for split, sentence in found.items() if sentence}
+        return {
+            split: f"{short} `torchdefine eval {run} --split {split} --batch-size 1` is exact."
+            for split, one in result["evaluation"].items()
+            if (short := short_stream_warning(one["tokens"], streams))
+        }
+
+    def encode(self, recipe: LanguageRecipe, out: str | Path, progress: Progress | None) -> Corpus:
+        return open_corpus(recipe.data, progress, out=out)
 
 
 def open_corpus(config: TextConfig, progress: Progress | None = None, *, out: str | Path | None = None) -> Corpus:

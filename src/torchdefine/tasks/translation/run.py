@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchdefine.data import Bitext, TokenizerPair, resolve_bitext
+from torchdefine.data import Bitext, Tokenization, TokenizerPair, resolve_bitext
 from torchdefine.data.bitext import one_line
 from torchdefine.data.sources import find_bitext
 from torchdefine.data.text_files import read_pairs
 from torchdefine.export import Exportable
 from torchdefine.files import Progress
-from torchdefine.run.run import Measured, Run, check_split
+from torchdefine.run.run import Measured, Run, Sample, check_split
 from torchdefine.tasks.translation.data import open_bitext
 from torchdefine.tasks.translation.evaluate import evaluate_pairs
 from torchdefine.tasks.translation.lines import (
@@ -108,6 +108,18 @@ class TranslationRun(Run):
             found.protocol,
         ]
         return Measured(lines, found.to_dict())
+
+    @property
+    def names_of_tokens(self) -> Tokenization:
+        return self.tokenization.target
+
+    def sample(self, prompt: str, length: int, seed: int) -> Sample:
+        """Sentences of the test text as the finished run translated them."""
+        shown = self.result.get("translations", []) if self.folder.result.exists() else []
+        if not shown:
+            return Sample(note="The run has not translated a test text yet.")
+        header = ("source", "translation", "reference")
+        return Sample(table=(header, [[item[name] for name in header] for item in shown]))
 
 
 def evaluate_translator(

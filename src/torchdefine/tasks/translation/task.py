@@ -33,6 +33,7 @@ class TranslationTask(Task):
     name = "translation"
     recipe = TranslationRecipe
     run = TranslationRun
+    vocabulary_settings = ("bpe_size",)
 
     def check_packages(self) -> None:
         if missing := [name for name in ("tokenizers", "sacrebleu") if find_spec(name) is None]:
@@ -128,6 +129,9 @@ class TranslationTask(Task):
         if max(len(pair.source), len(pair.target)) < recipe.data.bpe_size:
             return [f"{learned}, which has no more: data.bpe_size is {recipe.data.bpe_size:,}."]
         return [f"{learned}."]
+
+    def encode(self, recipe: TranslationRecipe, out: str | Path, progress: Progress | None) -> Any:
+        raise UserError("Pairs of sentences cannot be encoded beforehand: BLEU needs the sentences themselves.")
 
     def headline(self, result: Mapping[str, Any]) -> list[str]:
         if "test_bleu" not in result:
