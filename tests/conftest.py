@@ -60,19 +60,12 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
     path.write_text(f"""description: A tiny model for tests
 data: {{corpus: {corpus}}}
-embedding:
-  map: adaptive
-  map_dim: 16
-  cutoffs: [10, 30]
-  division: 2
-  unit: define
-  expand_dim: 32
-  depth: 3
-  dropout: 0.1
-  row_dropout: 0.1
-context: {{layers: 2, hidden_dim: 24, input_dropout: 0.2, hidden_dropout: 0.2, output_dropout: 0.2}}
+embedding: {{kind: adaptive, map_dim: 16, cutoffs: [10, 30], division: 2, row_dropout: 0.1}}
+unit: {{kind: define, expand_dim: 32, depth: 3, dropout: 0.1}}
+context: {{layers: 2, hidden_dim: 24, input_dropout: 0.2, hidden_dropout: 0.2}}
 output: {{kind: adaptive}}
-optim: {{optimizer: adam, lr: 5.0e-3, clip: 1.0}}
+loss: {{output_dropout: 0.2}}
+optim: {{kind: adam, lr: 5.0e-3, clip: 1.0}}
 train: {{batch_size: 4, length: 10, steps: 60, log_every: 7, eval_every: 25, checkpoint_every: 10}}
 eval: {{batch_size: 2, length: 16}}
 """)
@@ -100,14 +93,16 @@ def translation_recipe(tmp_path_factory: pytest.TempPathFactory, bitext_folder: 
     path = tmp_path_factory.mktemp("recipe") / "translate.yaml"
     path.write_text(f"""description: A tiny translator for tests
 task: translation
-data: {{corpus: {bitext_folder}}}
-bitext: {{bpe_size: 330, max_length: 20, batch_tokens: 150}}
-embedding: {{map_dim: 16, unit: define, embedding_dim: 32, expand_dim: 32, depth: 3, dropout: 0.1, row_dropout: 0.02}}
-transformer: {{encoder_layers: 1, decoder_layers: 1, heads: 2, hidden_dim: 48, share: unit, dropout: 0.02}}
-output: {{tied: true, label_smoothing: 0.05}}
-optim: {{optimizer: adam, lr: 0.6, clip: 1.0, beta2: 0.98}}
+data: {{corpus: {bitext_folder}, bpe_size: 330, max_length: 20}}
+embedding: {{map_dim: 16, row_dropout: 0.02}}
+unit: {{kind: define, embedding_dim: 32, expand_dim: 32, depth: 3, dropout: 0.1}}
+source: {{share: unit}}
+context: {{encoder_layers: 1, decoder_layers: 1, heads: 2, hidden_dim: 48, dropout: 0.02}}
+output: {{tied: true}}
+loss: {{label_smoothing: 0.05}}
+optim: {{kind: adam, lr: 0.6, clip: 1.0, beta2: 0.98}}
 schedule: {{kind: noam, warmup: 40, noam_width: 32}}
-train: {{steps: 200, log_every: 10, eval_every: 50, checkpoint_every: 15, accumulate: 2, keep: 3}}
+train: {{batch_tokens: 150, steps: 200, log_every: 10, eval_every: 50, checkpoint_every: 15, accumulate: 2, keep: 3}}
 beam: {{size: 2, batch_size: 16}}
 """)
     return path
