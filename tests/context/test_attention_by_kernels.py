@@ -4,12 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchdefine.context import LayerSizes, Reach, TransformerDropout, TransformerXL, transformer_xl
+from torchdefine.context import TransformerXL, TransformerXLConfig, transformer_xl
 from torchdefine.context.relative_attention import KernelSurroundings, Surroundings
+from torchdefine.context.transformer_xl import Reach
 
 
 def make(reach: Reach, dtype: torch.dtype = torch.float64, **more) -> TransformerXL:
-    model = TransformerXL(6, 2, LayerSizes(heads=2, head_dim=3, inner_dim=10), reach, **more).to(dtype)
+    sizes = {"layers": 2, "heads": 2, "head_dim": 3, "inner_dim": 10}
+    evaluation = {"eval_same_length": reach.same_length, "eval_clamp": reach.clamp}
+    model = TransformerXL(6, TransformerXLConfig(**sizes | reach._asdict() | evaluation | more)).to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():  # larger than they start, so that an error would show
             parameter.add_(torch.randn_like(parameter), alpha=0.4)
@@ -56,7 +59,7 @@ def test_both_ways_give_the_same_numbers_and_gradients(
 @pytest.mark.usefixtures("_kernels_everywhere")
 def test_kernels_are_taken_unless_shares_are_dropped_or_layers_compiled() -> None:
     x, filled = torch.randn(2, 4, 6), torch.zeros(1, dtype=torch.long)
-    dropping = make(Reach(5), torch.float32, dropout=TransformerDropout(attention=0.1))
+    dropping = make(Reach(5), torch.float32, attention_dropout=0.1)
     assert isinstance(dropping.surroundings(x, 5, filled), Surroundings)
     assert isinstance(dropping.eval().surroundings(x, 5, filled), KernelSurroundings)
     model = make(Reach(5), torch.float32)
@@ -91,7 +94,9 @@ def test_what_was_never_written_is_never_seen() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("reach", [Reach(50), Reach(40, same_length=True, clamp=30)], ids=str)
 def test_kernels_in_a_model_stay_close_to_float64(reach: Reach, dtype: torch.dtype) -> None:
-    model = TransformerXL(64, 2, LayerSizes(4, 17, 128), reach).cuda()
+    model = TransformerXL(
+        64, TransformerXLConfig(layers=2, heads=4, head_dim=17, inner_dim=128, **reach._asdict())
+    ).cuda()
     segments = [torch.randn(3, 37, 64, device="cuda", requires_grad=True) for _ in range(2)]
     with torch.autocast("cuda", dtype):
         assert isinstance(model.surroundings(segments[0], 50, torch.zeros(1).cuda()), KernelSurroundings)
@@ -104,7 +109,7 @@ def test_kernels_in_a_model_stay_close_to_float64(reach: Reach, dtype: torch.dty
 @pytest.mark.gpu
 def test_no_step_by_kernels_waits_for_the_gpu() -> None:
     """Torch itself raises an error where something waits."""
-    model = TransformerXL(32, 2, LayerSizes(2, 9, 64), Reach(16), dropout=TransformerDropout(0.1, 0.1, 0.1)).cuda()
+    model = TransformerXL(32, TransformerXLConfig(layers=2, heads=2, head_dim=9, inner_dim=64, memory=16, input_dropout=0.1, hidden_dropout=0.1, output_dropout=0.1)).cuda()
     x, state = torch.randn(2, 16, 32, device="cuda"), model.initial_state(2)
     for mode in ("default", "error"):  # the first step compiles
         torch.cuda.set_sync_debug_mode(mode)

@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from torchdefine.context import LSTM, LSTMDropout
+from torchdefine.context import LSTM, LSTMConfig
 from torchdefine.errors import UserError
 
 
 def test_equals_torchs_stacked_lstm_with_gradients() -> None:
-    ours = LSTM(6, 8, layers=3).double()
+    ours = LSTM(6, LSTMConfig(layers=3, hidden_dim=8)).double()
     theirs = nn.LSTM(6, 8, num_layers=3, batch_first=True).double()
     with torch.no_grad():
         for index, layer in enumerate(ours.layers):
@@ -24,7 +24,7 @@ def test_equals_torchs_stacked_lstm_with_gradients() -> None:
 
 
 def test_carried_state_makes_two_segments_one() -> None:
-    lstm = LSTM(6, 8, 5, layers=2).eval()
+    lstm = LSTM(6, LSTMConfig(layers=2, hidden_dim=8, output_dim=5)).eval()
     x = torch.randn(3, 10, 6)
     whole, _ = lstm(x, lstm.initial_state(3))
     first, state = lstm(x[:, :4], lstm.initial_state(3))
@@ -45,7 +45,7 @@ def test_step_by_step_is_the_whole() -> None:
 
 
 def test_the_carried_state_keeps_its_precision() -> None:
-    lstm = LSTM(6, 8, layers=2).bfloat16()
+    lstm = LSTM(6, LSTMConfig(layers=2, hidden_dim=8)).bfloat16()
     state = [(h.float(), c.float()) for h, c in lstm.initial_state(3)]
     y, after = lstm(torch.randn(3, 4, 6, dtype=torch.bfloat16), state)
     assert y.dtype == torch.bfloat16
@@ -55,7 +55,7 @@ def test_the_carried_state_keeps_its_precision() -> None:
 @pytest.mark.parametrize(("place", "layer"), [("input", 0), ("hidden", 1)])
 def test_dropout_holds_one_mask_for_all_positions(place: str, layer: int) -> None:
     """Seen where it is: in what enters the layer behind it, and in no other layer."""
-    lstm = LSTM(64, 64, layers=2, dropout=LSTMDropout(**{place: 0.5}))
+    lstm = LSTM(64, LSTMConfig(layers=2, hidden_dim=64, **{f"{place}_dropout": 0.5}))
     x, state = torch.randn(2, 9, 64), lstm.initial_state(2)
     entered: list[torch.Tensor] = []
     for part in lstm.layers:
@@ -75,7 +75,7 @@ def test_dropout_holds_one_mask_for_all_positions(place: str, layer: int) -> Non
 
 def test_recurrent_dropout_is_a_mask_on_the_recurrent_weights_with_gradients() -> None:
     """Against a plain loop over positions in float64 that uses the same mask."""
-    lstm = LSTM(5, 6, dropout=LSTMDropout(recurrent=0.5)).double()
+    lstm = LSTM(5, LSTMConfig(hidden_dim=6, recurrent_dropout=0.5)).double()
     layer = lstm.layers[0]
     x = torch.randn(2, 4, 5, dtype=torch.float64)
     torch.manual_seed(3)
@@ -104,8 +104,8 @@ def test_recurrent_dropout_is_a_mask_on_the_recurrent_weights_with_gradients() -
 
 def test_recurrent_dropout_leaves_weights_and_evaluation_alone() -> None:
     torch.manual_seed(0)
-    dropped = LSTM(5, 6, layers=2, dropout=LSTMDropout(recurrent=0.5))
-    plain = LSTM(5, 6, layers=2)
+    dropped = LSTM(5, LSTMConfig(layers=2, hidden_dim=6, recurrent_dropout=0.5))
+    plain = LSTM(5, LSTMConfig(layers=2, hidden_dim=6))
     plain.load_state_dict(dropped.state_dict())
     x = torch.randn(2, 4, 5)
     assert not torch.equal(dropped(x, dropped.initial_state(2))[0], plain(x, plain.initial_state(2))[0])
@@ -116,8 +116,8 @@ def test_recurrent_dropout_leaves_weights_and_evaluation_alone() -> None:
 def test_some_rows_begin_anew_in_all_layers_alike() -> None:
     torch.manual_seed(0)
     rows = 400
-    lstm = LSTM(5, 6, layers=2, dropout=LSTMDropout(state=0.25))
-    plain = LSTM(5, 6, layers=2)
+    lstm = LSTM(5, LSTMConfig(layers=2, hidden_dim=6, state_dropout=0.25))
+    plain = LSTM(5, LSTMConfig(layers=2, hidden_dim=6))
     plain.load_state_dict(lstm.state_dict())
     x = torch.randn(rows, 4, 5)
     carried = [(torch.randn(1, rows, 6), torch.randn(1, rows, 6)) for _ in range(2)]
@@ -134,14 +134,14 @@ def test_some_rows_begin_anew_in_all_layers_alike() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(UserError, match="layers is 0"):
-        LSTM(4, 4, layers=0)
-    with pytest.raises(UserError, match=r"hidden dropout is 1\.0"):
-        LSTMDropout(hidden=1.0)
+    with pytest.raises(UserError, match="layers is 0, but must be at least 1"):
+        LSTMConfig(layers=0)
+    with pytest.raises(UserError, match=r"hidden_dropout is 1\.0, but must be at least 0 and below 1"):
+        LSTMConfig(hidden_dropout=1.0)
 
 
 def test_recurrent_dropout_under_compile_draws_and_gives_the_same() -> None:
-    lstm = LSTM(5, 6, layers=2, dropout=LSTMDropout(recurrent=0.5, hidden=0.2))
+    lstm = LSTM(5, LSTMConfig(layers=2, hidden_dim=6, recurrent_dropout=0.5, hidden_dropout=0.2))
     compiled = torch.compile(lstm, backend="aot_eager")
     x = torch.randn(2, 4, 5)
     found = []

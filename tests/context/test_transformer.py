@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from torchdefine.context import Transformer, TransformerShape, residual
+from torchdefine.context import Transformer, TransformerConfig, residual
 from torchdefine.context.residual import Stream, Update
 from torchdefine.context.transformer import DecoderLayer, EncoderLayer, sinusoids
 from torchdefine.errors import UserError
 
 
-def shape(norm: str = "pre", **changes) -> TransformerShape:
-    sizes = {"width": 16, "heads": 2, "hidden_dim": 40, "encoder_layers": 2, "decoder_layers": 3, "dropout": 0.0}
-    return TransformerShape(**sizes | {"norm": norm} | changes)
+def config(norm: str = "pre", **changes) -> TransformerConfig:
+    sizes = {"heads": 2, "hidden_dim": 40, "encoder_layers": 2, "decoder_layers": 3, "dropout": 0.0}
+    return TransformerConfig(**sizes | {"norm": norm} | changes)
 
 
 def fill(attention: nn.MultiheadAttention, projections: list[nn.Linear], out: nn.Linear) -> None:
@@ -49,7 +49,7 @@ def test_layers_equal_torchs_own(norm: str) -> None:
     visible[1, 4:] = visible[2, 1:] = False
     mask = visible[:, None, None, :]
 
-    encoder = EncoderLayer(shape(norm)).double()
+    encoder = EncoderLayer(16, config(norm)).double()
     randomise(encoder)
     reference = nn.TransformerEncoderLayer(16, 2, **sizes).double()
     fill(reference.self_attn, [encoder.within.query_key_value], encoder.within.out)
@@ -58,7 +58,7 @@ def test_layers_equal_torchs_own(norm: str) -> None:
     ours = encoder(encoder.attend.enter(x), mask, nn.LayerNorm(16).double()).past
     torch.testing.assert_close(ours[visible], reference(x, src_key_padding_mask=~visible)[visible])
 
-    decoder = DecoderLayer(shape(norm)).double()
+    decoder = DecoderLayer(16, config(norm)).double()
     randomise(decoder)
     twin = nn.TransformerDecoderLayer(16, 2, **sizes).double()
     fill(twin.self_attn, [decoder.within.query_key_value], decoder.within.out)
@@ -91,7 +91,7 @@ def test_layers_equal_torchs_own(norm: str) -> None:
     target=st.integers(1, 6),
 )
 def test_cached_decoding_equals_uncached(norm: str, batch: int, hypotheses: int, source: int, target: int) -> None:
-    model = Transformer(shape(norm)).double().eval()
+    model = Transformer(16, config(norm)).double().eval()
     randomise(model)
     x = torch.randn(batch, source, 16, dtype=torch.float64)
     visible = torch.arange(source) < torch.randint(1, source + 1, (batch, 1))
@@ -108,7 +108,7 @@ def test_cached_decoding_equals_uncached(norm: str, batch: int, hypotheses: int,
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_padding_changes_nothing(norm: str) -> None:
-    model = Transformer(shape(norm)).double().eval()
+    model = Transformer(16, config(norm)).double().eval()
     randomise(model)
     x, y = torch.randn(2, 5, 16, dtype=torch.float64), torch.randn(2, 4, 16, dtype=torch.float64)
     visible = torch.ones(2, 5, dtype=torch.bool)
@@ -120,7 +120,7 @@ def test_padding_changes_nothing(norm: str) -> None:
 
 
 def test_a_place_does_not_see_later_ones() -> None:
-    model = Transformer(shape()).double().eval()
+    model = Transformer(16, config()).double().eval()
     x, visible = torch.randn(1, 3, 16, dtype=torch.float64), torch.ones(1, 3, dtype=torch.bool)
     y = torch.randn(1, 5, 16, dtype=torch.float64, requires_grad=True)
     (model.decode(y, model.encode(x, visible), visible)[0, 2] @ torch.randn(16, dtype=torch.float64)).backward()
@@ -129,7 +129,7 @@ def test_a_place_does_not_see_later_ones() -> None:
 
 
 def test_selected_rows_go_on_as_they_would_have() -> None:
-    model = Transformer(shape()).double().eval()
+    model = Transformer(16, config()).double().eval()
     x, visible = torch.randn(3, 4, 16, dtype=torch.float64), torch.ones(3, 4, dtype=torch.bool)
     y = torch.randn(6, 3, 16, dtype=torch.float64)  # two hypotheses for each source
     state = model.start(model.encode(x, visible), visible, 2)
@@ -151,11 +151,11 @@ def test_positions_are_those_of_the_formula() -> None:
 @pytest.mark.parametrize(("scaled", "factor"), [(True, 4.0), (False, 1.0)])
 def test_vectors_are_scaled_where_that_is_wished_before_positions_are_added(scaled: bool, factor: float) -> None:
     x = torch.randn(2, 3, 16)
-    torch.testing.assert_close(Transformer(shape(scaled=scaled))._placed(x), factor * x + sinusoids(0, 3, 16, x))
+    torch.testing.assert_close(Transformer(16, config(scaled=scaled))._placed(x), factor * x + sinusoids(0, 3, 16, x))
 
 
 def test_every_matrix_starts_by_glorots_rule_and_every_bias_at_zero() -> None:
-    for name, linear in Transformer(shape()).named_modules():
+    for name, linear in Transformer(16, config()).named_modules():
         if isinstance(linear, nn.Linear):
             parts = {"query_key_value": 3, "key_value": 2}.get(name.rpartition(".")[2], 1)
             for matrix in linear.weight.chunk(parts):
@@ -186,7 +186,7 @@ def test_every_matrix_starts_by_glorots_rule_and_every_bias_at_zero() -> None:
 def test_each_dropout_counts_in_training_only(
     option: str, part: Callable[[Transformer, Tensor], Tensor], norm: str
 ) -> None:
-    model, x = Transformer(shape(norm, **{option: 0.5})), torch.randn(2, 5, 16)
+    model, x = Transformer(16, config(norm, **{option: 0.5})), torch.randn(2, 5, 16)
     assert not torch.equal(part(model, x), part(model, x))
     model.eval()
     assert torch.equal(part(model, x), part(model, x))
@@ -194,11 +194,11 @@ def test_each_dropout_counts_in_training_only(
 
 def test_the_base_body_has_the_known_number_of_parameters() -> None:
     with torch.device("meta"):
-        assert sum(p.numel() for p in Transformer(TransformerShape()).parameters()) == 44_140_544
+        assert sum(p.numel() for p in Transformer(512, TransformerConfig()).parameters()) == 44_140_544
 
 
 def test_the_residual_stream_is_summed_in_float32_under_autocast() -> None:
-    model = Transformer(shape()).eval()
+    model = Transformer(16, config()).eval()
     x, visible = torch.randn(2, 3, 16), torch.ones(2, 3, dtype=torch.bool)
     seen = []
     model.encoder[1].register_forward_pre_hook(lambda _, given: seen.append(given[0].past.dtype))
@@ -208,7 +208,7 @@ def test_the_residual_stream_is_summed_in_float32_under_autocast() -> None:
 
 
 def test_autocast_leaves_a_model_in_float64_as_it_is() -> None:
-    model = Transformer(shape()).double().eval()
+    model = Transformer(16, config()).double().eval()
     x, visible = torch.randn(2, 3, 16, dtype=torch.float64), torch.ones(2, 3, dtype=torch.bool)
     plain = model.encode(x, visible)
     with torch.autocast("cpu", torch.bfloat16):
@@ -220,13 +220,13 @@ def test_autocast_leaves_a_model_in_float64_as_it_is() -> None:
     [
         ({"heads": 3}, "does not divide into 3 heads"),
         ({"decoder_layers": 0}, "decoder_layers is 0"),
-        ({"norm": "mid"}, "use pre or post"),
+        ({"norm": "mid"}, "norm is 'mid', but must be one of pre, post"),
         ({"dropout": 1.0}, r"dropout is 1\.0"),
     ],
 )
-def test_bad_shapes(changes: dict, message: str) -> None:
+def test_bad_settings(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        shape(**changes)
+        Transformer(16, config(**changes))
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -235,7 +235,7 @@ def test_fused_sums_and_norms_equal_plain_ones_with_gradients(
     norm: str, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float64, where the operations that kernels do run in plain torch."""
-    model = Transformer(shape(norm, dropout=dropout)).double()
+    model = Transformer(16, config(norm, dropout=dropout)).double()
     randomise(model)
     x, y = (torch.randn(3, length, 16, dtype=torch.float64, requires_grad=True) for length in (5, 4))
     visible = torch.arange(5) < torch.tensor([[5], [3], [1]])

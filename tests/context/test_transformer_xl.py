@@ -10,15 +10,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from torchdefine.context import LayerSizes, Reach, TransformerDropout, TransformerXL, residual, transformer_xl
+from torchdefine.context import TransformerXL, TransformerXLConfig, residual, transformer_xl
 from torchdefine.context.relative_attention import ALIGNMENT, BLOCKED, ScoreLayout, distance_scores
+from torchdefine.context.transformer_xl import Reach
 from torchdefine.errors import UserError
 
-SIZES = LayerSizes(heads=2, head_dim=3, inner_dim=10)
+SIZES = {"heads": 2, "head_dim": 3, "inner_dim": 10}
 
 
 def make(reach: Reach, layers: int = 2, dim: int = 6, **more) -> TransformerXL:
-    model = TransformerXL(dim, layers, SIZES, reach, **more).double()
+    evaluation = {"eval_same_length": reach.same_length, "eval_clamp": reach.clamp}
+    model = TransformerXL(dim, TransformerXLConfig(layers=layers, **SIZES | reach._asdict() | evaluation | more)).double()
     with torch.no_grad():
         for parameter in model.parameters():  # larger than they start, so that an error would show
             parameter.add_(torch.randn_like(parameter), alpha=0.4)
@@ -35,7 +37,7 @@ def naive_layer(
 ) -> list[Tensor]:
     """One stream: what the layer gives at the positions ``own`` of a history of vectors that starts at 0."""
     layer = model.layers[index]
-    dim, heads, width = model.input_dim, SIZES.heads, SIZES.head_dim
+    dim, heads, width = model.input_dim, model.config.heads, model.config.head_dim
     normed = [layer.attention_norm(h) for h in history] if layer.pre_norm else history
 
     def head(weight: Tensor, vector: Tensor, h: int) -> Tensor:
@@ -135,7 +137,7 @@ def test_fused_sums_and_norms_equal_plain_ones_with_gradients(
     pre_norm: bool, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float64, where the operations that kernels do run in plain torch."""
-    model = make(Reach(5), pre_norm=pre_norm, dropout=TransformerDropout(hidden=dropout))
+    model = make(Reach(5), pre_norm=pre_norm, hidden_dropout=dropout)
     segments = [torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     inputs = [*model.parameters(), *segments]
     results, sums = [], []
@@ -153,7 +155,7 @@ def test_fused_sums_and_norms_equal_plain_ones_with_gradients(
 
 
 def test_fused_sums_keep_the_stream_in_float32_and_give_products_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = TransformerXL(16, 3, LayerSizes(2, 5, 32), Reach(8))
+    model = TransformerXL(16, TransformerXLConfig(layers=3, heads=2, head_dim=5, inner_dim=32, memory=8))
     segments = [torch.randn(2, 8, 16) for _ in range(2)]
     exact = run(model, segments)
     read: list[tuple[torch.dtype, torch.dtype]] = []
@@ -169,7 +171,7 @@ def test_fused_sums_keep_the_stream_in_float32_and_give_products_theirs(monkeypa
 def test_float32_is_as_exact_as_float32_is() -> None:
     exact = make(Reach(6), layers=3)
     x = torch.randn(2, 9, 6, dtype=torch.float64)
-    single = TransformerXL(6, 3, SIZES, Reach(6))
+    single = TransformerXL(6, TransformerXLConfig(layers=3, memory=6, **SIZES))
     single.load_state_dict(exact.state_dict())
     torch.testing.assert_close(run(single, [x.float()]).double(), run(exact, [x]), rtol=1e-4, atol=1e-4)
 
@@ -238,7 +240,7 @@ def test_nothing_ahead_changes_anything() -> None:
 
 
 def test_evaluation_has_its_own_reach() -> None:
-    model = make(Reach(2), evaluation=Reach(9, same_length=True, clamp=5))
+    model = make(Reach(2), eval_memory=9, eval_same_length=True, eval_clamp=5)
     assert model.initial_state(1)[0][0].shape == (1, 2, 6)
     model.eval()
     assert model.initial_state(1)[0][0].shape == (1, 9, 6)
@@ -257,7 +259,7 @@ def test_evaluation_has_its_own_reach() -> None:
     ],
 )
 def test_evaluation_may_look_back_otherwise_for_a_while(changes: dict[str, int], reach: Reach) -> None:
-    model = make(Reach(2), evaluation=Reach(9, same_length=True, clamp=5))
+    model = make(Reach(2), eval_memory=9, eval_same_length=True, eval_clamp=5)
     with model.remembering(**changes):
         assert model.evaluation == reach
     assert model.evaluation == Reach(9, True, 5)
@@ -266,7 +268,7 @@ def test_evaluation_may_look_back_otherwise_for_a_while(changes: dict[str, int],
 @pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("place", ["input", "hidden", "output", "attention"])
 def test_dropout_counts_in_training_only(place: str, pre_norm: bool) -> None:
-    model = make(Reach(4), pre_norm=pre_norm, dropout=TransformerDropout(**{place: 0.5}))
+    model = make(Reach(4), pre_norm=pre_norm, **{f"{place}_dropout": 0.5})
     x = torch.randn(2, 5, 6, dtype=torch.float64)
     assert not torch.equal(run(model, [x]), run(model, [x]))
     model.eval()
@@ -276,7 +278,7 @@ def test_dropout_counts_in_training_only(place: str, pre_norm: bool) -> None:
 @pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("silent", [("reduce",), ("attention.outward", "expand")], ids=["attention", "feed-forward"])
 def test_what_each_half_of_a_layer_adds_is_dropped(silent: tuple[str, ...], pre_norm: bool) -> None:
-    model = make(Reach(4), layers=1, pre_norm=pre_norm, dropout=TransformerDropout(hidden=0.5))
+    model = make(Reach(4), layers=1, pre_norm=pre_norm, hidden_dropout=0.5)
     for name in silent:  # so that dropout elsewhere in the layer has only zeros to drop
         for parameter in model.layers[0].get_submodule(name).parameters():
             nn.init.zeros_(parameter)
@@ -285,14 +287,14 @@ def test_what_each_half_of_a_layer_adds_is_dropped(silent: tuple[str, ...], pre_
 
 
 def test_dropout_inside_the_feed_forward_part_counts_by_itself() -> None:
-    layer = make(Reach(4), dropout=TransformerDropout(hidden=0.5)).layers[0]
+    layer = make(Reach(4), hidden_dropout=0.5).layers[0]
     x = torch.randn(2, 5, 6, dtype=torch.float64)
     assert not torch.equal(layer._fed_forward(x, None).whole(), layer._fed_forward(x, None).whole())
 
 
 def test_half_precision_stays_close() -> None:
     """Under autocast, as on a GPU; nothing blocked may leak in bfloat16 or float16."""
-    model = TransformerXL(16, 2, LayerSizes(2, 5, 32), Reach(8))
+    model = TransformerXL(16, TransformerXLConfig(layers=2, heads=2, head_dim=5, inner_dim=32, memory=8))
     segments = [torch.randn(2, 8, 16) for _ in range(2)]
     exact = run(model, segments)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -308,7 +310,7 @@ def test_half_precision_stays_close() -> None:
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_a_memory_in_half_precision_loses_nothing(pre_norm: bool) -> None:
     """Products round what they read of it anyway; a norm before them does not, and its memory stays exact."""
-    model = TransformerXL(16, 2, LayerSizes(2, 5, 32), Reach(8), pre_norm=pre_norm)
+    model = TransformerXL(16, TransformerXLConfig(layers=2, heads=2, head_dim=5, inner_dim=32, memory=8, pre_norm=pre_norm))
     exact = model.initial_state(2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         half = model.initial_state(2)
@@ -334,7 +336,7 @@ def test_layers_compile_without_breaks() -> None:
 
 @pytest.mark.slow
 def test_compiled_layers_share_what_is_compiled_and_give_the_same_numbers() -> None:
-    plain = TransformerXL(32, 4, LayerSizes(2, 9, 48), Reach(16))
+    plain = TransformerXL(32, TransformerXLConfig(layers=4, heads=2, head_dim=9, inner_dim=48, memory=16))
     compiled = copy.deepcopy(plain)
     compiled.compile_layers()
     counters = torch._dynamo.utils.counters
@@ -357,7 +359,7 @@ def test_compiled_layers_share_what_is_compiled_and_give_the_same_numbers() -> N
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_fused_kernel_gives_the_same_numbers(dtype: torch.dtype) -> None:
-    model = TransformerXL(64, 2, LayerSizes(4, 17, 128), Reach(50)).cuda()
+    model = TransformerXL(64, TransformerXLConfig(layers=2, heads=4, head_dim=17, inner_dim=128, memory=50)).cuda()
     segments = [torch.randn(3, 37, 64, device="cuda", requires_grad=True) for _ in range(2)]
     results = []
     for reference in (True, False):
@@ -376,7 +378,7 @@ def test_the_fused_kernel_gives_the_same_numbers(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 def test_no_step_waits_for_the_gpu() -> None:
     """Torch itself raises an error where something waits."""
-    model = TransformerXL(32, 2, LayerSizes(2, 9, 64), Reach(16), dropout=TransformerDropout(0.1, 0.1, 0.1, 0.1)).cuda()
+    model = TransformerXL(32, TransformerXLConfig(layers=2, heads=2, head_dim=9, inner_dim=64, memory=16, input_dropout=0.1, hidden_dropout=0.1, output_dropout=0.1, attention_dropout=0.1)).cuda()
     x, state = torch.randn(2, 16, 32, device="cuda"), model.initial_state(2)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -391,7 +393,7 @@ def test_no_step_waits_for_the_gpu() -> None:
 
 @pytest.mark.gpu
 def test_a_step_can_be_captured_as_a_graph() -> None:
-    model = TransformerXL(32, 2, LayerSizes(2, 9, 64), Reach(16)).cuda().eval()
+    model = TransformerXL(32, TransformerXLConfig(layers=2, heads=2, head_dim=9, inner_dim=64, memory=16)).cuda().eval()
     x = torch.randn(2, 16, 32, device="cuda")
     expected, after = model(x, model.initial_state(2))
     memories, filled = model.initial_state(2)
@@ -452,12 +454,17 @@ def test_adapters_around_attention_count_as_merged_weights_do(
 
 def test_bad_sizes_are_refused() -> None:
     for message, call in {
-        "layers is 0": lambda: TransformerXL(6, 0, SIZES, Reach(3)),
-        "use an even width, such as 8": lambda: TransformerXL(7, 1, SIZES, Reach(3)),
-        "memory is 0 positions": lambda: Reach(0),
-        "clamped at 0": lambda: Reach(3, clamp=0),
-        "inner_dim is 0": lambda: LayerSizes(1, 1, 0),
-        r"attention dropout is 1\.0": lambda: TransformerDropout(attention=1.0),
+        "layers is 0, but must be at least 1": lambda: TransformerXLConfig(layers=0),
+        "use an even width, such as 8": lambda: TransformerXL(7, TransformerXLConfig(heads=1)),
+        r"10 heads do not divide vectors 6 wide: set context\.head_dim": lambda: TransformerXL(
+            6, TransformerXLConfig(heads=10)
+        ),
+        "memory is 0, but must be at least 1": lambda: TransformerXLConfig(memory=0),
+        "clamp is 0, but must be at least 1": lambda: TransformerXLConfig(clamp=0),
+        "inner_dim is 0, but must be at least 1": lambda: TransformerXLConfig(inner_dim=0),
+        r"attention_dropout is 1\.0, but must be at least 0 and below 1": lambda: TransformerXLConfig(
+            attention_dropout=1.0
+        ),
     }.items():
         with pytest.raises(UserError, match=message) as caught:
             call()
@@ -469,7 +476,7 @@ def test_bad_sizes_are_refused() -> None:
 def test_kernels_are_no_less_exact_than_plain_torch_under_autocast(
     pre_norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = TransformerXL(64, 3, LayerSizes(4, 17, 130), Reach(50), pre_norm=pre_norm).cuda()
+    model = TransformerXL(64, TransformerXLConfig(layers=3, heads=4, head_dim=17, inner_dim=130, memory=50, pre_norm=pre_norm)).cuda()
     segments = [torch.randn(3, 37, 64, device="cuda", requires_grad=True) for _ in range(2)]
     results = []
     for kind in ("exact", "plain", "fused"):

@@ -5,16 +5,16 @@ import torch
 from torch import nn
 
 from torchdefine import AdaptiveMap, DeFINE, StandardMap
-from torchdefine.embedding import DefineUnit, DenseMLP, DenseProjection, UnitOptions, make_plan
+from torchdefine.embedding import DefineUnit, DenseMLP, DenseProjection, UnitConfig
 from torchdefine.errors import UserError
 
 UNITS = {
     "projection": lambda: DenseProjection(256, 192),
     "mlp": lambda: DenseMLP(256, 800, 192),
-    "define": lambda: DefineUnit(make_plan(256, 512, 192, 3)),
+    "define": lambda: DefineUnit(256, UnitConfig(embedding_dim=192, expand_dim=512)),
     "equalised projection": lambda: DenseProjection(256, 192, equalised=True),
     "equalised mlp": lambda: DenseMLP(256, 800, 192, equalised=True),
-    "equalised define": lambda: DefineUnit(make_plan(256, 512, 192, 3), UnitOptions(equalised=True)),
+    "equalised define": lambda: DefineUnit(256, UnitConfig(embedding_dim=192, expand_dim=512, equalised=True)),
 }
 
 
@@ -51,7 +51,7 @@ def test_an_mlp_is_its_two_layers(equalised: bool) -> None:
 def test_one_projection_is_a_unit_of_depth_one() -> None:
     with pytest.raises(UserError, match="use depth=1"):
         DeFINE(50, 24, map_dim=16, unit="projection")
-    unit = DeFINE(50, 24, map_dim=16, depth=1, unit=UnitOptions.of(equalised=True)).unit
+    unit = DeFINE(50, 24, map_dim=16, depth=1, unit=UnitConfig.of(equalised=True)).unit
     projection = DenseProjection(16, 24, equalised=True)
     weight = unit.last.weight.detach().squeeze(0)
     with torch.no_grad():

@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap, UnitOptions
-from torchdefine.context import LSTM
+from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap
+from torchdefine.context import LSTM, LSTMConfig
 from torchdefine.embedding import DenseMLP, TokenEmbedding
 from torchdefine.embedding.distinct import count_distinct, distinct_ids
-from torchdefine.models import LanguageModel
 from torchdefine.output import AdaptiveSoftmax, FullSoftmax
+from torchdefine.tasks.language import LanguageModel
 
 
 @settings(max_examples=60, deadline=None)
@@ -31,7 +31,7 @@ def test_counting_leaves_padding_out() -> None:
 
 
 def embeddings() -> dict[str, TokenEmbedding]:
-    dropping = DeFINE(50, 24, map_dim=16, expand_dim=64, unit=UnitOptions.of("define", dropout=0.3))
+    dropping = DeFINE(50, 24, map_dim=16, expand_dim=64, dropout=0.3)
     return {
         "DeFINE": DeFINE(50, 24, map_dim=16, expand_dim=64),
         "padded DeFINE": DeFINE(50, 24, map_dim=16, expand_dim=64, padding_idx=3),
@@ -105,8 +105,7 @@ def test_dropped_rows_are_the_same_for_all_of_a_type() -> None:
 
 
 def test_what_is_not_alike_for_equal_tokens_is_never_shared() -> None:
-    options = UnitOptions.of("define", dropout=0.5)
-    dropping = DeFINE(10, 24, map_dim=16, expand_dim=64, unit=options).train()
+    dropping = DeFINE(10, 24, map_dim=16, expand_dim=64, dropout=0.5).train()
     vectors = dropping(torch.zeros(4, 40, dtype=torch.long))
     assert not torch.equal(vectors[0, 0], vectors[0, 1])
     normed = TokenEmbedding(StandardMap(50, 16), nn.Sequential(nn.Flatten(0, -2), nn.BatchNorm1d(16)), 16)
@@ -136,7 +135,7 @@ def test_a_hook_or_a_layer_of_somebody_elses_sees_every_token(where: str) -> Non
 def test_a_forward_of_ones_own_gets_ids_as_they_are() -> None:
     table = StandardMap(50, 16)
     embedding = TokenEmbedding(table)
-    model = LanguageModel(embedding, LSTM(16, 16), FullSoftmax(16, table))
+    model = LanguageModel(embedding, LSTM(16, LSTMConfig(hidden_dim=16)), FullSoftmax(16, table))
     seen: list[tuple[int, ...]] = []
     whole = embedding.forward
     embedding.forward = lambda ids, distinct=None: (seen.append(tuple(ids.shape)), whole(ids, distinct))[1]  # type: ignore[method-assign]
@@ -149,11 +148,11 @@ def test_a_model_knows_before_how_many_there_can_be(adaptive: bool) -> None:
     torch.manual_seed(0)
     embedding = DeFINE(60, 24, map_dim=16, expand_dim=64)
     if adaptive:
-        embedding = DeFINE.over(AdaptiveMap(60, 16, (20, 40), division=2), 24, 64)
+        embedding = DeFINE.over(AdaptiveMap(60, 16, (20, 40), division=2), 24, expand_dim=64)
         output = AdaptiveSoftmax(16, embedding.map)
     else:
         output = FullSoftmax(16, embedding.map)
-    model = LanguageModel(embedding, LSTM(24, 20, 16), output).double()
+    model = LanguageModel(embedding, LSTM(24, output_dim=16), output).double()
     text = torch.randint(30, (3, 51))
     ids, targets = text[:, :-1], text[:, 1:]
     hint = model.host_hint(targets.numpy())
@@ -236,8 +235,8 @@ def test_on_a_gpu_gradients_are_those_of_tokens_one_by_one(kind: str) -> None:
     torch.manual_seed(0)
     made = {
         "standard": lambda: DeFINE(50, 24, map_dim=16, expand_dim=64, padding_idx=3),
-        "projective": lambda: DeFINE.over(ProjectiveMap(50, 8, 16, padding_idx=3), 24, 64),
-        "adaptive": lambda: DeFINE.over(AdaptiveMap(50, 16, (10, 20), division=2, padding_idx=3), 24, 64),
+        "projective": lambda: DeFINE.over(ProjectiveMap(50, 8, 16, padding_idx=3), 24, expand_dim=64),
+        "adaptive": lambda: DeFINE.over(AdaptiveMap(50, 16, (10, 20), division=2, padding_idx=3), 24, expand_dim=64),
     }
     embedding = made[kind]().cuda().double()
     ids = torch.randint(50, (4, 40), device="cuda")

@@ -2,19 +2,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchdefine.embedding.plan import PlanRules, make_plan
+from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
 from torchdefine.errors import UserError
 
-PUBLISHED = PlanRules(groups="cycle", reach_expand_dim=False, rounding="down")
+PUBLISHED = {"groups": "cycle", "reach_expand_dim": False, "rounding": "down"}
+
+
+def planned(map_dim: int, expand_dim: int, embedding_dim: int, depth: int, max_groups: int | None = None, **rules) -> Plan:
+    sizes = {"embedding_dim": embedding_dim, "expand_dim": expand_dim, "depth": depth, "max_groups": max_groups}
+    return make_plan(map_dim, UnitConfig(**sizes, **rules))
 
 
 def groups_of(depth: int, max_groups: int | None, scheme: str) -> list[int]:
-    rules = PlanRules(groups=scheme)  # type: ignore[arg-type]
-    return [layer.groups for layer in make_plan(256, 1024, 256, depth, max_groups, rules)]
+    return [layer.groups for layer in planned(256, 1024, 256, depth, max_groups, groups=scheme)]
 
 
-def widths_of(depth: int, rules: PlanRules, max_groups: int = 16, map_dim: int = 384) -> list[int]:
-    return [layer.output_width for layer in make_plan(map_dim, 1024, map_dim, depth, max_groups, rules)]
+def widths_of(depth: int, max_groups: int = 16, map_dim: int = 384, **rules) -> list[int]:
+    return [layer.output_width for layer in planned(map_dim, 1024, map_dim, depth, max_groups, **rules)]
 
 
 @pytest.mark.parametrize(
@@ -37,35 +41,34 @@ def test_groups(depth: int, max_groups: int | None, scheme: str, expected: list[
 
 
 def test_widths_reach_k_by_default_and_stop_short_as_published() -> None:
-    assert widths_of(3, PlanRules()) == [704, 1024, 384]
-    assert widths_of(7, PUBLISHED) == [384, 480, 592, 704, 800, 912, 384]
-    assert widths_of(3, PUBLISHED, map_dim=256) == [256, 640, 256]
+    assert widths_of(3) == [704, 1024, 384]
+    assert widths_of(7, **PUBLISHED) == [384, 480, 592, 704, 800, 912, 384]
+    assert widths_of(3, map_dim=256, **PUBLISHED) == [256, 640, 256]
 
 
 def test_rounding_follows_the_rule_not_floating_point() -> None:
     # 384 + 640 * 2 / 6 = 597.33…: down to a multiple of 8 is 592, nearest is 600
     rules = {"groups": "cycle", "reach_expand_dim": False}
-    assert widths_of(7, PlanRules(**rules, rounding="down"), 8)[2] == 592
-    assert widths_of(7, PlanRules(**rules, rounding="nearest"), 8)[2] == 600
-    assert widths_of(7, PlanRules(**rules, rounding="down", multiple_of=64), 8)[2] == 576
+    assert widths_of(7, 8, **rules, rounding="down")[2] == 592
+    assert widths_of(7, 8, **rules, rounding="nearest")[2] == 600
+    assert widths_of(7, 8, **rules, rounding="down", multiple_of=64)[2] == 576
 
 
 def test_without_reduce_the_last_layer_is_k_wide() -> None:
-    published = PlanRules(groups="cycle", reach_expand_dim=False, rounding="down", reduce=False)
-    plan = make_plan(384, 1024, 1024, 7, 16, published)
+    plan = planned(384, 1024, 1024, 7, 16, **PUBLISHED, reduce=False)
     assert [layer.output_width for layer in plan] == [384, 480, 592, 704, 800, 912, 1024]
-    own = make_plan(384, 1024, 1024, 2, 2, PlanRules(reduce=False))
+    own = planned(384, 1024, 1024, 2, 2, reduce=False)
     assert [layer.output_width for layer in own] == [704, 1024]
     assert own.role(1) == "expand"
 
 
 def test_fixed_width_is_half_of_k_for_residuals_unless_given() -> None:
-    assert widths_of(4, PlanRules(skip="residual"), 8) == [512, 512, 512, 384]
-    assert widths_of(4, PlanRules(skip="residual", fixed_width=1024), 8) == [1024, 1024, 1024, 384]
+    assert widths_of(4, 8, skip="residual") == [512, 512, 512, 384]
+    assert widths_of(4, 8, skip="residual", fixed_width=1024) == [1024, 1024, 1024, 384]
 
 
 def test_printed_plan_names_every_layer() -> None:
-    lines = str(make_plan(128, 1024, 384, 3)).splitlines()
+    lines = str(planned(128, 1024, 384, 3)).splitlines()
     assert len(lines) == 4
     assert lines[-1].split() == ["3", "reduce", "1,152", "128", "384", "1", "442,368"]
 
@@ -84,8 +87,7 @@ def test_printed_plan_names_every_layer() -> None:
 def test_invariants(units, growth, out, depth, log_groups, scheme, skip, reach, rounding) -> None:
     groups = 2**log_groups
     n, k, m = units * groups, (units + growth) * 2 * groups, out * groups
-    rules = PlanRules(groups=scheme, skip=skip, reach_expand_dim=reach, rounding=rounding)
-    plan = make_plan(n, k, m, depth, groups, rules)
+    plan = planned(n, k, m, depth, groups, groups=scheme, skip=skip, reach_expand_dim=reach, rounding=rounding)
     assert plan.depth == depth
     assert plan.layers[0].input_width == n
     assert plan.layers[-1].output_width == m
@@ -117,7 +119,7 @@ def test_invariants(units, growth, out, depth, log_groups, scheme, skip, reach, 
 )
 def test_bad_sizes_are_refused_in_one_helpful_sentence(sizes: tuple, words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
-        make_plan(*sizes)
+        planned(*sizes)
     message = str(caught.value)
     assert all(word in message for word in words), message
     assert "\n" not in message
@@ -127,13 +129,12 @@ def test_reduce_groups_must_divide_embedding_dim() -> None:
     with pytest.raises(
         UserError, match=r"embedding_dim 385 is not divisible by the 4 groups of layer 3: use 384 or 388"
     ):
-        make_plan(128, 1024, 385, 3, 4, PlanRules(groups="fixed"))
+        planned(128, 1024, 385, 3, 4, groups="fixed")
 
 
 def test_only_what_enters_a_layer_must_suit_its_groups() -> None:
     def cycle(skip: str, expand_dim: int = 64) -> list[int]:
-        rules = PlanRules(groups="cycle", skip=skip)  # type: ignore[arg-type]
-        return [layer.groups for layer in make_plan(6, expand_dim, 24, 4, 4, rules)]
+        return [layer.groups for layer in planned(6, expand_dim, 24, 4, 4, groups="cycle", skip=skip)]
 
     assert cycle("none") == [1, 4, 2, 1], "map_dim enters the first layer alone"
     with pytest.raises(UserError, match="map_dim 6 is not divisible by the 4 groups of layer 2"):
@@ -145,11 +146,11 @@ def test_only_what_enters_a_layer_must_suit_its_groups() -> None:
 
 
 def test_bad_rules_are_refused() -> None:
-    with pytest.raises(UserError, match="groups 'halves' is unknown"):
-        PlanRules(groups="halves")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="groups is 'halves', but must be one of halving, cycle"):
+        UnitConfig(groups="halves")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"not a power of two.*use 8 or 16"):
-        make_plan(120, 960, 240, 3, 12, PlanRules(groups="cycle"))
+        planned(120, 960, 240, 3, 12, groups="cycle")
     with pytest.raises(UserError, match="use embedding_dim=1024"):
-        make_plan(128, 1024, 384, 3, None, PlanRules(reduce=False))
+        planned(128, 1024, 384, 3, reduce=False)
     with pytest.raises(TypeError, match="map_dim must be a whole number"):
-        make_plan(128.0, 1024, 384, 3)  # type: ignore[arg-type]
+        make_plan(128.0)  # type: ignore[arg-type]

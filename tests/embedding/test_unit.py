@@ -10,30 +10,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from torchdefine.embedding import VARIANTS, DefineUnit, PlanRules, UnitOptions, make_plan
+from torchdefine.config import to_plain
+from torchdefine.embedding import VARIANTS, DefineUnit, UnitConfig
 from torchdefine.errors import UserError
 
 
 def build(variant: str, n=16, k=64, m=24, depth=4, max_groups=None, **changes) -> DefineUnit:
-    options = UnitOptions.of(variant, **changes)
-    m = k if not options.rules.reduce else m
-    return DefineUnit(make_plan(n, k, m, depth, max_groups, options.rules), options)
+    m = k if not UnitConfig.of(variant, **changes).reduce else m
+    sizes = {"embedding_dim": m, "expand_dim": k, "depth": depth, "max_groups": max_groups}
+    return DefineUnit(n, UnitConfig.of(variant, **sizes, **changes))
 
 
 def naive(unit: DefineUnit, vector: list[float]) -> list[float]:
     """One token, one group, one number at a time, from the paper's text and the state dict alone."""
     state = {name: value.tolist() for name, value in unit.state_dict().items()}
-    rules, options = unit.plan.rules, unit.options
+    config = unit.config
     hidden = list(vector)
     depth = unit.plan.depth
     for level in range(depth):
         last = level == depth - 1
         prefix = "last" if last else f"expansions.{level}.linear"
-        gain = len(state[f"{prefix}.weight"][0]) ** -0.5 if options.equalised else 1.0
+        gain = len(state[f"{prefix}.weight"][0]) ** -0.5 if config.equalised else 1.0
         weight = [[[gain * value for value in row] for row in group] for group in state[f"{prefix}.weight"]]
         groups = len(weight)
-        if level and rules.skip in ("mix", "concat"):
-            if rules.skip == "mix":
+        if level and config.skip in ("mix", "concat"):
+            if config.skip == "mix":
                 a, b = len(vector) // groups, len(hidden) // groups
                 seen = [
                     value for g in range(groups) for value in vector[g * a : (g + 1) * a] + hidden[g * b : (g + 1) * b]
@@ -49,15 +50,15 @@ def naive(unit: DefineUnit, vector: list[float]) -> list[float]:
             for j in range(len(weight[g][0])):
                 output.append(sum(chunk[i] * weight[g][i][j] for i in range(share)))
         if not last:
-            if options.bias:
+            if config.bias:
                 output = [o + gain * b for o, b in zip(output, state[f"{prefix}.bias"], strict=True)]
-            if options.shuffle:
+            if config.shuffle:
                 width = len(output) // groups
                 output = [output[g * width + i] for i in range(width) for g in range(groups)]
-            if options.norm != "none":
-                output = normalised(output, groups if options.norm == "group" else 1, state, level)
+            if config.norm != "none":
+                output = normalised(output, groups if config.norm == "group" else 1, state, level)
             output = [0.5 * o * (1 + math.erf(o / math.sqrt(2))) for o in output]
-        if rules.skip == "residual" and 0 < level < depth - 1:
+        if config.skip == "residual" and 0 < level < depth - 1:
             output = [o + h for o, h in zip(output, hidden, strict=True)]
         hidden = output
     return hidden
@@ -269,7 +270,7 @@ def test_reset_forgets_what_was_learnt(norm: str) -> None:
 def test_a_variant_is_the_papers_row(variant: str, groups: list[int], skip: str, reduces: bool, shuffles: bool) -> None:
     unit = build(variant, depth=3, max_groups=4)
     assert [layer.groups for layer in unit.plan] == groups
-    assert unit.plan.rules.skip == skip
+    assert unit.config.skip == skip
     assert (unit.plan.role(2) == "reduce") == reduces
     assert {layer.linear.shuffle for layer in unit.expansions} == {shuffles}
 
@@ -283,29 +284,23 @@ def test_a_rescaled_input_gives_the_same(variant: str) -> None:
     torch.testing.assert_close(unit(x / 50), before)
 
 
-def test_the_rules_are_those_of_the_plan() -> None:
-    """Options name a variant, but it is the plan that says what the layers are."""
-    rules = PlanRules(skip="concat")
-    unit = DefineUnit(make_plan(16, 64, 24, 3, rules=rules), "define")
-    assert unit.options.rules == rules
-
 
 def test_options_survive_a_round_trip() -> None:
-    options = UnitOptions.of("glt-shuffle", norm="group", dropout=0.2, multiple_of=8)
-    assert UnitOptions.of(**options.to_dict()) == options
+    config = UnitConfig.of("glt-shuffle", norm="group", dropout=0.2, multiple_of=8)
+    assert UnitConfig.read(to_plain(config), "unit") == config
 
 
 def test_bad_options_are_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match="did you mean 'define-residual'"):
-        UnitOptions.of("define-residuals")
+        UnitConfig.of("define-residuals")
     with pytest.raises(UserError, match="did you mean 'activation'"):
-        UnitOptions.of("define", activations="relu")
-    with pytest.raises(UserError, match="norm 'batch' is unknown"):
-        UnitOptions.of("define", norm="batch")
-    with pytest.raises(UserError, match="activation 'swish' is unknown"):
-        UnitOptions.of("define", activation="swish")
-    with pytest.raises(UserError, match=r"dropout is 1\.5"):
-        UnitOptions(dropout=1.5)
+        UnitConfig.of("define", activations="relu")
+    with pytest.raises(UserError, match="norm is 'batch', but must be one of none, layer, group"):
+        UnitConfig.of("define", norm="batch")
+    with pytest.raises(UserError, match="activation is 'swish', but must be one of"):
+        UnitConfig.of("define", activation="swish")
+    with pytest.raises(UserError, match=r"dropout is 1\.5, but must be at least 0 and below 1"):
+        UnitConfig(dropout=1.5)
 
 
 def test_dropout_acts_in_training_only() -> None:

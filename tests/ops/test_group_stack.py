@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchdefine.embedding import DefineUnit, UnitOptions, make_plan
+from torchdefine.embedding import DefineUnit, UnitConfig
 from torchdefine.ops import group_stack
 from torchdefine.ops.group_stack import Seam, StackForm, Statistics, backward_seam, forward_seam
 
 
 def unit_of(n: int, k: int, m: int, depth: int, variant: str = "define", **changes: Any) -> DefineUnit:
-    options = UnitOptions.of(variant, **changes)
-    unit = DefineUnit(make_plan(n, k, m, depth, rules=options.rules), options)
+    config = UnitConfig.of(variant, embedding_dim=m, expand_dim=k, depth=depth, **changes)
+    unit = DefineUnit(n, config)
     for parameter in unit.parameters():  # biases and norms that matter
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     return unit

@@ -134,17 +134,13 @@ def test_a_resized_map_wants_a_resized_layer() -> None:
     assert not model["out"].bias[V:].any()
 
 
-def test_ranks_are_saved_and_weights_without_them_have_bands_by_id() -> None:
+def test_ranks_are_saved() -> None:
     hidden = torch.randn(5, WIDTH, dtype=torch.float64)
     ranked, unaware = make("standard, by counts"), make("standard, by counts")
     unaware["out"].frequency_ranks = torch.arange(V)
     expected = ranked["out"].log_prob(hidden)
     unaware.load_state_dict(ranked.state_dict())
     assert torch.equal(unaware["out"].log_prob(hidden), expected)
-
-    by_id = make("standard")
-    ranked.load_state_dict(by_id.state_dict())
-    assert torch.equal(ranked["out"].log_prob(hidden), by_id["out"].log_prob(hidden))
 
 
 def test_a_ranked_layer_grows_at_its_rarest_band_and_does_not_shrink() -> None:

@@ -4,24 +4,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchdefine import AdaptiveMap, DeFINE, StandardMap, UnitOptions
-from torchdefine.context import LSTM
+from torchdefine import AdaptiveMap, DeFINE, StandardMap
+from torchdefine.context import LSTM, LSTMConfig
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
-from torchdefine.models import HostHint, LanguageModel, LossOptions
 from torchdefine.ops import locked_dropout
-from torchdefine.output import AdaptiveSoftmax, FullSoftmax
+from torchdefine.output import AdaptiveSoftmax, FullSoftmax, HostHint
+from torchdefine.tasks.language import LanguageLossConfig, LanguageModel
 
 
 def adaptive_model() -> LanguageModel:
     bands = AdaptiveMap(50, 16, (10, 30), division=2)
     bands.reset_parameters(0.25)
-    return LanguageModel(DeFINE.over(bands, 24, 64), LSTM(24, 20, 16, layers=2), AdaptiveSoftmax(16, bands))
+    return LanguageModel(DeFINE.over(bands, 24, expand_dim=64), LSTM(24, LSTMConfig(layers=2, hidden_dim=20, output_dim=16)), AdaptiveSoftmax(16, bands))
 
 
 def standard_model() -> LanguageModel:
     table = StandardMap(50, 16)
-    return LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table))
+    return LanguageModel(TokenEmbedding(table), LSTM(16, output_dim=16), FullSoftmax(16, table))
 
 
 @pytest.mark.parametrize("make", [adaptive_model, standard_model])
@@ -73,7 +73,7 @@ def test_parameters_by_part_add_up() -> None:
 
 def test_label_smoothing_counts_in_training_only() -> None:
     table = StandardMap(50, 16)
-    model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table), LossOptions(label_smoothing=0.3))
+    model = LanguageModel(TokenEmbedding(table), LSTM(16, output_dim=16), FullSoftmax(16, table), LanguageLossConfig(label_smoothing=0.3))
     ids = torch.randint(0, 50, (2, 5))
     smoothed, _ = model(ids, ids, model.initial_state(2))
     model.eval()
@@ -90,7 +90,7 @@ def test_output_dropout_zeroes_whole_features_in_training() -> None:
             seen.append(hidden)
             return super().loss(hidden, targets, **options)
 
-    model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), Watched(16, table), LossOptions(output_dropout=0.5))
+    model = LanguageModel(TokenEmbedding(table), LSTM(16, output_dim=16), Watched(16, table), LanguageLossConfig(output_dropout=0.5))
     ids = torch.randint(0, 50, (2, 5))
     model(ids, ids, model.initial_state(2))
     zero = seen[0] == 0
@@ -104,8 +104,8 @@ def test_output_dropout_zeroes_whole_features_in_training() -> None:
 @pytest.mark.parametrize("length", [1, 2, 6])
 def test_penalties_against_a_plain_loop_in_float64(length: int) -> None:
     table = StandardMap(50, 16)
-    options = LossOptions(activation_penalty=2.0, temporal_penalty=1.0)
-    model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table), options).double()
+    options = LanguageLossConfig(activation_penalty=2.0, temporal_penalty=1.0)
+    model = LanguageModel(TokenEmbedding(table), LSTM(16, output_dim=16), FullSoftmax(16, table), options).double()
     ids = torch.randint(0, 50, (3, length))
     losses, _ = model(ids, ids, model.initial_state(3))
     hidden, _ = model.hidden(ids, model.initial_state(3))
@@ -123,11 +123,11 @@ def test_penalties_against_a_plain_loop_in_float64(length: int) -> None:
 
 def test_activation_penalty_sees_dropped_vectors_and_the_temporal_one_whole_ones() -> None:
     table = StandardMap(50, 16)
-    parts = (TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table))
+    parts = (TokenEmbedding(table), LSTM(16, output_dim=16), FullSoftmax(16, table))
     ids = torch.randint(0, 50, (3, 6))
     penalties = {}
     for name in ("activation_penalty", "temporal_penalty"):
-        model = LanguageModel(*parts, LossOptions(output_dropout=0.5, **{name: 1.0}))
+        model = LanguageModel(*parts, LanguageLossConfig(output_dropout=0.5, **{name: 1.0}))
         hidden, _ = model.hidden(ids, model.initial_state(3))
         torch.manual_seed(5)
         losses, _ = model(ids, ids, model.initial_state(3))
@@ -156,8 +156,8 @@ def test_row_dropout_zeroes_whole_token_types() -> None:
 
 def dropping_model() -> LanguageModel:
     table = StandardMap(50, 16)
-    embedding = DeFINE.over(table, 24, 64, unit=UnitOptions.of("define", dropout=0.2))
-    return LanguageModel(embedding, LSTM(24, 16), FullSoftmax(16, table))
+    embedding = DeFINE.over(table, 24, expand_dim=64, dropout=0.2)
+    return LanguageModel(embedding, LSTM(24, output_dim=16), FullSoftmax(16, table))
 
 
 @pytest.mark.parametrize("make", [adaptive_model, standard_model, dropping_model])
@@ -188,8 +188,8 @@ def test_a_hint_leaves_room_for_every_id() -> None:
 def test_a_hint_holds_in_either_mode() -> None:
     """With dropout in its unit an embedding shares equal tokens in evaluation only."""
     table = AdaptiveMap(60, 16, (20, 40), division=2)
-    embedding = DeFINE.over(table, 24, 64, unit=UnitOptions.of(dropout=0.5))
-    model = LanguageModel(embedding, LSTM(24, 16), AdaptiveSoftmax(16, table))
+    embedding = DeFINE.over(table, 24, expand_dim=64, dropout=0.5)
+    model = LanguageModel(embedding, LSTM(24, output_dim=16), AdaptiveSoftmax(16, table))
     tokens = torch.randint(0, 60, (4, 61))
     ids, targets = tokens[:, :-1], tokens[:, 1:]
     for asked, used in ((False, True), (True, False)):
@@ -205,15 +205,15 @@ def test_losses_that_cannot_be_are_refused() -> None:
         "temporal_penalty is -1": {"temporal_penalty": -1},
     }.items():
         with pytest.raises(UserError, match=message):
-            LossOptions(**settings)
+            LanguageLossConfig(**settings)
 
 
 def test_widths_that_do_not_meet_are_refused() -> None:
     table = StandardMap(50, 16)
     with pytest.raises(UserError, match="embedding gives vectors 16 wide, but the context model takes 8"):
-        LanguageModel(TokenEmbedding(table), LSTM(8, 16), FullSoftmax(16, table))
+        LanguageModel(TokenEmbedding(table), LSTM(8, output_dim=16), FullSoftmax(16, table))
     with pytest.raises(UserError, match="context model gives vectors 12 wide"):
-        LanguageModel(TokenEmbedding(table), LSTM(16, 12), FullSoftmax(16, table))
+        LanguageModel(TokenEmbedding(table), LSTM(16, output_dim=12), FullSoftmax(16, table))
 
 
 @pytest.mark.parametrize("make", [adaptive_model, standard_model])
@@ -269,7 +269,7 @@ def test_embeddings_of_others_get_ids_as_they_are() -> None:
     table = StandardMap(50, 16)
     ids, seen = torch.randint(0, 50, (3, 5)), []
     for embedding in (WithPlaces(table), TokenEmbedding(table)):
-        model = LanguageModel(embedding, LSTM(16, 16), FullSoftmax(16, table)).eval()
+        model = LanguageModel(embedding, LSTM(16, output_dim=16), FullSoftmax(16, table)).eval()
         vectors = []
         model.context.register_forward_pre_hook(lambda _module, given, kept=vectors: kept.append(given[0]))
         embedding.register_forward_hook(lambda _module, given, _output: seen.append(given[0].shape))

@@ -4,21 +4,21 @@ import pytest
 import torch
 
 from torchdefine import DeFINE, StandardMap
-from torchdefine.build import VocabularyFacts
-from torchdefine.build_translation import build_translator
-from torchdefine.context import Transformer, TransformerShape
-from torchdefine.embedding import TokenEmbedding
+from torchdefine.context import Transformer, TransformerConfig
+from torchdefine.embedding import TokenEmbedding, VocabularyFacts
 from torchdefine.errors import UserError
 from torchdefine.files import write_safetensors
-from torchdefine.models import Translator
 from torchdefine.output import FullSoftmax
 from torchdefine.recipe import load_recipe
+from torchdefine.tasks.translation import Translator, build_translator
 
 PAD = 0
 
 
 def transformer(width: int = 16) -> Transformer:
-    return Transformer(TransformerShape(width, 2, 32, 2, 2, dropout=0.0))
+    return Transformer(
+        width, TransformerConfig(heads=2, hidden_dim=32, encoder_layers=2, decoder_layers=2, dropout=0.0)
+    )
 
 
 def one_table() -> Translator:
@@ -148,7 +148,7 @@ def test_widths_and_vocabularies_must_fit() -> None:
     [
         ("wmt14/transformer", {}, 92.0),
         ("wmt14/transformer-define", {}, 68.97),
-        ("wmt14/transformer-define", {"transformer": {"share": "unit"}}, 68.53),
+        ("wmt14/transformer-define", {"source": {"share": "unit"}}, 68.53),
         ("wmt14/transformer-define-tied", {}, 53.09),
     ],
 )
@@ -159,26 +159,19 @@ def test_the_papers_models_have_the_papers_sizes(name: str, changes: dict, milli
 
 
 def test_recipes_choose_an_embedding_for_either_side() -> None:
-    sizes = {"transformer": {"heads": 2, "hidden_dim": 32, "source_embedding": {"unit": "none", "map_dim": 256}}}
-    model = build_translator(
-        load_recipe("tatoeba/laptop-define", {**sizes, "transformer": {**sizes["transformer"], "share": "nothing"}}),
-        VocabularyFacts(400),
-        VocabularyFacts(300),
-        PAD,
-    )
+    def built(name: str, **changes: dict) -> Translator:
+        return build_translator(load_recipe(name, changes), VocabularyFacts(400), VocabularyFacts(300), PAD)
+
+    own = {"share": "nothing", "embedding": {"map_dim": 256}, "unit": {"kind": "none"}}
+    model = built("tatoeba/laptop-define", context={"heads": 2, "hidden_dim": 32}, source=own)
     assert (model.source.unit, model.source.num_embeddings, model.target.num_embeddings) == (None, 400, 300)
     assert isinstance(model.target, DeFINE)
-    for changes, message in (
-        ({"share": "embedding", "source_embedding": {"unit": "none"}}, "leaves the source side no embedding"),
-        ({"share": "embedding", "source_embedding": {}}, "needs one BPE for both languages"),
-        (
-            {"share": "nothing", "source_embedding": {"untt": "none"}},
-            r"'transformer\.source_embedding\.untt' is unknown",
-        ),
+    for name, source, message in (
+        ("tatoeba/laptop-define", {"share": "embedding", "unit": {"kind": "none"}}, "leaves the source side no embedd"),
+        ("tatoeba/laptop-define", {"share": "embedding"}, "needs one BPE for both languages"),
+        ("tatoeba/laptop-define", {"embedding": {"mpa_dim": 9}}, r"'source\.embedding\.mpa_dim' is unknown"),
+        ("tatoeba/laptop-define", {"unit": {"cutoffs": [9]}}, r"'source\.unit\.cutoffs' is unknown"),
+        ("tatoeba/laptop", {"share": "unit"}, "There is no unit to share"),
     ):
-        recipe = load_recipe("tatoeba/laptop-define", {"transformer": changes})
         with pytest.raises(UserError, match=message):
-            build_translator(recipe, VocabularyFacts(400), VocabularyFacts(300), PAD)
-    recipe = load_recipe("tatoeba/laptop", {"transformer": {"share": "unit"}})
-    with pytest.raises(UserError, match="There is no unit to share"):
-        build_translator(recipe, VocabularyFacts(300), VocabularyFacts(300), PAD)
+            built(name, source={"share": "nothing", **source})

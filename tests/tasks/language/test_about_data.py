@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from torchdefine.data import encode_bitext, encode_corpus, train_bpe
-from torchdefine.data.bitext import BitextRules
-from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.recipe.sections import DataSettings, EmbeddingSettings, OutputSettings
-from torchdefine.run.describe_data import describe_bands, describe_tokens
+from torchdefine.data import encode_corpus, train_bpe
+from torchdefine.recipe import recipe_of
+from torchdefine.tasks.language.about_data import describe_bands, describe_tokens
+from torchdefine.tasks.language.recipe import TextConfig
 
 
 @pytest.fixture
@@ -22,8 +21,8 @@ def texts(tmp_path: Path) -> Path:
 
 
 def said(texts: Path, **settings: Any) -> list[str]:
-    recipe = Recipe(data=DataSettings(corpus=str(texts), **settings))
-    counted, from_the_cache = (describe_tokens(encode_corpus(texts, **settings), recipe) for _ in range(2))
+    data = TextConfig(corpus=str(texts), **settings)
+    counted, from_the_cache = (describe_tokens(encode_corpus(texts, **settings), data) for _ in range(2))
     assert counted == from_the_cache
     return counted
 
@@ -73,49 +72,27 @@ def test_subwords_are_counted(texts: Path, tmp_path: Path) -> None:
     assert said(texts, tokenizer=str(tokenizer)) == [f"The tokenizer has {size} subwords."]
 
 
-def test_learned_subwords_are_counted(bitext_folder: Path) -> None:
-    def sentence(**settings: int | bool) -> str:
-        rules = BitextRules(vocabulary_size=settings["bpe_size"], joint=settings.get("joint", True))
-        recipe = load_recipe("tatoeba/laptop", {"bitext": settings, "transformer": {"share": "nothing"}})
-        return describe_tokens(encode_bitext(bitext_folder, rules), recipe)[0]
-
-    assert sentence(bpe_size=300) == "300 subwords were learned from the training text."
-    assert sentence(bpe_size=280, joint=False) == "280 and 280 subwords were learned from the training text."
-    few = sentence(bpe_size=5000)
-    assert few.endswith("subwords were learned from the training text, which has no more: bitext.bpe_size is 5,000.")
-
-
-def test_an_older_cache_does_not_know_the_words(texts: Path, tmp_path: Path) -> None:
-    corpus = encode_corpus(texts, tmp_path / "cache")
-    manifest = corpus.folder / "corpus.json"
-    manifest.write_text(manifest.read_text().replace(', "different_words": 8', ""))
-    corpus = encode_corpus(texts, tmp_path / "cache")
-    assert corpus.different_words is None
-    assert describe_tokens(corpus, Recipe())[0] == "The vocabulary has 10 entries."
-
-
 @pytest.mark.parametrize(
     ("embedding", "output", "said"),
     [
         (
-            {"map": "adaptive", "cutoffs": (4, 10, 20)},
+            {"kind": "adaptive", "cutoffs": (4, 10, 20)},
             {"kind": "adaptive"},
             "Beyond the vocabulary, and so left out of embedding.cutoffs: 10, 20.",
         ),
-        ({"map": "adaptive", "cutoffs": (4, 9)}, {"kind": "adaptive"}, ""),
+        ({"kind": "adaptive", "cutoffs": (4, 9)}, {"kind": "adaptive"}, ""),
         (
-            {"map": "standard"},
-            {"kind": "adaptive", "cutoffs": (4, 12)},
+            {"kind": "standard"},
+            {"kind": "adaptive-table", "cutoffs": (4, 12)},
             "Beyond the vocabulary, and so left out of output.cutoffs: 12.",
         ),
-        ({"map": "standard", "cutoffs": (40,)}, {"kind": "full"}, ""),
+        ({"kind": "standard"}, {"kind": "full"}, ""),
     ],
 )
 def test_bands_beyond_the_vocabulary_are_named(
-    texts: Path, embedding: dict[str, Any], output: dict[str, Any], said: str
+    embedding: dict[str, Any], output: dict[str, Any], said: str
 ) -> None:
-    recipe = Recipe(embedding=EmbeddingSettings(**embedding), output=OutputSettings(**output))
-    found = describe_bands(encode_corpus(texts), recipe)  # of 10 entries
+    found = describe_bands(10, recipe_of({"embedding": embedding, "output": output}))
     assert [sentence.startswith(said) for sentence in found] == ([True] if said else [])
 
 

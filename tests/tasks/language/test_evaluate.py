@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine import train
-from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.data import encode_corpus
+from torchdefine.embedding import VocabularyFacts
 from torchdefine.errors import UserError
-from torchdefine.models import LanguageModel, Losses
+from torchdefine.output import Losses
 from torchdefine.recipe import load_recipe
-from torchdefine.run.tasks import _text_validation
-from torchdefine.training import evaluate, unigram_perplexity
-from torchdefine.training.evaluate import short_stream_warning
+from torchdefine.task import find_task
+from torchdefine.tasks.language import LanguageModel, build_language_model
+from torchdefine.tasks.language.evaluate import evaluate, short_stream_warning, unigram_perplexity
 
 
 class Unigram(nn.Module):
@@ -114,7 +114,7 @@ def test_validations_may_have_streams_of_their_own(
 ) -> None:
     encoded = encode_corpus(corpus)
     model = tiny_model(recipe_file, len(encoded.tokenization))
-    validate = _text_validation(load_recipe(str(recipe_file), {"eval": settings}), encoded, model)
+    validate = find_task("language").validation(load_recipe(str(recipe_file), {"eval": settings}), encoded, model)
     assert validate is not None
     protocol = validate().protocol
     assert protocol.startswith(f"{streams} streams from an empty state")
@@ -135,7 +135,7 @@ def test_replayed_segments_cost_what_others_cost(
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda self: (replays.append(1), original(self))[1])
     found = []
     for fewest in (10**9, 2):
-        monkeypatch.setattr(sys.modules["torchdefine.training.evaluate"], "FEWEST_RECORDED", fewest)
+        monkeypatch.setattr(sys.modules["torchdefine.tasks.language.evaluate"], "FEWEST_RECORDED", fewest)
         for streams in (1, 3):
             found.append(evaluate(model, encoded.splits["test"], 0, batch_size=streams, length=8).loss)
         assert bool(replays) == (fewest == 2)

@@ -12,33 +12,38 @@ import torch
 
 pytest.importorskip("tokenizers")
 
-from torchdefine.build_translation import build_translator, open_bitext, trained_facts
 from torchdefine.data import Bitext, BitextBatches
-from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.run.translation import pair_data
-from torchdefine.training import RunFolder
+from torchdefine.recipe import load_recipe
+from torchdefine.run import RunFolder
+from torchdefine.task import find_task
+from torchdefine.tasks.translation import TranslationRecipe, Translator, open_bitext
+from torchdefine.tasks.translation.batches import PairData
+from torchdefine.tasks.translation.evaluate import evaluate_pairs
 from torchdefine.training.distributed import Processes
-from torchdefine.training.evaluate_pairs import evaluate_pairs
-from torchdefine.training.pair_data import PairData
+from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep
 
 
 @pytest.fixture(scope="module")
-def recipe(translation_recipe: Path) -> Recipe:
+def recipe(translation_recipe: Path) -> TranslationRecipe:
     return load_recipe(str(translation_recipe), {"train": {"epochs": 2}})
 
 
 @pytest.fixture(scope="module")
-def bitext(recipe: Recipe) -> Bitext:
+def bitext(recipe: TranslationRecipe) -> Bitext:
     return open_bitext(recipe)
 
 
-def data(recipe: Recipe, bitext: Bitext, rank: int = 0, count: int = 1, parts: int = 2) -> PairData:
+def data(recipe: TranslationRecipe, bitext: Bitext, rank: int = 0, count: int = 1, parts: int = 2) -> PairData:
     batches = BitextBatches(bitext.splits["train"], bitext.tokenization, 150, "cpu", seed=1)
     return PairData(batches, replace(recipe.train, accumulate=parts), Processes(rank, count))
 
 
-def test_processes_share_what_one_would_take(recipe: Recipe, bitext: Bitext) -> None:
+def build(recipe: TranslationRecipe, bitext: Bitext) -> Translator:
+    return find_task("translation").build(recipe, bitext.tokenization, bitext)
+
+
+def test_processes_share_what_one_would_take(recipe: TranslationRecipe, bitext: Bitext) -> None:
     alone = data(recipe, bitext, parts=4)
     shared = [data(recipe, bitext, rank, 2, parts=2) for rank in (0, 1)]
     assert {one.total_steps for one in shared} == {alone.total_steps}
@@ -52,23 +57,23 @@ def test_processes_share_what_one_would_take(recipe: Recipe, bitext: Bitext) -> 
         assert whole.tokens == sum(half.tokens for half in halves)
 
 
-def test_batches_come_in_the_order_of_the_seed(recipe: Recipe, bitext: Bitext) -> None:
+def test_batches_come_in_the_order_of_the_seed(recipe: TranslationRecipe, bitext: Bitext) -> None:
     def sources(seed: int) -> list[list[list[int]]]:
         seeded = replace(recipe, train=replace(recipe.train, seed=seed))
-        found = pair_data(seeded, bitext, torch.device("cpu"), Processes()).batch(0)
+        found = find_task("translation").batches(seeded, bitext, torch.device("cpu"), Processes()).batch(0)
         return [part.inputs[0].tolist() for part in found.parts]
 
     assert sources(1) == sources(1)
     assert sources(1) != sources(2)
 
 
-def test_a_whole_number_of_steps_is_not_rounded_up(recipe: Recipe) -> None:
+def test_a_whole_number_of_steps_is_not_rounded_up(recipe: TranslationRecipe) -> None:
     batches = SimpleNamespace(per_epoch=7)  # of which three make a step: 27 epochs are 63 steps
     settings = replace(recipe.train, accumulate=3, epochs=27.0)
     assert PairData(batches, settings, Processes(0, 1)).total_steps == 63  # type: ignore[arg-type]
 
 
-def test_an_epoch_ends_where_its_batches_do(recipe: Recipe, bitext: Bitext) -> None:
+def test_an_epoch_ends_where_its_batches_do(recipe: TranslationRecipe, bitext: Bitext) -> None:
     pairs = data(recipe, bitext, parts=1)
     assert pairs.total_steps == 2 * pairs.batches.per_epoch
     assert pairs.epoch_after(pairs.batches.per_epoch) == 1.0
@@ -81,20 +86,19 @@ def test_an_epoch_ends_where_its_batches_do(recipe: Recipe, bitext: Bitext) -> N
         assert passes == sorted(passes)
 
 
-def test_a_step_weighs_every_target_token_alike(recipe: Recipe, bitext: Bitext) -> None:
+def test_a_step_weighs_every_target_token_alike(recipe: TranslationRecipe, bitext: Bitext) -> None:
     """The gradient of a step in two parts is that of the mean over all tokens of both."""
     still = replace(
         recipe,
-        transformer=replace(recipe.transformer, dropout=0.0),
-        embedding=replace(recipe.embedding, dropout=0.0, row_dropout=0.0),
+        context=replace(recipe.context, dropout=0.0),
+        embedding=replace(recipe.embedding, row_dropout=0.0),
+        unit=replace(recipe.unit, dropout=0.0),
     )
-    model = build_translator(still, *trained_facts(bitext), bitext.tokenization.source.pad_id).double()
+    model = build(still, bitext).double()
     batch = data(recipe, bitext).batch(0)
     total = sum(model(*part.inputs, reduction="sum")[0].objective for part in batch.parts) / batch.tokens
     total.backward()
     wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
-    from torchdefine.training.precision import Precision
-
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     step = TrainingStep(
         StepParts(model, model, optimizer, Precision("fp32", torch.device("cpu"))), [0, 0], None, recorded=False
@@ -105,8 +109,8 @@ def test_a_step_weighs_every_target_token_alike(recipe: Recipe, bitext: Bitext) 
     assert float(step.summed_loss) == pytest.approx(float(total.detach()), rel=1e-5)
 
 
-def test_perplexity_counts_every_target_token_once(recipe: Recipe, bitext: Bitext, bitext_folder: Path) -> None:
-    model = build_translator(recipe, *trained_facts(bitext), bitext.tokenization.source.pad_id).double()
+def test_perplexity_counts_every_target_token_once(recipe: TranslationRecipe, bitext: Bitext, bitext_folder: Path) -> None:
+    model = build(recipe, bitext).double()
     pairs, tokenization = bitext.splits["valid"], bitext.tokenization
     found = evaluate_pairs(model, pairs, tokenization, batch_tokens=64)
     assert model.training
@@ -128,7 +132,7 @@ def test_perplexity_counts_every_target_token_once(recipe: Recipe, bitext: Bitex
 
 @pytest.mark.slow
 def test_two_processes_reproduce_one_with_the_doubled_batch(translation_recipe: Path, tmp_path: Path) -> None:
-    still = ["--embedding.dropout", "0", "--embedding.row_dropout", "0", "--transformer.dropout", "0"]
+    still = ["--unit.dropout", "0", "--embedding.row_dropout", "0", "--context.dropout", "0"]
     still += ["--train.steps", "20", "--train.log_every", "1"]
     processes = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     processes += ["--rdzv-endpoint", "localhost:0"]
@@ -147,3 +151,15 @@ def test_two_processes_reproduce_one_with_the_doubled_batch(translation_recipe: 
         assert done.returncode == 0, done.stderr[-2000:]
         losses.append([record["loss"] for record in RunFolder(out).records("train")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_learned_subwords_are_counted(bitext_folder: Path) -> None:
+    def sentence(**settings: int | bool) -> str:
+        data = {"corpus": str(bitext_folder), **settings}
+        few = load_recipe("tatoeba/laptop", {"data": data, "source": {"share": "nothing"}})
+        return find_task("translation").about_data(few, open_bitext(few))[0]
+
+    assert sentence(bpe_size=300) == "300 subwords were learned from the training text."
+    assert sentence(bpe_size=280, joint=False) == "280 and 280 subwords were learned from the training text."
+    few = sentence(bpe_size=5000)
+    assert few.endswith("subwords were learned from the training text, which has no more: data.bpe_size is 5,000.")

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torchdefine.context import Transformer, TransformerShape
-from torchdefine.decoding import BeamOptions, SamplingOptions, TargetTokens, beam_search, sample_targets
-from torchdefine.decoding.sampling import draw_rows
+from torchdefine.context import Transformer, TransformerConfig
 from torchdefine.embedding import StandardMap, TokenEmbedding
 from torchdefine.errors import MachineError, UserError
-from torchdefine.models import Translator
 from torchdefine.output import FullSoftmax
+from torchdefine.tasks.sampling import SamplingOptions, draw_rows
+from torchdefine.tasks.translation import Translator
+from torchdefine.tasks.translation.beam import BeamConfig, TargetTokens, beam_search, sample_targets
 
 PAD, BOS, EOS = 0, 1, 2
 TOKENS = TargetTokens(BOS, EOS, PAD, (PAD, BOS))
@@ -55,10 +55,10 @@ class Diverged(ToyModel):
 
 def test_a_model_whose_numbers_are_none_is_named() -> None:
     with pytest.raises(MachineError, match="gives no token a probability"):
-        beam_search(Diverged(), [[3], [4, 5]], TOKENS, BeamOptions(size=2))
+        beam_search(Diverged(), [[3], [4, 5]], TOKENS, BeamConfig(size=2))
 
 
-def every_target(model: ToyModel, world: int, longest: int, options: BeamOptions) -> list[tuple[float, list[int]]]:
+def every_target(model: ToyModel, world: int, longest: int, options: BeamConfig) -> list[tuple[float, list[int]]]:
     """All targets of up to ``longest`` tokens, <eos> included, by brute force."""
     found = []
     for length in range(longest):
@@ -71,7 +71,7 @@ def every_target(model: ToyModel, world: int, longest: int, options: BeamOptions
     return sorted(found, reverse=True)
 
 
-def plain_beam(model: ToyModel, world: int, longest: int, options: BeamOptions) -> list[tuple[float, list[int]]]:
+def plain_beam(model: ToyModel, world: int, longest: int, options: BeamConfig) -> list[tuple[float, list[int]]]:
     """Beam search by the book: lists, no batch, no tensors."""
     alive, ended = [(0.0, [])], []
     for length in range(1, longest + 1):
@@ -93,7 +93,7 @@ def plain_beam(model: ToyModel, world: int, longest: int, options: BeamOptions) 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("world", range(6))
 def test_a_wide_beam_is_brute_force(world: int, alpha: float) -> None:
-    options = BeamOptions(size=40, length_penalty=alpha, max_ratio=0, max_extra=4)
+    options = BeamConfig(size=40, length_penalty=alpha, max_ratio=0, max_extra=4)
     model = ToyModel()
     wanted = every_target(model, world, 4, options)
     (found,) = beam_search(model, [[world]], TOKENS, options)
@@ -103,7 +103,7 @@ def test_a_wide_beam_is_brute_force(world: int, alpha: float) -> None:
 
 @given(world=st.integers(0, 10_000), size=st.integers(1, 6), longest=st.integers(1, 7), tokens=st.integers(4, 9))
 def test_narrow_beams_follow_the_book(world: int, size: int, longest: int, tokens: int) -> None:
-    options = BeamOptions(size=size, length_penalty=0.6, max_ratio=0, max_extra=longest)
+    options = BeamConfig(size=size, length_penalty=0.6, max_ratio=0, max_extra=longest)
     model = ToyModel(tokens)
     wanted = plain_beam(model, world, longest, options)
     (found,) = beam_search(model, [[world]], TOKENS, options)
@@ -124,7 +124,7 @@ def test_the_beam_stays_full_when_several_hypotheses_end_at_once() -> None:
         def log_probs(self, prefix: tuple[int, ...]) -> Tensor:
             return torch.tensor(told.get(prefix[2:], [0, 0, 0, 0.4, 0.3, 0.3]), dtype=torch.float64).log()
 
-    model, options = Told(6), BeamOptions(size=3, length_penalty=0, max_ratio=0, max_extra=4)
+    model, options = Told(6), BeamConfig(size=3, length_penalty=0, max_ratio=0, max_extra=4)
     (found,) = beam_search(model, [[0]], TOKENS, options)
     assert [h.ids for h in found] == [target for _, target in plain_beam(model, 0, 4, options)] == [[3], [4], [5, 5]]
 
@@ -136,14 +136,14 @@ def test_the_beam_stays_full_when_several_hypotheses_end_at_once() -> None:
     alpha=st.sampled_from([0.0, 0.6, 2.0]),
 )
 def test_a_search_that_stops_early_finds_the_same(world: int, size: int, wanted: int, alpha: float) -> None:
-    options = BeamOptions(size=size, length_penalty=alpha, max_ratio=0, max_extra=9)
+    options = BeamConfig(size=size, length_penalty=alpha, max_ratio=0, max_extra=9)
     model, wanted = ToyModel(6), min(wanted, size)
     (whole,), (early,) = (beam_search(model, [[world]], TOKENS, options, count) for count in (None, wanted))
     assert early == whole[:wanted]
 
 
 def test_any_length_penalty_can_be_searched_with() -> None:
-    options = BeamOptions(size=2, length_penalty=1e4, max_ratio=0, max_extra=9)
+    options = BeamConfig(size=2, length_penalty=1e4, max_ratio=0, max_extra=9)
     (found,) = beam_search(ToyModel(6), [[1]], TOKENS, options)
     assert all(h.score == options.score(h.log_prob, len(h.ids) + 1) for h in found)
     assert all(math.isfinite(h.score) for h in found)
@@ -157,7 +157,7 @@ def test_a_search_for_the_best_stops_when_nothing_better_can_come() -> None:
             self.steps += 1
             return super().step(ids, state)
 
-    model, options, steps = Counting(6), BeamOptions(size=5, length_penalty=0.6, max_ratio=0, max_extra=30), {}
+    model, options, steps = Counting(6), BeamConfig(size=5, length_penalty=0.6, max_ratio=0, max_extra=30), {}
     for wanted in (5, 1):
         model.steps = 0
         for world in range(20):
@@ -177,7 +177,7 @@ def test_beam_1_is_greedy(world: int) -> None:
         if token == EOS:
             break
         target.append(token)
-    (found,) = beam_search(model, [[world]], TOKENS, BeamOptions(1, 0.6, 0, 20))
+    (found,) = beam_search(model, [[world]], TOKENS, BeamConfig(1, 0.6, 0, 20))
     assert [h.ids for h in found] == [target]
     assert found[0].log_prob == pytest.approx(total)
 
@@ -185,9 +185,11 @@ def test_beam_1_is_greedy(world: int) -> None:
 def translator(norm: str = "pre", vocabulary: int = 23) -> Translator:
     torch.manual_seed(3)
     embedding = TokenEmbedding(StandardMap(vocabulary, 16))
-    shape = TransformerShape(16, 2, 32, 2, 2, norm, dropout=0.3)
+    config = TransformerConfig(
+        heads=2, hidden_dim=32, encoder_layers=2, decoder_layers=2, norm=norm, dropout=0.3
+    )
     output = FullSoftmax(16, num_embeddings=vocabulary)
-    model = Translator(embedding, embedding, Transformer(shape), output, PAD).double().eval()
+    model = Translator(embedding, embedding, Transformer(16, config), output, PAD).double().eval()
     with torch.no_grad():  # targets that differ, and end before they must
         for layer in model.transformer.decoder:
             layer.across.out.weight.mul_(8)
@@ -205,8 +207,8 @@ def sentences(count: int) -> list[list[int]]:
 @pytest.mark.parametrize("size", [1, 4])
 def test_batch_1_equals_batch_64(size: int) -> None:
     model, sources = translator(), sentences(64)
-    together = beam_search(model, sources, TOKENS, BeamOptions(size))
-    alone = [beam_search(model, [source], TOKENS, BeamOptions(size))[0] for source in sources]
+    together = beam_search(model, sources, TOKENS, BeamConfig(size))
+    alone = [beam_search(model, [source], TOKENS, BeamConfig(size))[0] for source in sources]
     assert len({tuple(h.ids) for found in together for h in found}) > 10
     for one, other in zip(alone, together, strict=True):
         assert [h.ids for h in one] == [h.ids for h in other]
@@ -216,7 +218,7 @@ def test_batch_1_equals_batch_64(size: int) -> None:
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_scores_are_the_teacher_forced_log_probabilities(norm: str) -> None:
     model, sources = translator(norm), sentences(20)
-    options = BeamOptions(3, length_penalty=0.6)
+    options = BeamConfig(3, length_penalty=0.6)
     for source, found in zip(sources, beam_search(model, sources, TOKENS, options), strict=True):
         assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
         for hypothesis in found:
@@ -230,7 +232,7 @@ def test_scores_are_the_teacher_forced_log_probabilities(norm: str) -> None:
 
 def test_sampling_depends_on_a_sources_seed_alone() -> None:
     model, sources = translator(), sentences(12)
-    options, limits = SamplingOptions(temperature=1.2, top_p=0.95), BeamOptions()
+    options, limits = SamplingOptions(temperature=1.2, top_p=0.95), BeamConfig()
     together = sample_targets(model, sources, TOKENS, options, limits, range(12), count=3)
     alone = [sample_targets(model, [s], TOKENS, options, limits, [i], count=3)[0] for i, s in enumerate(sources)]
     assert [[h.ids for h in hs] for hs in alone] == [[h.ids for h in hs] for hs in together]
@@ -249,8 +251,8 @@ def test_a_model_in_training_is_searched_without_dropout_and_trains_on() -> None
     model, sources = translator(), sentences(4)
 
     def found() -> list:
-        drawn = sample_targets(model, sources, TOKENS, SamplingOptions(), BeamOptions(), range(4))
-        return [beam_search(model, sources, TOKENS, BeamOptions(2)), drawn]
+        drawn = sample_targets(model, sources, TOKENS, SamplingOptions(), BeamConfig(), range(4))
+        return [beam_search(model, sources, TOKENS, BeamConfig(2)), drawn]
 
     expected = found()
     assert not any(part.training for part in model.modules())
@@ -274,12 +276,12 @@ def test_a_search_that_fails_leaves_the_model_in_training() -> None:
 
 def test_sampling_at_temperature_0_is_greedy() -> None:
     model, sources = translator(), sentences(12)
-    drawn = sample_targets(model, sources, TOKENS, SamplingOptions(0), BeamOptions(), range(12))
-    assert [h[0].ids for h in drawn] == [h[0].ids for h in beam_search(model, sources, TOKENS, BeamOptions(1))]
+    drawn = sample_targets(model, sources, TOKENS, SamplingOptions(0), BeamConfig(), range(12))
+    assert [h[0].ids for h in drawn] == [h[0].ids for h in beam_search(model, sources, TOKENS, BeamConfig(1))]
 
 
 def test_what_is_forbidden_is_never_drawn() -> None:
-    (drawn,) = sample_targets(ToyModel(), [[0]], TOKENS, SamplingOptions(), BeamOptions(), [1], count=30)
+    (drawn,) = sample_targets(ToyModel(), [[0]], TOKENS, SamplingOptions(), BeamConfig(), [1], count=30)
     assert {index for hypothesis in drawn for index in hypothesis.ids} == {3, 4}
 
 
@@ -301,25 +303,25 @@ def test_draws_have_the_models_frequencies() -> None:
 
 def test_nothing_gives_nothing() -> None:
     assert beam_search(ToyModel(), [], TOKENS) == []
-    assert sample_targets(ToyModel(), [], TOKENS, SamplingOptions(), BeamOptions(), []) == []
+    assert sample_targets(ToyModel(), [], TOKENS, SamplingOptions(), BeamConfig(), []) == []
 
 
 def test_a_target_may_grow_with_its_source() -> None:
-    assert [BeamOptions().limit(length) for length in (1, 2, 7, 100)] == [11, 13, 20, 160]
-    assert BeamOptions(max_ratio=0.29, max_extra=1).limit(100) == 30  # though 0.29 * 100 is less than 29 to a float
+    assert [BeamConfig().limit(length) for length in (1, 2, 7, 100)] == [11, 13, 20, 160]
+    assert BeamConfig(max_ratio=0.29, max_extra=1).limit(100) == 30  # though 0.29 * 100 is less than 29 to a float
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"size": 0}, "beam size is 0"),
-        ({"length_penalty": -1}, "must be a number and not negative"),
-        ({"length_penalty": float("nan")}, "must be a number and not negative"),
-        ({"max_ratio": float("inf")}, "every target must end"),
-        ({"max_ratio": float("nan")}, "every target must end"),
-        ({"max_extra": 0}, "too short"),
+        ({"size": 0}, "size is 0, but must be at least 1"),
+        ({"length_penalty": -1}, "length_penalty is -1, but must be at least 0"),
+        ({"length_penalty": float("nan")}, "length_penalty is nan, but must be at least 0"),
+        ({"max_ratio": float("inf")}, "max_ratio is inf, but must be at least 0 and below inf"),
+        ({"max_ratio": float("nan")}, "max_ratio is nan, but must be at least 0"),
+        ({"max_extra": 0}, "max_extra is 0, but must be at least 1"),
     ],
 )
 def test_bad_options(arguments: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        BeamOptions(**arguments)
+        BeamConfig(**arguments)

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 import torch
-from tests.models.test_language_model import adaptive_model
+from tests.tasks.language.test_model import adaptive_model
 
-from torchdefine.decoding import SamplingOptions, generate
-from torchdefine.decoding.sampling import draw, draw_rows
 from torchdefine.errors import MachineError, UserError
+from torchdefine.tasks.language import generate
+from torchdefine.tasks.sampling import SamplingOptions, draw, draw_rows
 
 
 def test_greedy_generation_equals_recomputing_the_whole_text() -> None:

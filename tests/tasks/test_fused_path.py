@@ -11,33 +11,35 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchdefine.build import VocabularyFacts, build_language_model
-from torchdefine.build_translation import build_translator
 from torchdefine.context import residual
+from torchdefine.embedding import VocabularyFacts
 from torchdefine.output import linear_cross_entropy
 from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.tasks.language import build_language_model
+from torchdefine.tasks.translation import build_translator
 from torchdefine.training.batches import Batch, Part
-from torchdefine.training.optimizers import make_optimizer
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep
 
 VOCABULARY = 123  # of which no band has a round number
 RECIPES: dict[str, dict[str, Any]] = {
     "txl/define-128": {
-        "embedding": {"map_dim": 18, "embedding_dim": 32, "expand_dim": 64, "scale": 5.0, "max_groups": 4},
+        "embedding": {"map_dim": 18, "scale": 5.0, "output_dim": 32},
+        "unit": {"embedding_dim": 32, "expand_dim": 64, "max_groups": 4},
         "context": {"layers": 2, "heads": 2, "head_dim": 9, "inner_dim": 50, "memory": 8},
         "output": {"cutoffs": [30, 60, 90]},
     },
     "wmt14/transformer-define": {
-        "embedding": {"map_dim": 16, "embedding_dim": 32, "expand_dim": 64, "max_groups": 4},
-        "transformer": {"encoder_layers": 2, "decoder_layers": 2, "heads": 2, "hidden_dim": 50},
+        "embedding": {"map_dim": 16},
+        "unit": {"embedding_dim": 32, "expand_dim": 64, "max_groups": 4},
+        "context": {"encoder_layers": 2, "decoder_layers": 2, "heads": 2, "hidden_dim": 50},
     },
 }
 
 
 NO_DROPOUT: dict[str, dict[str, Any]] = {
     "txl/define-128": {"context": dict.fromkeys(("input_dropout", "hidden_dropout", "output_dropout"), 0.0)},
-    "wmt14/transformer-define": {"transformer": {"dropout": 0.0}},
+    "wmt14/transformer-define": {"context": {"dropout": 0.0}},
 }
 
 
@@ -102,7 +104,7 @@ def test_recorded_steps_with_kernels_learn_as_plain_ones(
         if not fused:
             monkeypatch.setattr(residual, "has_fused_kernels", lambda x: False)
         model = build(recipe).to(device)
-        optimizer = make_optimizer(model.parameters(), recipe.optim, device)
+        optimizer = recipe.optim.build(model.parameters(), device)
         step = TrainingStep(StepParts(model, model, optimizer, Precision(precision, device)), [4], 1.0, recorded=True)
         curve = []
         for _ in range(30):

@@ -11,21 +11,23 @@ sacrebleu = pytest.importorskip("sacrebleu")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from torchdefine.build_translation import build_translator, loaded_facts, open_bitext  # noqa: E402
 from torchdefine.data import TokenizerPair  # noqa: E402
 from torchdefine.data.tokenizer import SubwordTokenizer, train_bpe_on  # noqa: E402
-from torchdefine.decoding import (  # noqa: E402
+from torchdefine.errors import UserError  # noqa: E402
+from torchdefine.recipe import load_recipe  # noqa: E402
+from torchdefine.task import find_task  # noqa: E402
+from torchdefine.tasks.sampling import SamplingOptions  # noqa: E402
+from torchdefine.tasks.translation import (  # noqa: E402
+    BeamConfig,
     LongLine,
-    SamplingOptions,
     TranslationOptions,
+    Translator,
     beam_search,
+    open_bitext,
     score_translations,
     translate_lines,
 )
-from torchdefine.decoding.translation import cut_sentence  # noqa: E402
-from torchdefine.errors import UserError  # noqa: E402
-from torchdefine.models import Translator  # noqa: E402
-from torchdefine.recipe import load_recipe  # noqa: E402
+from torchdefine.tasks.translation.lines import cut_sentence  # noqa: E402
 
 TOKENIZER = train_bpe_on(
     [["one two three. four five six! seven eight nine, ten eleven twelve"] * 5], 320, sentences=True
@@ -36,7 +38,7 @@ TOKENIZER = train_bpe_on(
 def untrained(translation_recipe: Path) -> tuple[Translator, TokenizerPair]:
     recipe = load_recipe(str(translation_recipe))
     pair = open_bitext(recipe).tokenization
-    return build_translator(recipe, *loaded_facts(pair), pair.source.pad_id), pair
+    return find_task("translation").build(recipe, pair), pair
 
 
 @given(text=st.text(max_size=200), longest=st.integers(1, 30))
@@ -83,7 +85,7 @@ def test_as_many_lines_come_out_as_go_in(untrained: tuple[Translator, TokenizerP
         pair,
         lines,
         20,
-        TranslationOptions(n_best=2, batch_size=4),
+        TranslationOptions(BeamConfig(batch_size=4), n_best=2),
         progress=lambda done, total: seen.append((done, total)),
         on_long_line=long_lines.append,
     )
@@ -100,7 +102,7 @@ def test_no_translation_may_hold_padding_beginnings_or_unknown_words(
     untrained: tuple[Translator, TokenizerPair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, pair = untrained
-    monkeypatch.setattr("torchdefine.decoding.translation.beam_search", search := Mock(wraps=beam_search))
+    monkeypatch.setattr("torchdefine.tasks.translation.lines.beam_search", search := Mock(wraps=beam_search))
     translate_lines(model, pair, ["one"], 20)
     tokens, target = search.call_args.args[2], pair.target
     assert set(tokens.forbidden) == {target.pad_id, target.bos_id, target.unk_id}
