@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torchdefine.build import VocabularyFacts, build_language_model
 
 from benchmarks.measuring import Contestant, Group, Prepared, Setting
 from benchmarks.plain_transformer_xl import TextbookAttention
 from benchmarks.recorded import recorded
 from benchmarks.records import Benchmark
 from benchmarks.steps import FAMILIES, NO_GPU
-from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.context import TransformerXL
 from torchdefine.context.relative_attention import sinusoids
 from torchdefine.context.transformer_xl import TransformerXLLayer

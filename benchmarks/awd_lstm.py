@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torchdefine.recipe.settings import merge
+
 from benchmarks.measuring import Contestant, Group, Setting, times_faster
 from benchmarks.records import Benchmark
 from benchmarks.steps import FAMILIES, NO_GPU, Place, our_step, plain_step
 from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.recipe.settings import merge
 
 FAMILY = next(family for family in FAMILIES if family.name == "AWD-LSTM")
 

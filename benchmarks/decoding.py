@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from benchmarks.measuring import Contestant, Goal, Group, Prepared, Setting
-from benchmarks.records import Benchmark
-from benchmarks.texts import real_text
 from torchdefine.build import VocabularyFacts
 from torchdefine.build_translation import build_translator
 from torchdefine.decoding.beam import BeamOptions, TargetTokens, beam_search
 from torchdefine.models import Translator
+
+from benchmarks.measuring import Contestant, Goal, Group, Prepared, Setting
+from benchmarks.records import Benchmark
+from benchmarks.texts import real_text
 from torchdefine.recipe import load_recipe
 
 PAD, BOS, EOS = 0, 1, 2

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torchdefine.build import VocabularyFacts, build_language_model, open_corpus
 
 from benchmarks.measuring import Contestant, Goal, Group, Prepared, Rows, Setting, Work
 from benchmarks.records import Benchmark
-from torchdefine.build import VocabularyFacts, build_language_model, open_corpus
 from torchdefine.data import TokenStreams
 from torchdefine.recipe import load_recipe
 from torchdefine.training.batches import TextBatches

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchdefine.build import VocabularyFacts, build_embedding, build_language_model
+from torchdefine.build_translation import build_translator
+from torchdefine.recipe.settings import merge
 
 from benchmarks.measuring import (
     Contestant,
@@ -29,12 +32,9 @@ from benchmarks.plain_transformer_xl import PlainTransformerXL
 from benchmarks.plain_translator import PlainTranslator
 from benchmarks.records import Benchmark
 from benchmarks.texts import WIKIPEDIA_SIZE, real_text
-from torchdefine.build import VocabularyFacts, build_embedding, build_language_model
-from torchdefine.build_translation import build_translator
 from torchdefine.context import TransformerShape, TransformerXL
 from torchdefine.data import IGNORE
 from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.recipe.settings import merge
 from torchdefine.training.batches import Batch, Part
 from torchdefine.training.optimizers import make_optimizer
 from torchdefine.training.precision import Precision

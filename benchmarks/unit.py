@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torchdefine.build import VocabularyFacts, build_embedding
 
 from benchmarks.measuring import Contestant, Goal, Group, Prepared, Rows, Setting, Work, times_faster
 from benchmarks.plain_step import in_plain_torch
@@ -21,7 +22,6 @@ from benchmarks.recorded import recorded
 from benchmarks.records import Benchmark
 from benchmarks.steps import NO_GPU
 from benchmarks.texts import WIKIPEDIA_SIZE, real_text
-from torchdefine.build import VocabularyFacts, build_embedding
 from torchdefine.embedding import DefineUnit, DenseMLP
 from torchdefine.embedding.unit import ExpansionLayer
 from torchdefine.ops import plain_torch

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from torchdefine.build import VocabularyFacts, build_language_model
+from torchdefine.models import LanguageModel
 
 from torchdefine.analysis.correlation import CorrelationMap, embedding_maps
 from torchdefine.analysis.maps import draw
-from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.files import read_json, write_json
-from torchdefine.models import LanguageModel
 from torchdefine.run import Run, load_run
 
 HERE = Path(__file__).parent

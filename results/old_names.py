@@ -69,7 +69,11 @@ def _rename_output(old: Mapping[str, Any], whole: Mapping[str, Any], new: dict[s
         new["loss"]["label_smoothing"] = given.pop("label_smoothing")
     given.pop("options", None)
     banded = whole.get("output", {}).get("kind") == "adaptive"
-    if banded and whole.get("embedding", {}).get("map", "standard") != "adaptive" and ("kind" in given or "cutoffs" in given):
+    if (
+        banded
+        and whole.get("embedding", {}).get("map", "standard") != "adaptive"
+        and ("kind" in given or "cutoffs" in given)
+    ):
         given["kind"] = "adaptive-table"
     new["output"] = given
 

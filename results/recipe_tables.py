@@ -7,10 +7,10 @@ from pathlib import Path
 
 from curves import draw_curves
 from provenance import short_commit
+from torchdefine.recipe.settings import to_plain
 
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.recipe.recipe import SECTIONS
-from torchdefine.recipe.settings import to_plain
 
 DEFAULTS = to_plain(Recipe())
 HEADER = (

@@ -31,14 +31,14 @@ from typing import Any
 import torch
 import yaml
 from refusing import run_or_refuse
+from torchdefine.recipe.effects import settings_without_effect
+from torchdefine.recipe.settings import merge, to_plain
 
 from torchdefine import Run, train
 from torchdefine.data import find_splits, resolve_corpus
 from torchdefine.errors import UserError
 from torchdefine.files import read_json, write_json
 from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.recipe.effects import settings_without_effect
-from torchdefine.recipe.settings import merge, to_plain
 from torchdefine.training import Diverged
 from torchdefine.training.progress import LineReporter
 

@@ -12,11 +12,11 @@ from curves import draw_curves
 from provenance import short_commit
 from run_stage import agrees, best_settings, own_settings, read_stage
 from speed import training_speed
+from torchdefine.recipe.settings import merge, to_plain
 
 from torchdefine.errors import UserError
 from torchdefine.files import read_json
 from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.recipe.settings import merge, to_plain
 
 HERE = Path(__file__).parent
 STAGES = (

@@ -1,10 +1,12 @@
 """Every setting of a recipe reaches its part. All values here differ, so that none passes for another."""
 
 import pytest
-
-from torchdefine import ProjectiveMap
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.build_translation import beam_options, build_translator
+from torchdefine.decoding import BeamOptions
+from torchdefine.models.language_model import LossOptions
+
+from torchdefine import ProjectiveMap
 from torchdefine.context import (
     LSTM,
     LSTMDropout,
@@ -14,8 +16,6 @@ from torchdefine.context import (
     TransformerShape,
     TransformerXL,
 )
-from torchdefine.decoding import BeamOptions
-from torchdefine.models.language_model import LossOptions
 from torchdefine.recipe import load_recipe
 
 VOCABULARY = VocabularyFacts(50)

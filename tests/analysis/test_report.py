@@ -13,20 +13,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchdefine.analysis.plots import draw
+from torchdefine.analysis.report_maps import _reference, layout_rows
+from torchdefine.recipe.sections import EmbeddingSettings
 
 from tests.training.test_loop import StopAt
 from torchdefine import load_run, train
 from torchdefine.analysis.correlation import CorrelationMap
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours, readable_token
 from torchdefine.analysis.pictures import curve_figure, parameter_figure, readable_ticks, save_figure, undrawn_curves
-from torchdefine.analysis.plots import draw
 from torchdefine.analysis.report import ReportOptions, write_report
-from torchdefine.analysis.report_maps import _reference, layout_rows
 from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.data import Vocabulary
 from torchdefine.data.tokenizer import train_bpe_on
 from torchdefine.errors import UserError
-from torchdefine.recipe.sections import EmbeddingSettings
 from torchdefine.training import Interrupted
 
 

@@ -7,11 +7,11 @@ import math
 from pathlib import Path
 
 import pytest
+from torchdefine.analysis.seeds import same_but_for_seed
 
 from torchdefine import train
 from torchdefine.analysis.comparison import Comparison, compare_runs, print_comparison
 from torchdefine.analysis.run_summary import RunSummary
-from torchdefine.analysis.seeds import same_but_for_seed
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
 from torchdefine.analysis.settings_table import differing_settings
+
 from torchdefine.recipe import load_recipe
 
 

@@ -12,10 +12,10 @@ from benchmarks.plain_step import PlainStep, TorchAdaptiveLoss
 from benchmarks.plain_transformer_xl import PlainTransformerXL
 from benchmarks.steps import FAMILIES, Family, OurLoss, Place, build_model, group_of, our_step, plain_step
 from torch import nn
+from torchdefine.recipe.settings import merge
 
 from torchdefine.context import LSTM
 from torchdefine.output import AdaptiveSoftmax
-from torchdefine.recipe.settings import merge
 from torchdefine.training.precision import Precision
 
 SETTING = Setting(torch.device("cpu"), small=True, repeats=2)

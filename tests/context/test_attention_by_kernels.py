@@ -109,7 +109,19 @@ def test_kernels_in_a_model_stay_close_to_float64(reach: Reach, dtype: torch.dty
 @pytest.mark.gpu
 def test_no_step_by_kernels_waits_for_the_gpu() -> None:
     """Torch itself raises an error where something waits."""
-    model = TransformerXL(32, TransformerXLConfig(layers=2, heads=2, head_dim=9, inner_dim=64, memory=16, input_dropout=0.1, hidden_dropout=0.1, output_dropout=0.1)).cuda()
+    model = TransformerXL(
+        32,
+        TransformerXLConfig(
+            layers=2,
+            heads=2,
+            head_dim=9,
+            inner_dim=64,
+            memory=16,
+            input_dropout=0.1,
+            hidden_dropout=0.1,
+            output_dropout=0.1,
+        ),
+    ).cuda()
     x, state = torch.randn(2, 16, 32, device="cuda"), model.initial_state(2)
     for mode in ("default", "error"):  # the first step compiles
         torch.cuda.set_sync_debug_mode(mode)

@@ -20,7 +20,9 @@ SIZES = {"heads": 2, "head_dim": 3, "inner_dim": 10}
 
 def make(reach: Reach, layers: int = 2, dim: int = 6, **more) -> TransformerXL:
     evaluation = {"eval_same_length": reach.same_length, "eval_clamp": reach.clamp}
-    model = TransformerXL(dim, TransformerXLConfig(layers=layers, **SIZES | reach._asdict() | evaluation | more)).double()
+    model = TransformerXL(
+        dim, TransformerXLConfig(layers=layers, **SIZES | reach._asdict() | evaluation | more)
+    ).double()
     with torch.no_grad():
         for parameter in model.parameters():  # larger than they start, so that an error would show
             parameter.add_(torch.randn_like(parameter), alpha=0.4)
@@ -310,7 +312,9 @@ def test_half_precision_stays_close() -> None:
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_a_memory_in_half_precision_loses_nothing(pre_norm: bool) -> None:
     """Products round what they read of it anyway; a norm before them does not, and its memory stays exact."""
-    model = TransformerXL(16, TransformerXLConfig(layers=2, heads=2, head_dim=5, inner_dim=32, memory=8, pre_norm=pre_norm))
+    model = TransformerXL(
+        16, TransformerXLConfig(layers=2, heads=2, head_dim=5, inner_dim=32, memory=8, pre_norm=pre_norm)
+    )
     exact = model.initial_state(2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         half = model.initial_state(2)
@@ -378,7 +382,20 @@ def test_the_fused_kernel_gives_the_same_numbers(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 def test_no_step_waits_for_the_gpu() -> None:
     """Torch itself raises an error where something waits."""
-    model = TransformerXL(32, TransformerXLConfig(layers=2, heads=2, head_dim=9, inner_dim=64, memory=16, input_dropout=0.1, hidden_dropout=0.1, output_dropout=0.1, attention_dropout=0.1)).cuda()
+    model = TransformerXL(
+        32,
+        TransformerXLConfig(
+            layers=2,
+            heads=2,
+            head_dim=9,
+            inner_dim=64,
+            memory=16,
+            input_dropout=0.1,
+            hidden_dropout=0.1,
+            output_dropout=0.1,
+            attention_dropout=0.1,
+        ),
+    ).cuda()
     x, state = torch.randn(2, 16, 32, device="cuda"), model.initial_state(2)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -476,7 +493,9 @@ def test_bad_sizes_are_refused() -> None:
 def test_kernels_are_no_less_exact_than_plain_torch_under_autocast(
     pre_norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = TransformerXL(64, TransformerXLConfig(layers=3, heads=4, head_dim=17, inner_dim=130, memory=50, pre_norm=pre_norm)).cuda()
+    model = TransformerXL(
+        64, TransformerXLConfig(layers=3, heads=4, head_dim=17, inner_dim=130, memory=50, pre_norm=pre_norm)
+    ).cuda()
     segments = [torch.randn(3, 37, 64, device="cuda", requires_grad=True) for _ in range(2)]
     results = []
     for kind in ("exact", "plain", "fused"):

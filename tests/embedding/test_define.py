@@ -282,7 +282,6 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         DeFINE.load(tmp_path / "nowhere")
 
 
-
 def test_it_says_what_it_saves() -> None:
     embedding = DeFINE(5000, 64, map_dim=32, expand_dim=256)
     count = sum(parameter.numel() for parameter in embedding.parameters())

@@ -8,7 +8,9 @@ from torchdefine.errors import UserError
 PUBLISHED = {"groups": "cycle", "reach_expand_dim": False, "rounding": "down"}
 
 
-def planned(map_dim: int, expand_dim: int, embedding_dim: int, depth: int, max_groups: int | None = None, **rules) -> Plan:
+def planned(
+    map_dim: int, expand_dim: int, embedding_dim: int, depth: int, max_groups: int | None = None, **rules
+) -> Plan:
     sizes = {"embedding_dim": embedding_dim, "expand_dim": expand_dim, "depth": depth, "max_groups": max_groups}
     return make_plan(map_dim, UnitConfig(**sizes, **rules))
 

@@ -284,7 +284,6 @@ def test_a_rescaled_input_gives_the_same(variant: str) -> None:
     torch.testing.assert_close(unit(x / 50), before)
 
 
-
 def test_options_survive_a_round_trip() -> None:
     config = UnitConfig.of("glt-shuffle", norm="group", dropout=0.2, multiple_of=8)
     assert UnitConfig.read(to_plain(config), "unit") == config

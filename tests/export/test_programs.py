@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torchdefine.inference import CodeLearning, compress_embedding
+from torchdefine.models import LanguageModel, Translator
 
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap
 from torchdefine.context import (
@@ -27,8 +29,6 @@ from torchdefine.export import Port, Program, formats, on_the_cpu
 from torchdefine.export.check import CHECKED_AT, TOLERANCE, _difference, difference_to_model, wrong_outputs
 from torchdefine.export.formats import FORMATS, OLDEST_TORCH, TRACED_AT, Runner, trace
 from torchdefine.export.program import DTYPES
-from torchdefine.inference import CodeLearning, Compression, compress_embedding
-from torchdefine.models import LanguageModel, Translator
 from torchdefine.output import AdaptiveSoftmax, AdaptiveTableSoftmax, FullSoftmax, MixtureSoftmax
 from torchdefine.tasks.language import programs as language
 from torchdefine.tasks.translation import programs as translation

@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-
-from torchdefine import train
-from torchdefine.analysis.parameters import parameter_report
 from torchdefine.build import VocabularyFacts, build_language_model
 from torchdefine.build_translation import build_translator
 from torchdefine.cli.recipe_page import recipe_page
+from torchdefine.recipe.effects import implied_settings, settings_without_effect
+from torchdefine.recipe.settings import explain, to_plain
+
+from torchdefine import train
+from torchdefine.analysis.parameters import parameter_report
 from torchdefine.context import TransformerXL
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
 from torchdefine.output import FullSoftmax
 from torchdefine.recipe import Recipe, load_recipe, recipe_names
-from torchdefine.recipe.effects import implied_settings, settings_without_effect
-from torchdefine.recipe.settings import explain, to_plain
 from torchdefine.run.exporting import _without_paths
 
 

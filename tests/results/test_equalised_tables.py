@@ -5,8 +5,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torchdefine.recipe import load_recipe
 from torchdefine.recipe.settings import to_plain
+
+from torchdefine.recipe import load_recipe
 
 tables = import_module("equalised_tables")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torchdefine.recipe.settings import merge, to_plain
 
 from torchdefine.recipe import load_recipe
-from torchdefine.recipe.settings import merge, to_plain
 
 run_stage, rate_tables = map(import_module, ("run_stage", "rate_tables"))
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torchdefine.recipe.settings import to_plain
 
 from torchdefine.recipe import load_recipe
-from torchdefine.recipe.settings import to_plain
 
 tables = import_module("recipe_tables")
 

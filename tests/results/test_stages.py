@@ -13,11 +13,11 @@ import pytest
 import torch
 import yaml
 from benchmarks.measuring import Setting
-
 from torchdefine.build import VocabularyFacts, build_language_model
+from torchdefine.recipe.settings import merge, to_plain
+
 from torchdefine.errors import UserError
 from torchdefine.recipe import load_recipe
-from torchdefine.recipe.settings import merge, to_plain
 from torchdefine.training.batches import Batch, Part
 
 RESULTS = Path(__file__).parent.parent.parent / "results"

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torchdefine.decoding import SamplingOptions
 
 from torchdefine import Run, load_run, train
 from torchdefine.cli import main
 from torchdefine.data import SubwordTokenizer
-from torchdefine.decoding import SamplingOptions
 from torchdefine.errors import UserError
 from torchdefine.output import AdaptiveTableSoftmax
 from torchdefine.training.progress import watched

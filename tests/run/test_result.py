@@ -5,12 +5,12 @@ import math
 from pathlib import Path
 
 import pytest
+from torchdefine.training.result import shortfall
 
 from torchdefine import train
 from torchdefine.training import RunFolder
 from torchdefine.training.loop import Diverged
 from torchdefine.training.progress import LineReporter
-from torchdefine.training.result import shortfall
 
 
 def result(valid: float | None, last: float | None, unigram: float | None = 300.0, loss: float = 7.0) -> dict:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchdefine.run.tasks import _text_data
 
 from torchdefine import train
 from torchdefine.cli import command_line
 from torchdefine.data import encode_corpus
 from torchdefine.errors import MachineError, UserError
 from torchdefine.recipe import load_recipe
-from torchdefine.run.tasks import _text_data
 from torchdefine.training import RunFolder
 from torchdefine.training.checkpoint import read_checkpoint, write_checkpoint
 from torchdefine.training.distributed import Processes, joined_processes

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
 from torchdefine.build import VocabularyFacts, build_language_model
+
 from torchdefine.ops import plain_torch
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.training.batches import Batch, Part

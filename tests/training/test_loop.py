@@ -19,13 +19,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torchdefine.training.evaluate import perplexity
 
 from torchdefine import build, load_run, register_output, train
 from torchdefine.errors import MachineError, UserError
 from torchdefine.output import OutputLayer
 from torchdefine.training import Interrupted, RunFolder
 from torchdefine.training.batches import Batch
-from torchdefine.training.evaluate import perplexity
 from torchdefine.training.precision import Precision
 from torchdefine.training.progress import QuietReporter
 from torchdefine.training.schedules import Schedule

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torchdefine.models import HostHint, LanguageModel, LossOptions
 
 from torchdefine import StandardMap, train
 from torchdefine.context import LSTM, LayerSizes, Reach, TransformerXL
 from torchdefine.data import TokenStreams
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.models import HostHint, LanguageModel, LossOptions
 from torchdefine.output import FullSoftmax
 from torchdefine.recipe import TrainSettings
 from torchdefine.training.batches import Batch, TextBatches

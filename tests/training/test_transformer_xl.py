@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torchdefine.decoding import SamplingOptions, generate
 
 from tests.test_cli import Command, torchdefine  # noqa: F401
 from tests.training.test_loop import StopAt, assert_same_run, with_the_golden_torch
 from torchdefine import load_run, train
 from torchdefine.data import encode_corpus, resolve_corpus
-from torchdefine.decoding import SamplingOptions, generate
 from torchdefine.run import Run
 from torchdefine.training import Interrupted, RunFolder, evaluate
 

@@ -89,9 +89,7 @@ def test_subwords_are_counted(texts: Path, tmp_path: Path) -> None:
         ({"kind": "standard"}, {"kind": "full"}, ""),
     ],
 )
-def test_bands_beyond_the_vocabulary_are_named(
-    embedding: dict[str, Any], output: dict[str, Any], said: str
-) -> None:
+def test_bands_beyond_the_vocabulary_are_named(embedding: dict[str, Any], output: dict[str, Any], said: str) -> None:
     found = describe_bands(10, recipe_of({"embedding": embedding, "output": output}))
     assert [sentence.startswith(said) for sentence in found] == ([True] if said else [])
 

@@ -16,7 +16,11 @@ from torchdefine.tasks.language import LanguageLossConfig, LanguageModel
 def adaptive_model() -> LanguageModel:
     bands = AdaptiveMap(50, 16, (10, 30), division=2)
     bands.reset_parameters(0.25)
-    return LanguageModel(DeFINE.over(bands, 24, expand_dim=64), LSTM(24, LSTMConfig(layers=2, hidden_dim=20, output_dim=16)), AdaptiveSoftmax(16, bands))
+    return LanguageModel(
+        DeFINE.over(bands, 24, expand_dim=64),
+        LSTM(24, LSTMConfig(layers=2, hidden_dim=20, output_dim=16)),
+        AdaptiveSoftmax(16, bands),
+    )
 
 
 def standard_model() -> LanguageModel:
@@ -73,7 +77,9 @@ def test_parameters_by_part_add_up() -> None:
 
 def test_label_smoothing_counts_in_training_only() -> None:
     table = StandardMap(50, 16)
-    model = LanguageModel(TokenEmbedding(table), LSTM(16, output_dim=16), FullSoftmax(16, table), LanguageLossConfig(label_smoothing=0.3))
+    model = LanguageModel(
+        TokenEmbedding(table), LSTM(16, output_dim=16), FullSoftmax(16, table), LanguageLossConfig(label_smoothing=0.3)
+    )
     ids = torch.randint(0, 50, (2, 5))
     smoothed, _ = model(ids, ids, model.initial_state(2))
     model.eval()
@@ -90,7 +96,9 @@ def test_output_dropout_zeroes_whole_features_in_training() -> None:
             seen.append(hidden)
             return super().loss(hidden, targets, **options)
 
-    model = LanguageModel(TokenEmbedding(table), LSTM(16, output_dim=16), Watched(16, table), LanguageLossConfig(output_dropout=0.5))
+    model = LanguageModel(
+        TokenEmbedding(table), LSTM(16, output_dim=16), Watched(16, table), LanguageLossConfig(output_dropout=0.5)
+    )
     ids = torch.randint(0, 50, (2, 5))
     model(ids, ids, model.initial_state(2))
     zero = seen[0] == 0

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from tests.tasks.language.test_model import adaptive_model
 
+from tests.tasks.language.test_model import adaptive_model
 from torchdefine.errors import MachineError, UserError
 from torchdefine.tasks.language import generate
 from torchdefine.tasks.sampling import SamplingOptions, draw, draw_rows

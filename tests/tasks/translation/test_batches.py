@@ -109,7 +109,9 @@ def test_a_step_weighs_every_target_token_alike(recipe: TranslationRecipe, bitex
     assert float(step.summed_loss) == pytest.approx(float(total.detach()), rel=1e-5)
 
 
-def test_perplexity_counts_every_target_token_once(recipe: TranslationRecipe, bitext: Bitext, bitext_folder: Path) -> None:
+def test_perplexity_counts_every_target_token_once(
+    recipe: TranslationRecipe, bitext: Bitext, bitext_folder: Path
+) -> None:
     model = build(recipe, bitext).double()
     pairs, tokenization = bitext.splits["valid"], bitext.tokenization
     found = evaluate_pairs(model, pairs, tokenization, batch_tokens=64)

@@ -185,9 +185,7 @@ def test_beam_1_is_greedy(world: int) -> None:
 def translator(norm: str = "pre", vocabulary: int = 23) -> Translator:
     torch.manual_seed(3)
     embedding = TokenEmbedding(StandardMap(vocabulary, 16))
-    config = TransformerConfig(
-        heads=2, hidden_dim=32, encoder_layers=2, decoder_layers=2, norm=norm, dropout=0.3
-    )
+    config = TransformerConfig(heads=2, hidden_dim=32, encoder_layers=2, decoder_layers=2, norm=norm, dropout=0.3)
     output = FullSoftmax(16, num_embeddings=vocabulary)
     model = Translator(embedding, embedding, Transformer(16, config), output, PAD).double().eval()
     with torch.no_grad():  # targets that differ, and end before they must

@@ -14,10 +14,10 @@ pytest.importorskip("sacrebleu")
 from torchdefine import cli, load_run, train
 from torchdefine.errors import UserError
 from torchdefine.run import Run
+from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.tasks.translation import BeamConfig, TranslationOptions
 from torchdefine.training import Interrupted
-from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.training.progress import QuietReporter
 
 
