@@ -8,20 +8,3 @@ from torchdefine.context.transformer_xl import TransformerXL, TransformerXLConfi
 
 CONTEXTS = Kinds("context model", LSTMConfig, TransformerXLConfig)
 register_context = CONTEXTS.register
-
-__all__ = [
-    "CONTEXTS",
-    "LSTM",
-    "ContextModel",
-    "DecoderState",
-    "LSTMConfig",
-    "LSTMState",
-    "State",
-    "SteppingModel",
-    "Transformer",
-    "TransformerConfig",
-    "TransformerXL",
-    "TransformerXLConfig",
-    "TransformerXLState",
-    "register_context",
-]

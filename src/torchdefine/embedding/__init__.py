@@ -25,37 +25,3 @@ for _variant, _settings in VARIANTS.items():
     UNITS.register(UnitConfig, _variant, **_settings)
 register_embedding = EMBEDDINGS.register
 register_unit = UNITS.register
-
-__all__ = [
-    "EMBEDDINGS",
-    "UNITS",
-    "VARIANTS",
-    "AdaptiveConfig",
-    "AdaptiveMap",
-    "DeFINE",
-    "DefineUnit",
-    "DenseMLP",
-    "DenseProjection",
-    "GroupLinear",
-    "LooksUp",
-    "MLPConfig",
-    "MapConfig",
-    "MapLayer",
-    "NoUnitConfig",
-    "Plan",
-    "ProjectionConfig",
-    "ProjectiveConfig",
-    "ProjectiveMap",
-    "StandardConfig",
-    "StandardMap",
-    "TokenEmbedding",
-    "UnitConfig",
-    "VocabularyFacts",
-    "build_embedding",
-    "cached_embedding",
-    "finished_table",
-    "make_plan",
-    "register_embedding",
-    "register_unit",
-    "shrink_cutoffs",
-]

@@ -3,16 +3,3 @@
 from torchdefine.export.program import Exportable, Port, Program
 from torchdefine.export.read import LoadedExport, LoadedProgram, check_export, load_export
 from torchdefine.export.write import ExportedFrom, export_model, on_the_cpu
-
-__all__ = [
-    "Exportable",
-    "ExportedFrom",
-    "LoadedExport",
-    "LoadedProgram",
-    "Port",
-    "Program",
-    "check_export",
-    "export_model",
-    "load_export",
-    "on_the_cpu",
-]

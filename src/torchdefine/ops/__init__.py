@@ -13,29 +13,3 @@ from torchdefine.ops.relu_dropout import relu_dropout
 from torchdefine.ops.residual_norm import has_fused_kernels, residual_norm
 from torchdefine.ops.softmax_loss import add_column_sums, softmax_loss
 from torchdefine.ops.taken_rows import taken_rows
-
-__all__ = [
-    "Impl",
-    "Scoring",
-    "StackForm",
-    "StackLayer",
-    "add_column_sums",
-    "autocast_dtype",
-    "converted",
-    "exact_dtype",
-    "group_stack",
-    "has_attention_kernel",
-    "has_fused_kernels",
-    "has_kernel",
-    "locked_dropout",
-    "lstm",
-    "padded_inward",
-    "padded_outward",
-    "plain_torch",
-    "product_dtype",
-    "relative_attention",
-    "relu_dropout",
-    "residual_norm",
-    "softmax_loss",
-    "taken_rows",
-]

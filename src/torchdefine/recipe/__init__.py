@@ -11,16 +11,3 @@ from torchdefine.recipe.recipe import (
     short_name,
 )
 from torchdefine.task import FORMAT_VERSION, Recipe
-
-__all__ = [
-    "FILE_ENDINGS",
-    "FORMAT_VERSION",
-    "RUN_SETTINGS_FILE",
-    "Recipe",
-    "load_recipe",
-    "merged",
-    "recipe_names",
-    "recipe_of",
-    "recipes_below",
-    "short_name",
-]

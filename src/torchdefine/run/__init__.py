@@ -4,5 +4,3 @@ from torchdefine.run.folder import RunFolder
 from torchdefine.run.load import average_run, load_run
 from torchdefine.run.run import Run
 from torchdefine.run.train import train
-
-__all__ = ["Run", "RunFolder", "average_run", "load_run", "train"]

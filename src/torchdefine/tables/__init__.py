@@ -11,28 +11,3 @@ from torchdefine.tables.quantised import dense_table, quantised_table
 from torchdefine.tables.rows import DenseRows, Rows
 from torchdefine.tables.source import Candidate, Method, Source
 from torchdefine.tables.units import UnitFitting, unit_table
-
-__all__ = [
-    "METHODS",
-    "Budget",
-    "Candidate",
-    "CodeLearning",
-    "CompactTable",
-    "Compressed",
-    "DenseRows",
-    "Entry",
-    "Method",
-    "Rows",
-    "Source",
-    "UnitFitting",
-    "coded_table",
-    "compress_embedding",
-    "dense_table",
-    "frequent_rows_table",
-    "load_table",
-    "quantised_table",
-    "svd_table",
-    "table_method",
-    "transform_table",
-    "unit_table",
-]

@@ -5,17 +5,3 @@ from torchdefine.training.evaluation import Evaluation
 from torchdefine.training.loop import Diverged, Interrupted, TrainConfig, Trainer
 from torchdefine.training.optimizers import OPTIMIZERS, OptimizerConfig
 from torchdefine.training.schedules import SCHEDULES, ConstantConfig
-
-__all__ = [
-    "AVERAGING",
-    "OPTIMIZERS",
-    "SCHEDULES",
-    "ConstantConfig",
-    "Diverged",
-    "Evaluation",
-    "Interrupted",
-    "NoAveragingConfig",
-    "OptimizerConfig",
-    "TrainConfig",
-    "Trainer",
-]

@@ -7,17 +7,3 @@ from torchdefine.tasks.language.neural_cache import NeuralCache, tune_neural_cac
 from torchdefine.tasks.language.recipe import LanguageRecipe
 from torchdefine.tasks.language.run import LanguageRun
 from torchdefine.tasks.language.task import LanguageTask, build_language_model, open_corpus
-
-__all__ = [
-    "LanguageLossConfig",
-    "LanguageModel",
-    "LanguageRecipe",
-    "LanguageRun",
-    "LanguageTask",
-    "NeuralCache",
-    "build_language_model",
-    "evaluate",
-    "generate",
-    "open_corpus",
-    "tune_neural_cache",
-]

@@ -15,22 +15,3 @@ from torchdefine.tasks.translation.model import Translator
 from torchdefine.tasks.translation.recipe import TranslationRecipe
 from torchdefine.tasks.translation.run import TranslationEvaluation, TranslationRun
 from torchdefine.tasks.translation.task import TranslationTask, build_translator
-
-__all__ = [
-    "BeamConfig",
-    "LongLine",
-    "Translation",
-    "TranslationEvaluation",
-    "TranslationOptions",
-    "TranslationRecipe",
-    "TranslationRun",
-    "TranslationScores",
-    "TranslationTask",
-    "Translator",
-    "beam_search",
-    "build_translator",
-    "open_bitext",
-    "require_sacrebleu",
-    "score_translations",
-    "translate_lines",
-]
