@@ -8,6 +8,7 @@ from torchdefine import AdaptiveMap, DeFINE, StandardMap
 from torchdefine.context import LSTM, LSTMConfig
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
+from torchdefine.modes import prepare
 from torchdefine.ops import locked_dropout
 from torchdefine.output import AdaptiveSoftmax, FullSoftmax, HostHint
 from torchdefine.tasks.language import LanguageLossConfig, LanguageModel
@@ -172,6 +173,7 @@ def dropping_model() -> LanguageModel:
 @pytest.mark.parametrize("training", [True, False])
 def test_a_hint_changes_nothing_but_what_is_waited_for(make, training: bool) -> None:
     model = make().double().train(training)
+    prepare(model)
     tokens = torch.randint(0, 50, (4, 61))
     ids, targets = tokens[:, :-1], tokens[:, 1:].clone()
     targets[3, 40:] = -100
@@ -187,10 +189,13 @@ def test_a_hint_changes_nothing_but_what_is_waited_for(make, training: bool) -> 
 def test_a_hint_leaves_room_for_every_id() -> None:
     """The ids are the targets but for the first of each row and what stands for padding: here none is among them."""
     ids, targets = torch.tensor([[0, 1, 1], [10, 1, 49]]), torch.tensor([[1, 1, 1], [1, -100, -100]])
-    hint = adaptive_model().host_hint(targets.numpy())
+    model, dropping = adaptive_model(), dropping_model()
+    prepare(model)
+    prepare(dropping)
+    hint = model.host_hint(targets.numpy())
     assert hint.distinct is not None
     assert hint.distinct >= len(ids.unique())
-    assert dropping_model().train().host_hint(targets.numpy()) == HostHint(None, None)
+    assert dropping.host_hint(targets.numpy()) == HostHint(None, None)
 
 
 def test_a_hint_holds_in_either_mode() -> None:
@@ -201,8 +206,10 @@ def test_a_hint_holds_in_either_mode() -> None:
     tokens = torch.randint(0, 60, (4, 61))
     ids, targets = tokens[:, :-1], tokens[:, 1:]
     for asked, used in ((False, True), (True, False)):
-        hint = model.train(asked).host_hint(targets.numpy())
-        losses, _ = model.train(used)(ids, targets, model.initial_state(4), hint=hint)
+        prepare(model.train(asked))
+        hint = model.host_hint(targets.numpy())
+        prepare(model.train(used))
+        losses, _ = model(ids, targets, model.initial_state(4), hint=hint)
         assert losses.objective.isfinite()
 
 
@@ -228,6 +235,7 @@ def test_widths_that_do_not_meet_are_refused() -> None:
 def test_nothing_of_a_step_is_copied_into_another_order(make) -> None:
     """What goes into the LSTM lies position by position, and so does what the output layer takes of it."""
     model = make().train()
+    prepare(model)
     strides = []
     model.context.layers[0].register_forward_pre_hook(lambda _module, given: strides.append(given[0].is_contiguous()))
     ids = torch.randint(0, 50, (5, 30))
@@ -271,8 +279,8 @@ def test_embeddings_of_others_get_ids_as_they_are() -> None:
     """Ours may take positions first, since it knows nothing but tokens; who reads places must not."""
 
     class WithPlaces(TokenEmbedding):
-        def forward(self, ids: Tensor, distinct: int | None = None) -> Tensor:
-            return super().forward(ids, distinct) + torch.arange(ids.shape[1])[None, :, None]
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids) + torch.arange(ids.shape[1])[None, :, None]
 
     table = StandardMap(50, 16)
     ids, seen = torch.randint(0, 50, (3, 5)), []
@@ -281,6 +289,7 @@ def test_embeddings_of_others_get_ids_as_they_are() -> None:
         vectors = []
         model.context.register_forward_pre_hook(lambda _module, given, kept=vectors: kept.append(given[0]))
         embedding.register_forward_hook(lambda _module, given, _output: seen.append(given[0].shape))
+        prepare(model)
         model.hidden(ids, model.initial_state(3))
         torch.testing.assert_close(vectors[0], embedding(ids))
     assert set(seen) == {(3, 5)}

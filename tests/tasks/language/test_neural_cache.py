@@ -76,7 +76,6 @@ def test_tuning_finds_the_best_of_its_choices_in_one_pass(run: Run, corpus: Path
     assert only == (choices[0], pytest.approx(losses[0], rel=1e-6))
 
 
-@pytest.mark.skip(reason="the command line is being ported")
 def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(run.folder.path)
     with pytest.raises(SystemExit) as done:
@@ -99,7 +98,6 @@ def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture
     assert load_run(folder).evaluate("test").perplexity > 1
 
 
-@pytest.mark.skip(reason="the command line is being ported")
 def test_a_cache_is_tuned_under_the_settings_that_it_is_used_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict = {}
 

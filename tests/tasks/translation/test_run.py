@@ -98,7 +98,6 @@ def test_a_loaded_run_translates_alike_for_every_batch_size(run: Run) -> None:
     assert [found[0].text for found in greedy] == [found[0].text for found in drawn]
 
 
-@pytest.mark.skip(reason="the command line is being ported")
 def test_commands_on_a_translator(
     run: Run, bitext_folder: Path, tmp_path: Path, capfd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +153,6 @@ def test_translations_are_of_the_text_that_was_asked_for(run: Run, bitext_folder
             assert [example[side] for example in shown] == lines[::3]
 
 
-@pytest.mark.skip(reason="the command line is being ported")
 def test_misuse_is_refused_in_one_sentence(
     run: Run, bitext_folder: Path, tmp_path: Path, capfd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,10 +175,10 @@ def test_misuse_is_refused_in_one_sentence(
         (("translate", str(tmp_path)), b"one\n", "holds no run"),
         (("generate", folder), b"", "is a model for translation, which has no `generate`"),
         (("average", folder, "--last", "7"), b"", "has kept 3 checkpoints: average 2 to 3 of them"),
-        (("eval", folder, "--length", "7"), b"", "are for language models"),
-        (("eval", folder, "--batch-size", "0"), b"", "are for language models"),
-        (("eval", folder, "--memory", "7"), b"", "are for language models"),
-        (("eval", folder, "--clamp", "7"), b"", "are for language models"),
+        (("eval", folder, "--length", "7"), b"", "--length means nothing to a model for translation"),
+        (("eval", folder, "--batch-size", "0"), b"", "--batch-size means nothing to a model for translation"),
+        (("eval", folder, "--memory", "7"), b"", "--memory means nothing to a model for translation"),
+        (("eval", folder, "--clamp", "7"), b"", "--clamp means nothing to a model for translation"),
         (("eval", folder, "--split", "tset"), b"", "The split 'tset' is unknown: use train, valid or test"),
     ):
         assert command(*arguments, stdin=stdin, monkeypatch=monkeypatch) == 2, arguments
@@ -201,7 +199,6 @@ def test_one_split_is_evaluated_without_reading_the_others(run: Run, bitext_fold
         run.evaluate("valid", data=tmp_path)
 
 
-@pytest.mark.skip(reason="analysis is being ported")
 def test_comparison_and_report(run: Run, tmp_path: Path) -> None:
     from torchdefine.analysis.comparison import compare_runs
 
@@ -256,7 +253,6 @@ def test_a_single_table_trains_without_validation(
     assert len(load_run("run").translate(["one"])) == 1
 
 
-@pytest.mark.skip(reason="the command line is being ported")
 def test_a_translator_without_best_weights_is_still_called_one(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
@@ -283,7 +279,6 @@ def test_cached_translation_says_the_same(run: Run) -> None:
     assert one == pytest.approx(other, rel=1e-6)
 
 
-@pytest.mark.skip(reason="the command line is being ported")
 def test_the_command_translates_by_cached_vectors(run: Run, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     load_run(run.folder.path, device="cpu").cache()
     assert command("translate", str(run.folder.path), "--cached", stdin=b"the cat\n", monkeypatch=monkeypatch) == 0
