@@ -22,7 +22,7 @@ from torchdefine.data.sources import find_bitext
 from torchdefine.errors import UserError
 from torchdefine.files import write_json
 from torchdefine.recipe import load_recipe
-from torchdefine.training import RunFolder
+from torchdefine.run.folder import RunFolder
 from torchdefine.training.progress import LineReporter
 
 HERE = Path(__file__).parent
@@ -43,7 +43,7 @@ def run_recipe(recipe: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def check_others(recipe: str, options: argparse.Namespace) -> None:
     """What is wrong with another test set must not be found out when a model has been trained."""
-    languages = load_recipe(recipe, options.changes).bitext
+    languages = load_recipe(recipe, options.changes).data
     for bitext in options.also:
         files = find_bitext(resolve_bitext(bitext), languages.source, languages.target, require_train=False)
         if "test" not in files:
