@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ C = TypeVar("C", bound="Config")
 
 _types: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
 """What the fields of a dataclass declare."""
+_RULES: dict[str, Callable[[Any, Any], bool]] = {"at least": operator.ge, "above": operator.gt, "below": operator.lt}
 
 
 class SettingError(UserError):
@@ -64,7 +66,7 @@ class Config:
                 choices = ", ".join(map(str, get_args(declared)))
                 raise SettingError(f"{f.name} is {value!r}, but must be one of {choices}.")
             bounds = f.metadata.get("bounds", {})
-            if not all(_within(value, rule, bound) for rule, bound in bounds.items()):
+            if not all(_RULES[rule](value, bound) for rule, bound in bounds.items()):
                 rules = " and ".join(f"{rule} {bound:g}" for rule, bound in bounds.items())
                 raise SettingError(f"{f.name} is {value}, but must be {rules}.")
 
@@ -170,10 +172,6 @@ def _mapping(values: Any, place: str) -> Mapping[str, Any]:
 
 def _kind_and_settings(values: Any, place: str) -> Mapping[str, Any]:
     return {"kind": values} if isinstance(values, str) else _mapping(values, place)
-
-
-def _within(value: Any, rule: str, bound: float) -> bool:
-    return bool({"at least": value >= bound, "above": value > bound, "below": value < bound}[rule])
 
 
 def _without_none(declared: Any) -> Any:

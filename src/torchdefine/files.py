@@ -20,9 +20,6 @@ from torch import Tensor
 
 from torchdefine.errors import MachineError, UserError
 
-_UMASK = os.umask(0)  # setting it is the only way to read it
-os.umask(_UMASK)
-
 Progress = Callable[[int, int], None]
 """Called with (done, total) now and then during long work, and at its end with (total, total)."""
 
@@ -211,7 +208,8 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
         seen.add(memory)
     with replacing(path) as temporary:
         save_file(apart, temporary, metadata=metadata)
-        temporary.chmod(0o666 & ~_UMASK)  # the package would make it readable for this user only
+        # The package makes it readable for this user only; other new files are as readable as their new folder.
+        temporary.chmod(temporary.parent.stat().st_mode & 0o666)
 
 
 @contextmanager

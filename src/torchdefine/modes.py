@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -33,17 +33,15 @@ def untouched(module: nn.Module) -> bool:
 
 def prepare(model: object, on: bool = True) -> None:
     """Prepare a model's parts for fast operations as it is now, or end that; hooks added later are not called."""
-    if isinstance(model, nn.Module):
-        for part in model.modules():
-            if isinstance(part, Prepared):
-                part.prepare(on)
+    for part in _parts([model]):
+        if isinstance(part, Prepared):
+            part.prepare(on)
 
 
 @contextmanager
 def prepared(*models: object) -> Iterator[None]:
     """Models prepared for a while; afterwards those that were not are called part by part again."""
-    modules = [part for model in models if isinstance(model, nn.Module) for part in model.modules()]
-    before = [(part, part.fused) for part in modules if isinstance(part, Prepared)]
+    before = [(part, part.fused) for part in _parts(models) if isinstance(part, Prepared)]
     for model in models:
         prepare(model)
     try:
@@ -59,16 +57,17 @@ def evaluating(*models: object) -> Iterator[None]:
 
     Arguments that are not modules are left alone.
     """
-    modules = [model for model in models if isinstance(model, nn.Module)]
-    training = [part for module in modules for part in module.modules() if part.training]
-    before = [(part, part.fused) for module in modules for part in module.modules() if isinstance(part, Prepared)]
-    for module in modules:
-        module.eval()
-        prepare(module)
+    training = [part for part in _parts(models) if part.training]
+    for model in models:
+        if isinstance(model, nn.Module):
+            model.eval()
     try:
-        yield
+        with prepared(*models):
+            yield
     finally:
         for part in training:
             part.training = True
-        for part, was in before:
-            part.prepare(was)
+
+
+def _parts(models: Iterable[object]) -> list[nn.Module]:
+    return [part for model in models if isinstance(model, nn.Module) for part in model.modules()]

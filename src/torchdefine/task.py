@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -179,7 +178,7 @@ def register_task(task: T) -> T:
 
 def find_task(name: str) -> Task:
     """A task by name; those of the package are imported when they are first needed."""
-    if name not in _TASKS and name in OWN and find_spec(f"torchdefine.tasks.{name}"):
+    if name not in _TASKS and name in OWN:
         import_module(f"torchdefine.tasks.{name}")
     if name not in _TASKS:
         raise UserError(f"The task {name!r} is unknown{did_you_mean(name, task_names())}")
