@@ -5,7 +5,7 @@ import torch
 pytest.importorskip("tokenizers")
 
 from torchdefine.data import IGNORE, Bitext, BitextBatches, BitextConfig, encode_bitext
-from torchdefine.data.bitext_batches import bucket_bounds
+from torchdefine.data.batches import bucket_bounds
 from torchdefine.errors import UserError
 
 

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from torchdefine.errors import MachineError
 from torchdefine.files import Progress, atomic_file, sha256_of, write_failure, write_text
@@ -107,31 +107,21 @@ def extract(archive: Path, members: Mapping[str, Path]) -> None:
     """Take the named members of a .zip or .tgz file, and nothing else, each to the file it is mapped to."""
     try:
         if zipfile.is_zipfile(archive):
-            _extract_zip(archive, members)
-        else:
-            _extract_tgz(archive, members)
+            with zipfile.ZipFile(archive) as packed:
+                for name, target in members.items():
+                    _write_member(packed.open(name), target)
+            return
+        with gzip.open(archive) as unpacked:
+            while unpacked.read(_CHUNK_BYTES):
+                pass  # tarfile stops before gzip's checksum, which stands at the end
+        with tarfile.open(archive, "r:gz") as tar:
+            files = {info.name.removeprefix("./"): info for info in tar if info.isfile()}
+            for name, target in members.items():
+                _write_member(cast(IO[bytes], tar.extractfile(files[name])), target)
     except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise MachineError(f"The archive {archive} is damaged ({error}): fetch it again.") from error
     except KeyError as error:
         raise MachineError(f"The archive {archive} lacks a file that it should have: {error.args[0]}.") from error
-
-
-def _extract_zip(archive: Path, members: Mapping[str, Path]) -> None:
-    with zipfile.ZipFile(archive) as packed:
-        for name, target in members.items():
-            _write_member(packed.open(name), target)
-
-
-def _extract_tgz(archive: Path, members: Mapping[str, Path]) -> None:
-    with gzip.open(archive) as unpacked:
-        while unpacked.read(_CHUNK_BYTES):
-            pass  # tarfile stops before gzip's checksum, which stands at the end
-    with tarfile.open(archive, "r:gz") as packed:
-        by_name = {info.name.removeprefix("./"): info for info in packed if info.isfile()}
-        for name, target in members.items():
-            source = packed.extractfile(by_name[name])
-            assert source is not None  # it is a regular file
-            _write_member(source, target)
 
 
 def _write_member(source: IO[bytes], target: Path) -> None:

@@ -140,20 +140,19 @@ def _fetched(text: NamedText, downloads: Path, progress: Progress | None) -> Pat
     if folder.is_dir():
         return folder
     with locked(archive):
-        if folder.is_dir():  # another process has fetched it
-            return folder
-        sha256 = download(text.url, archive, text.sha256, progress)
-        _log.info(text.licence)
-        if text.sha256 is None:
-            _log.warning("The file from %s is unverified; its SHA-256 is %s.", text.url, sha256)
-        try:
-            with new_folder(folder) as unpacked:
-                extract(archive, {text.member.format(split): unpacked / f"{split}.txt" for split in SPLITS})
-        except MachineError:
-            hash_record(archive).unlink(missing_ok=True)  # or every later download would need the damaged file's hash
-            raise
-        finally:
-            archive.unlink()  # it is not needed once unpacked, and a damaged one must not stay
+        if not folder.is_dir():  # else another process has fetched it
+            sha256 = download(text.url, archive, text.sha256, progress)
+            _log.info(text.licence)
+            if text.sha256 is None:
+                _log.warning("The file from %s is unverified; its SHA-256 is %s.", text.url, sha256)
+            try:
+                with new_folder(folder) as unpacked:
+                    extract(archive, {text.member.format(split): unpacked / f"{split}.txt" for split in SPLITS})
+            except MachineError:
+                hash_record(archive).unlink(missing_ok=True)  # or a later download would need the damaged file's hash
+                raise
+            finally:
+                archive.unlink()  # it is not needed once unpacked, and a damaged one must not stay
     return folder
 
 
@@ -220,20 +219,17 @@ def _paired(folder: Path, split: str, files: list[Path], source: str, target: st
     sources, targets = ([file for file in files if _language(file) == own] for own in (source, target))
     if not sources and not targets:
         return PairedFiles(files, None)  # tables
-    parts = [_without_language(file, source) for file in sources]
-    numbered = {re.sub(r"\d+", "#", part) for part in parts}
-    alike = parts == [_without_language(file, target) for file in targets] and len(numbered) == 1
+    parts, same_parts = (  # train-1.en.xz and train-1.de.xz both are train-1
+        [re.sub(rf"\.{re.escape(own)}(\.\w+)?$", "", file.name, flags=re.IGNORECASE) for file in side]
+        for own, side in ((source, sources), (target, targets))
+    )
+    alike = parts == same_parts and len({re.sub(r"\d+", "#", part) for part in parts}) == 1
     if not alike or len(files) > len(sources) + len(targets):
         raise UserError(
             f"The {split} files of {folder} ({', '.join(file.name for file in files)}) are neither tables nor pairs of "
             f"the same name that end in .{source} and .{target}: add, rename or remove some."
         )
     return PairedFiles(sources, targets)
-
-
-def _without_language(file: Path, language: str) -> str:
-    """train-1.en.xz and train-1.de.xz both are train-1."""
-    return re.sub(rf"\.{re.escape(language)}(\.\w+)?$", "", file.name, flags=re.IGNORECASE)
 
 
 def _files_in(folder: Path, layout: str) -> list[Path]:
@@ -252,18 +248,16 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
 
 
 def _by_split(files: Iterable[Path]) -> dict[str, list[Path]]:
-    named = [(_split_of(path), path) for path in files]
-    splits = {split: [path for own, path in named if own == split] for split in SPLITS}
-    return {split: parts for split, parts in splits.items() if parts}
-
-
-def _split_of(path: Path) -> str | None:
-    """The split that a part of a file's name says; a file that names several, or a link to nothing, is refused."""
+    """The files whose names have a part that says a split; several splits, and a link to nothing, are refused."""
     also = {"training": "train", "validation": "valid", "val": "valid", "dev": "valid"}
-    parts = (part.rstrip("0123456789") for part in re.split(r"[._-]+", path.name.lower()))
-    named = sorted({also.get(part, part) for part in parts} & set(SPLITS))
-    if len(named) > 1:
-        raise UserError(f"{path} names several splits ({', '.join(named)}): rename it to one of them.")
-    if named and not path.exists():
-        raise UserError(f"{path} is a link to {path.readlink()}, which is not there: mend the link or remove it.")
-    return named[0] if named else None
+    splits: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    for path in files:
+        parts = (part.rstrip("0123456789") for part in re.split(r"[._-]+", path.name.lower()))
+        named = sorted({also.get(part, part) for part in parts} & splits.keys())
+        if len(named) > 1:
+            raise UserError(f"{path} names several splits ({', '.join(named)}): rename it to one of them.")
+        if named and not path.exists():
+            raise UserError(f"{path} is a link to {path.readlink()}, which is not there: mend the link or remove it.")
+        for split in named:
+            splits[split].append(path)
+    return {split: parts for split, parts in splits.items() if parts}

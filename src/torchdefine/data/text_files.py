@@ -88,8 +88,7 @@ def read_pairs(files: PairedFiles, advance: Callable[[int], None] = lambda _: No
             yield from _read_table(table, advance)
         return
     sides = (files.source, files.target)
-    lines = (chain.from_iterable(block.lines for block in read_texts(side, advance)) for side in sides)
-    pairs = zip_longest(*lines)
+    pairs = zip_longest(*(chain.from_iterable(block.lines for block in read_texts(side, advance)) for side in sides))
     while chunk := list(islice(pairs, _PAIRS_AT_ONCE)):
         if None in chunk[-1]:
             source, target = (sum(len(block.lines) for block in read_texts(side)) for side in sides)
@@ -130,7 +129,11 @@ def _unpack(path: Path, file: BinaryIO) -> Iterator[bytes]:
         if path.suffix.lower() == ".zst":
             yield from _unpack_zst(path, file)
             return
-        unpacked = _unpacked(path, file)
+        unpacked: BinaryIO | gzip.GzipFile | lzma.LZMAFile = file
+        if path.suffix.lower() == ".gz":
+            unpacked = gzip.GzipFile(fileobj=file)
+        elif path.suffix.lower() == ".xz":
+            unpacked = lzma.LZMAFile(file)
         while chunk := unpacked.read(BLOCK_BYTES):
             yield chunk
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
@@ -140,33 +143,22 @@ def _unpack(path: Path, file: BinaryIO) -> Iterator[bytes]:
         raise MachineError(f"{path} could not be read ({error.strerror or error}): check the disk.") from error
 
 
-def _unpacked(path: Path, file: BinaryIO) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
-    if path.suffix.lower() == ".gz":
-        return gzip.GzipFile(fileobj=file)
-    return lzma.LZMAFile(file) if path.suffix.lower() == ".xz" else file
-
-
 def _unpack_zst(path: Path, file: BinaryIO) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError as error:
         raise UserError(f"Reading {path} needs the package zstandard: pip install 'torchdefine[zst]'.") from error
     # The package's stream reader takes a cut-off file for a finished one; only this object can tell them apart.
-    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-    frame = decompressor.decompressobj()
-    frame_begun = False
+    decompressor, frame = zstandard.ZstdDecompressor(max_window_size=1 << 31), None
     try:
         while packed := file.read(64 << 10):
             while packed:
-                if text := frame.decompress(packed):
-                    yield text
-                frame_begun = not frame.eof
-                packed = frame.unused_data
-                if frame.eof:
-                    frame = decompressor.decompressobj()
+                frame = frame or decompressor.decompressobj()
+                yield frame.decompress(packed)
+                packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     except zstandard.ZstdError as error:
         raise EOFError(str(error)) from error
-    if frame_begun:
+    if frame is not None:
         raise EOFError("the last frame is not finished")
 
 

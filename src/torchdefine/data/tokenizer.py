@@ -58,10 +58,10 @@ class SubwordTokenizer(Tokenization):
         self._json = json_text
         vocabulary = tokenizer.get_vocab()
         self._size = max(vocabulary.values()) + 1  # ids may have gaps
-        self.pad_id = vocabulary[PAD]
-        self.bos_id = vocabulary[BOS]
-        self.eos_id = vocabulary[EOS]
-        self.unk_id = _unknown_id(json_text, vocabulary)
+        self.pad_id, self.bos_id, self.eos_id = (vocabulary[token] for token in (PAD, BOS, EOS))
+        model = json.loads(json_text)["model"]
+        unknown = model.get("unk_id")  # a Unigram model has its own unknown token as a number, the others by name
+        self.unk_id = vocabulary.get(model.get("unk_token"), vocabulary[UNK]) if unknown is None else int(unknown)
 
     def __len__(self) -> int:
         return self._size
@@ -105,8 +105,8 @@ class SubwordTokenizer(Tokenization):
             normalized = [normalizer.normalize_str(line) for line in sample]
             again = self._tokenizer.encode_batch(normalized, add_special_tokens=False)
             for line, other, one, two in zip(sample, normalized, encodings, again, strict=True):
-                if one.ids == two.ids:  # else the change is a spelling, as that of spaces
-                    lost += _changed(line, other)
+                if line != other and one.ids == two.ids:  # else the change is a spelling, as that of spaces
+                    lost += (Counter(_printed(line)) - Counter(_printed(other))).total()
         return lost, sum(len(_printed(line)) for line in sample)
 
     def _decode_line(self, ids: list[int]) -> str:
@@ -201,6 +201,11 @@ def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progr
     """Learn a byte-level BPE of at most ``vocabulary_size`` tokens from text files; the specials come first."""
     if not files:
         raise UserError("Training a tokenizer needs at least one text file.")
+    if vocabulary_size < SMALLEST_BPE:
+        raise UserError(
+            f"vocabulary_size is {vocabulary_size}, but must be at least {SMALLEST_BPE}: "
+            f"the 256 bytes and {', '.join(SPECIALS)}."
+        )
     paths = [Path(file) for file in files]
     meter = Meter(bytes_of(paths), progress)
     tokenizer = train_bpe_on((block.lines for block in read_texts(paths, meter.advance)), vocabulary_size)
@@ -210,11 +215,6 @@ def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progr
 
 def train_bpe_on(blocks: Iterable[list[str]], vocabulary_size: int, *, sentences: bool = False) -> SubwordTokenizer:
     """The same from blocks of lines; with ``sentences`` a word is the same token at a line's start and within it."""
-    if vocabulary_size < SMALLEST_BPE:
-        raise UserError(
-            f"vocabulary_size is {vocabulary_size}, but must be at least {SMALLEST_BPE}: "
-            f"the 256 bytes and {', '.join(SPECIALS)}."
-        )
     tokenizers = _tokenizers()
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=sentences)
@@ -229,13 +229,6 @@ def train_bpe_on(blocks: Iterable[list[str]], vocabulary_size: int, *, sentences
     return SubwordTokenizer(tokenizer.to_str())
 
 
-def _unknown_id(json_text: str, vocabulary: dict[str, int]) -> int:
-    """The id of the model's own unknown token; a Unigram model has it as a number, the others by name."""
-    model = json.loads(json_text)["model"]
-    own = model.get("unk_id")
-    return vocabulary.get(model.get("unk_token"), vocabulary[UNK]) if own is None else int(own)
-
-
 def _printed(text: str) -> str:
     """The text without white space, and without the sign that stands for it in some tokenizers."""
     return "".join(text.replace("\u2581", " ").split())
@@ -248,11 +241,6 @@ def _uncovered(line: str, offsets: Sequence[tuple[int, int]]) -> int:
         rest.append(line[end:start])
         end = max(end, stop)
     return len(_printed("".join([*rest, line[end:]])))
-
-
-def _changed(line: str, other: str) -> int:
-    """How many characters of a line another line does not have."""
-    return 0 if line == other else (Counter(_printed(line)) - Counter(_printed(other))).total()
 
 
 def _tokenizers() -> Any:
