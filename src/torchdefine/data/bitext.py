@@ -24,9 +24,8 @@ from torchdefine.data.token_file import (
     TokenFile,
     TokenWriter,
     encoded_once,
-    open_splits,
-    read_manifest,
-    require_split,
+    only,
+    open_encoded,
     write_manifest,
 )
 from torchdefine.data.tokenizer import SMALLEST_BPE, TokenizerPair, train_bpe_on
@@ -59,9 +58,8 @@ class BitextConfig(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(
-            self.source != self.target, f"source and data.target are both {self.source!r}: name two languages."
-        )
+        differ = self.source.lower() != self.target.lower()  # as names of files are read
+        self.require(differ, f"source and data.target are both {self.source!r}: name two languages.")
 
 
 @dataclass(frozen=True)
@@ -118,11 +116,10 @@ class Bitext:
     def open(cls, folder: str | Path) -> Bitext:
         """Open a folder that ``encode_bitext`` filled."""
         folder = Path(folder)
-        manifest, pair = read_manifest(folder / MANIFEST_FILE), TokenizerPair.load(folder)
+        facts, pair, files = open_encoded(folder / MANIFEST_FILE, TokenizerPair.load)
         eos_ids = (pair.source.eos_id, pair.target.eos_id)
-        files = open_splits(folder, manifest, pair.sha256)
         splits = {split: SentencePairs(source, target, eos_ids) for split, (source, target) in files.items()}
-        return cls(manifest["name"], folder, pair, splits, manifest["left_out"])
+        return cls(facts["name"], folder, pair, splits, facts["left_out"])
 
 
 def encode_bitext(
@@ -142,9 +139,7 @@ def encode_bitext(
     if split is not None and tokenization is None:
         raise UserError("One split alone is encoded with tokenizers that exist already: give them.")
     path = Path(source)
-    texts = find_bitext(path, rules.source, rules.target, require_train=tokenization is None)
-    if split is not None:
-        texts = {split: require_split(texts, split, path)}
+    texts = only(split, find_bitext(path, rules.source, rules.target, require_train=tokenization is None), path)
     name, files = path.resolve().name, {split: paired.all for split, paired in texts.items()}
 
     def encode(folder: Path) -> None:
@@ -184,21 +179,20 @@ def _write_split(
     folder: Path, split: str, files: PairedFiles, pair: TokenizerPair, rules: BitextConfig, meter: Meter
 ) -> tuple[Headers, int]:
     """Encode the pairs of a split that are kept; also returns how many are left out."""
-    names, tokenizers = (f"{split}.source.tokens", f"{split}.target.tokens"), (pair.source, pair.target)
-    left_out = 0
+    names, tokenizers, left_out = (f"{split}.source.tokens", f"{split}.target.tokens"), (pair.source, pair.target), 0
     with atomic_file(folder / names[0]) as source, atomic_file(folder / names[1]) as target:
-        writers = [TokenWriter(file, own) for file, own in zip((source, target), tokenizers, strict=True)]
+        writers = [TokenWriter(source, pair.source), TokenWriter(target, pair.target)]
         for block in read_pairs(files, meter.advance):
             texts = [[one_line(line) for line in side] for side in block]
             ids = [tokenizer.encode_sentences(side) for tokenizer, side in zip(tokenizers, texts, strict=True)]
             lengths = np.array([[len(sentence) for sentence in side] for side in ids])  # (2, n)
-            kept = np.flatnonzero(_kept(lengths, rules) if split == "train" else lengths[0] >= 0)
+            kept = np.flatnonzero(_kept(lengths, rules)) if split == "train" else np.arange(lengths.shape[1])
             left_out += lengths.shape[1] - len(kept)
             for side, writer in enumerate(writers):
                 flat = chain.from_iterable((*ids[side][index], tokenizers[side].eos_id) for index in kept)
                 raw = "".join(f"{texts[side][index]}\n" for index in kept).encode()
                 writer.add(np.fromiter(flat, dtype=np.uint32), raw, len(kept))
-        if not writers[0].lines:
+        if not writers[0].sums["lines"]:
             raise UserError(
                 f"No pair of {files.name} is kept: all are empty on a side, longer than {rules.max_length} tokens or "
                 f"more unequal than 1 : {rules.max_ratio:g}."

@@ -23,9 +23,9 @@ from torchdefine.data.token_file import (
     TokenFile,
     TokenWriter,
     encoded_once,
-    open_splits,
+    only,
+    open_encoded,
     read_manifest,
-    require_split,
     write_manifest,
 )
 from torchdefine.data.tokenizer import TOKENIZER_FILE, SubwordTokenizer, load_tokenization
@@ -68,11 +68,9 @@ class Corpus:
     def open(cls, folder: str | Path) -> Corpus:
         """Open a folder that ``encode_corpus`` filled."""
         folder = Path(folder)
-        manifest = read_manifest(folder / MANIFEST_FILE)
-        tokenization = load_tokenization(folder)
-        splits = {split: file for split, (file,) in open_splits(folder, manifest, tokenization.sha256).items()}
-        words = manifest.get("different_words"), manifest.get("word_rule")
-        return cls(manifest["name"], folder, tokenization, splits, *words)
+        facts, tokenization, files = open_encoded(folder / MANIFEST_FILE, load_tokenization)
+        words = facts.get("different_words"), facts.get("word_rule")
+        return cls(facts["name"], folder, tokenization, {split: file for split, (file,) in files.items()}, *words)
 
 
 def encode_corpus(
@@ -104,16 +102,12 @@ def encode_corpus(
         corpus = Corpus.open(source)
         _check_encoding(corpus, rule, chosen)
         if vocabulary is None or split is not None:
-            require_split(corpus.splits, split or "train", source)
+            only(split or "train", corpus.splits, source)
         return corpus
     if split is not None and vocabulary is None:
         raise UserError("One split alone is encoded with a vocabulary that exists already: give it.")
-    if split is not None and source.is_file():
-        texts = {split: [source]}
-    else:
-        texts = find_splits(source, require_train=vocabulary is None)
-    if split is not None:
-        texts = {split: require_split(texts, split, source)}
+    single = {split: [source]} if split is not None and source.is_file() else None
+    texts = only(split, single or find_splits(source, require_train=vocabulary is None), source)
     name = source.resolve().name
     if out is not None:
         with new_folder(out) as folder:
@@ -172,8 +166,8 @@ def _encode(
         with atomic_file(folder / f"{split}.tokens") as file:
             writer = TokenWriter(file, chosen)
             for block in read_texts(paths, meter.advance):
-                ids, lost = chosen.encode_lines(block.lines), chosen.lost_characters(block.lines)
-                writer.add(ids, block.raw, len(block.lines), lost)
+                lost = chosen.lost_characters(block.lines)
+                writer.add(chosen.encode_lines(block.lines), block.raw, len(block.lines), lost)
             headers[split] = {f"{split}.tokens": writer.header(" with ".join(map(str, paths)))}
     chosen.save(folder)
     write_manifest(folder / MANIFEST_FILE, name, chosen.sha256, headers, **facts)

@@ -21,14 +21,11 @@ _SAMPLES = Path(__file__).parent / "samples"
 SPLITS = ("train", "valid", "test")
 """The parts of a corpus; it need not have all of them."""
 
-CORPUS_LAYOUT = (
-    "a corpus is a folder with a training file such as train.txt and, if there are any, valid.txt and "
-    "test.txt, each plain or packed as .gz, .xz or .zst"
-)
+_PACKED = "plain or packed as .gz, .xz or .zst"
+CORPUS_LAYOUT = f"a corpus is a folder with train.txt and, if there are any, valid.txt and test.txt, {_PACKED}"
 BITEXT_LAYOUT = (
-    "a bitext is a folder with two training files such as train.en and train.de, line by line each other's "
-    "translation, or with one train.tsv of two columns, and valid and test files alike, each plain or packed as .gz, "
-    ".xz or .zst"
+    "a bitext is a folder with train.en and train.de, say, line by line each other's translation, or with a train.tsv "
+    f"of two columns, and valid and test files alike, {_PACKED}"
 )
 
 
@@ -51,7 +48,6 @@ class DataConfig(Config):
 class NamedText:
     """A corpus or a bitext that is known by name."""
 
-    name: str
     licence: str
     parallel: bool = False
     url: str = ""
@@ -62,42 +58,26 @@ class NamedText:
     """Of the archive; without it the hash of the first download is the one that later ones must have."""
 
 
+_WIKITEXT = "WikiText-{} is text of Wikipedia under the licence CC BY-SA."
+_SMERITY, _MIKOLOV = "https://wikitext.smerity.com", "http://www.fit.vutbr.cz/~imikolov/rnnlm"
+_TREEBANK = "The Penn Treebank may not be passed on; its use is subject to the terms of the LDC."
+_TATOEBA = "The sentences are by the contributors of Tatoeba (tatoeba.org), under the licence CC BY 2.0 FR."
 NAMED_TEXTS = {
-    text.name: text
-    for text in (
-        NamedText(
-            "wikitext-2-shuffled", "WikiText-2, in another order, is text of Wikipedia under the licence CC BY-SA."
-        ),
-        NamedText(
-            "wikitext-2",
-            "WikiText-2 is text of Wikipedia under the licence CC BY-SA.",
-            url="https://wikitext.smerity.com/wikitext-2-v1.zip",
-            member="wikitext-2/wiki.{}.tokens",
-        ),
-        NamedText(
-            "wikitext-103",
-            "WikiText-103 is text of Wikipedia under the licence CC BY-SA.",
-            url="https://wikitext.smerity.com/wikitext-103-v1.zip",
-            member="wikitext-103/wiki.{}.tokens",
-        ),
-        NamedText(
-            "ptb",
-            "The Penn Treebank may not be passed on; its use is subject to the terms of the LDC.",
-            url="http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
-            member="simple-examples/data/ptb.{}.txt",
-        ),
-        NamedText(
-            "tatoeba-en-de",
-            "The sentences are by the contributors of Tatoeba (tatoeba.org), under the licence CC BY 2.0 FR.",
-            parallel=True,
-        ),
-    )
+    "wikitext-2-shuffled": NamedText(_WIKITEXT.format("2, in another order,")),
+    "wikitext-2": NamedText(
+        _WIKITEXT.format(2), url=f"{_SMERITY}/wikitext-2-v1.zip", member="wikitext-2/wiki.{}.tokens"
+    ),
+    "wikitext-103": NamedText(
+        _WIKITEXT.format(103), url=f"{_SMERITY}/wikitext-103-v1.zip", member="wikitext-103/wiki.{}.tokens"
+    ),
+    "ptb": NamedText(_TREEBANK, url=f"{_MIKOLOV}/simple-examples.tgz", member="simple-examples/data/ptb.{}.txt"),
+    "tatoeba-en-de": NamedText(_TATOEBA, parallel=True),
 }
 
 
 def corpus_names(*, parallel: bool = False) -> list[str]:
     """Every name that ``resolve_corpus`` knows, or ``resolve_bitext``."""
-    return [text.name for text in NAMED_TEXTS.values() if text.parallel == parallel]
+    return [name for name, text in NAMED_TEXTS.items() if text.parallel == parallel]
 
 
 def licence_of(name: str) -> str | None:
@@ -124,8 +104,8 @@ def _resolve(given: str, parallel: bool, cache: str | Path | None, progress: Pro
     if path.exists():
         return path
     if given in names:
-        text = NAMED_TEXTS[given]
-        return _fetched(text, cache_folder(cache) / "downloads", progress) if text.url else _SAMPLES / given
+        shipped = not NAMED_TEXTS[given].url
+        return _SAMPLES / given if shipped else _fetched(given, cache_folder(cache) / "downloads", progress)
     close = difflib.get_close_matches(given, names, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     raise UserError(
@@ -134,11 +114,12 @@ def _resolve(given: str, parallel: bool, cache: str | Path | None, progress: Pro
     )
 
 
-def _fetched(text: NamedText, downloads: Path, progress: Progress | None) -> Path:
+def _fetched(name: str, downloads: Path, progress: Progress | None) -> Path:
     """Download and unpack an archive, unless that has been done."""
-    folder, archive = downloads / text.name, downloads / text.url.rpartition("/")[2]
+    folder, text = downloads / name, NAMED_TEXTS[name]
     if folder.is_dir():
         return folder
+    archive = downloads / text.url.rpartition("/")[2]
     with locked(archive):
         if not folder.is_dir():  # else another process has fetched it
             sha256 = download(text.url, archive, text.sha256, progress)
@@ -166,10 +147,9 @@ def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, 
     splits = _by_split(files)
     for split, parts in splits.items():
         if len({re.sub(r"[._-]?\d+", "#", part.name) for part in parts}) > 1:
+            found = ", ".join(part.name for part in parts)
             raise UserError(
-                f"{folder} has several {split} files that are not numbered parts of one text "
-                f"({', '.join(part.name for part in parts)}): keep one of them, or name parts like train-1.txt and "
-                "train-2.txt."
+                f"{folder} has several {split} files ({found}): keep one, or number its parts, as train-1.txt is."
             )
     if not splits or (require_train and "train" not in splits):
         wanted = "training" if require_train else "train, valid or test"
@@ -200,8 +180,6 @@ def find_bitext(path: str | Path, source: str, target: str, *, require_train: bo
     if path.is_file() and _language(path) == "tsv":
         return {"train": PairedFiles([path], None)}
     source, target = source.lower(), target.lower()  # as names are read: zh_CN and ZH_cn mean the same
-    if source == target:
-        raise UserError(f"The source and the target language are both {source!r}: name two endings of file names.")
     files = [file for file in _files_in(path, BITEXT_LAYOUT) if _language(file) in (source, target, "tsv")]
     splits = {split: _paired(path, split, found, source, target) for split, found in _by_split(files).items()}
     if not splits or (require_train and "train" not in splits):
@@ -225,9 +203,10 @@ def _paired(folder: Path, split: str, files: list[Path], source: str, target: st
     )
     alike = parts == same_parts and len({re.sub(r"\d+", "#", part) for part in parts}) == 1
     if not alike or len(files) > len(sources) + len(targets):
+        found = ", ".join(file.name for file in files)
         raise UserError(
-            f"The {split} files of {folder} ({', '.join(file.name for file in files)}) are neither tables nor pairs of "
-            f"the same name that end in .{source} and .{target}: add, rename or remove some."
+            f"The {split} files of {folder} ({found}) are neither tables nor pairs of the same name that end in "
+            f".{source} and .{target}: add, rename or remove some."
         )
     return PairedFiles(sources, targets)
 

@@ -22,12 +22,14 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
+from torchdefine.data.tokenizer import TokenizerPair
 from torchdefine.data.vocabulary import Tokenization
 from torchdefine.errors import UserError
 from torchdefine.files import locked, write_text
 from torchdefine.spelling import option
 
 E = TypeVar("E")
+T = TypeVar("T", Tokenization, TokenizerPair)
 
 VERSION = 2
 FEWEST_TOKENS = 2
@@ -122,8 +124,8 @@ class TokenWriter:
         self._file, self._unk_id = file, tokenization.unk_id
         self._dtype = "uint16" if len(tokenization) <= 1 << 16 else "uint32"
         self._text, self._tokens = hashlib.sha256(), hashlib.sha256()
-        self._sums = Counter(tokens=0, lines=0, bytes=0, unknown=0)
-        self._lost = self._looked_at = 0
+        self.sums = Counter(tokens=0, lines=0, bytes=0, unknown=0)
+        self._lost = np.zeros(2, np.int64)
 
     def add(self, ids: np.ndarray, raw: bytes, lines: int, lost: tuple[int, int] = (0, 0)) -> None:
         """Take the ids of some lines, each ended by ``<eos>``, their bytes, their number and ``lost_characters``."""
@@ -132,64 +134,61 @@ class TokenWriter:
         self._text.update(raw)
         self._tokens.update(ids.data)
         unknown = int(np.count_nonzero(ids == self._unk_id))
-        self._sums.update(tokens=len(ids), lines=lines, bytes=len(raw), unknown=unknown)
-        self._lost += lost[0]
-        self._looked_at += lost[1]
-
-    @property
-    def lines(self) -> int:
-        return self._sums["lines"]
+        self.sums.update(tokens=len(ids), lines=lines, bytes=len(raw), unknown=unknown)
+        self._lost += lost
 
     def header(self, text_name: str) -> TokenHeader:
         """What was written; a text of fewer than two tokens is refused."""
-        if self._sums["tokens"] < FEWEST_TOKENS:
-            raise UserError(
-                f"{text_name} has {self._sums['tokens']} token, but at least {FEWEST_TOKENS} are needed: add text."
-            )
+        if (tokens := self.sums["tokens"]) < FEWEST_TOKENS:
+            raise UserError(f"{text_name} has {tokens} token, but at least {FEWEST_TOKENS} are needed: add text.")
+        lost, looked_at = self._lost.tolist()
         return TokenHeader(
             dtype=self._dtype,
-            **self._sums,
+            **self.sums,
             text_sha256=self._text.hexdigest(),
             tokens_sha256=self._tokens.hexdigest(),
-            lost_share=self._lost / self._looked_at if self._looked_at else None,
+            lost_share=lost / looked_at if looked_at else None,
         )
 
 
-Headers = Mapping[str, TokenHeader]
+Headers = dict[str, TokenHeader]
 """Those of the token files of a split by their names."""
 
 
 def write_manifest(path: Path, name: str, vocabulary_sha256: str, splits: Mapping[str, Headers], **facts: Any) -> None:
     headers = {split: {file: asdict(header) for file, header in files.items()} for split, files in splits.items()}
-    facts = {"version": VERSION, "name": name, "vocabulary_sha256": vocabulary_sha256, "splits": headers, **facts}
+    facts |= {"version": VERSION, "name": name, "vocabulary_sha256": vocabulary_sha256, "splits": headers}
     write_text(path, json.dumps(facts))
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """What ``write_manifest`` wrote."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
-        for split, files in manifest["splits"].items():
-            manifest["splits"][split] = {name: TokenHeader(**header) for name, header in files.items()}
-        if manifest["version"] == VERSION and manifest["name"] and manifest["vocabulary_sha256"]:
-            return manifest
+        facts: dict[str, Any] = json.loads(path.read_bytes())
+        for files in facts["splits"].values():
+            files.update({name: TokenHeader(**header) for name, header in files.items()})
+        if facts["version"] == VERSION and {"name", "vocabulary_sha256"} <= facts.keys():
+            return facts
     raise UserError(
         f"{path.parent} is not a folder with an encoded {path.stem}: {path.name} is missing, damaged or of another "
         f"format version than {VERSION}; encode the text again."
     )
 
 
-def open_splits(folder: Path, manifest: Mapping[str, Any], vocabulary_sha256: str) -> dict[str, list[TokenFile]]:
-    """The token files of each split, which must have been made with the tokenization beside them."""
-    if manifest["vocabulary_sha256"] != vocabulary_sha256:
+def open_encoded(path: Path, load: Callable[[Path], T]) -> tuple[dict[str, Any], T, dict[str, list[TokenFile]]]:
+    """What a manifest says, the tokenization beside it and the token files of each split."""
+    facts, folder = read_manifest(path), path.parent
+    tokenization = load(folder)
+    if facts["vocabulary_sha256"] != tokenization.sha256:
         raise UserError(
             f"The text of {folder} was encoded with another vocabulary than the one beside it: delete the folder so "
             "that the text is encoded again."
         )
-    return {
+    splits = {
         split: [TokenFile.open(folder / name, header) for name, header in files.items()]
-        for split, files in manifest["splits"].items()
+        for split, files in facts["splits"].items()
     }
+    return facts, tokenization, splits
 
 
 def encoded_once(
@@ -200,7 +199,11 @@ def encoded_once(
     encode: Callable[[Path], None],
 ) -> E:
     """Open the folder of the cache for texts and settings; one that is not there, or is damaged, is filled first."""
-    files = {split: [_identity(path) for path in paths] for split, paths in texts.items()}
+    status = {path: path.stat() for paths in texts.values() for path in paths}
+    files = {
+        split: [(str(path.resolve()), status[path].st_size, status[path].st_mtime_ns) for path in paths]
+        for split, paths in texts.items()
+    }
     key = hashlib.sha256(json.dumps([VERSION, files, settings]).encode()).hexdigest()
     folder = place.with_name(f"{place.name}-{key[:16]}")
     with suppress(UserError):
@@ -212,14 +215,10 @@ def encoded_once(
         return open_folder(folder)
 
 
-def _identity(path: Path) -> tuple[str, int, int]:
-    status = path.stat()
-    return str(path.resolve()), status.st_size, status.st_mtime_ns
-
-
-def require_split(splits: Mapping[str, E], split: str, source: Path) -> E:
-    if split not in splits:
+def only(split: str | None, splits: Mapping[str, E], source: Path) -> Mapping[str, E]:
+    """One of the splits, or all of them."""
+    if split is not None and split not in splits:
         raise UserError(
             f"{source} has no {split} text: it has {', '.join(splits)}; name another text by {option('data')}."
         )
-    return splits[split]
+    return splits if split is None else {split: splits[split]}
