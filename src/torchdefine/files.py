@@ -83,7 +83,7 @@ def _taking_the_place_of(path: Path) -> Iterator[Path]:
     """Where to write what then becomes ``path``; processes that write the same path take turns.
 
     It is the only entry of a folder, because packages that write one file may put others beside it. What a killed
-    process left there is removed first. A write that fails is a MachineError, one that is not allowed a UserError.
+    process left there is removed first.
     """
     room = path.with_name(f".{path.name}{UNFINISHED}")
     try:
@@ -138,16 +138,15 @@ def check_utf8(path: str | Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise UserError(
-            f"The path {str(path)!r} is not in UTF-8, so it cannot be kept in a file: rename it, or choose another."
-        ) from None
+        problem = "is not in UTF-8, so it cannot be kept in a file"
+        raise UserError(f"The path {str(path)!r} {problem}: rename it, or choose another.") from None
 
 
 def check_writable(path: Path) -> None:
     """Refuse a path that cannot be written to, before the work whose result goes there."""
     existing = next(above for above in path.absolute().parents if above.exists())
-    reason = errno.EACCES if existing.is_dir() else errno.ENOTDIR
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        reason = errno.EACCES if existing.is_dir() else errno.ENOTDIR
         raise write_failure(path, OSError(reason, os.strerror(reason)))
 
 
@@ -167,10 +166,8 @@ def check_new_folder(path: str | Path) -> None:
 def write_failure(path: Path, error: OSError | SafetensorError) -> UserError | MachineError:
     """The sentence for a write to ``path`` that failed: the user's fault where it is not allowed there."""
     if any(os.strerror(number) in str(error) for number in _FULL):  # safetensors has the system's sentence in its own
-        return MachineError(
-            f"The disk is full, so {path} could not be written: free some space and start again; a training run can be "
-            "resumed."
-        )
+        way_out = "free some space and start again; a training run can be resumed"
+        return MachineError(f"The disk is full, so {path} could not be written: {way_out}.")
     cached = cache_folder().absolute() in path.absolute().parents
     way_out = "let TORCHDEFINE_CACHE name" if cached else "choose"
     reason = getattr(error, "strerror", None) or error

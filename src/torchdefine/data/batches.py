@@ -56,14 +56,16 @@ class TokenStreams:
                 f"The text has {len(tokens)} tokens, too few for a batch of {batch_size}: "
                 "use a smaller batch size (train.batch_size) or a longer text."
             )
-        kept = range(batch_size) if rows is None else range(batch_size)[rows]
-        held = _lay_out(tokens, length, start_token, kept)
-        self.length = length
-        self.batch_size = len(kept)
-        self._start_token = start_token
-        self._padded = bool((held[:, -1] == IGNORE).any())
-        self._host = held
-        self._streams = torch.from_numpy(held).to(device)  # (B, L + 1)
+        kept = range(batch_size)[rows or slice(None)]
+        held = np.full((len(kept), length + 1), IGNORE, dtype=np.int32)  # half the memory of int64, and ids fit
+        for row, start in zip(held, (index * length for index in kept), strict=True):
+            targets = tokens[start : start + length]
+            row[1 : 1 + len(targets)] = targets
+            if len(targets):
+                row[0] = tokens[start - 1] if start else start_token
+        self.length, self.batch_size = length, len(kept)
+        self._start_token, self._padded = start_token, bool((held[:, -1] == IGNORE).any())
+        self._host, self._streams = held, torch.from_numpy(held).to(device)  # (B, L + 1)
 
     def segment(self, start: int, length: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets (int64) for ``length`` tokens of each row from ``start`` on, fewer at the rows' end."""
@@ -89,18 +91,6 @@ def shard(batch_size: int, rank: int, world_size: int) -> slice:
         raise UserError(f"The batch size {batch_size} is not divisible by the {world_size} processes: use {options}.")
     own = batch_size // world_size
     return slice(rank * own, (rank + 1) * own)
-
-
-def _lay_out(tokens: np.ndarray, length: int, start_token: int, rows: range) -> np.ndarray:
-    """Rows of one input and ``length`` targets; places beyond the last token are ``IGNORE``."""
-    held = np.full((len(rows), length + 1), IGNORE, dtype=np.int32)  # half the memory of int64, and ids fit
-    for row, index in zip(held, rows, strict=True):
-        start = index * length
-        targets = tokens[start : start + length]
-        row[1 : 1 + len(targets)] = targets
-        if len(targets):
-            row[0] = tokens[start - 1] if start else start_token
-    return held
 
 
 class Segment(NamedTuple):

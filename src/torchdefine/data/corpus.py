@@ -129,21 +129,16 @@ def _check_encoding(corpus: Corpus, rule: WordRule | None, chosen: Tokenization 
     """Refuse a corpus that was encoded otherwise than it is asked for."""
     folder = corpus.folder
     if chosen is not None and chosen.sha256 != corpus.tokenization.sha256:
-        raise UserError(
-            f"{folder} was encoded with another vocabulary than the one that is asked for: name the folder of its text."
-        )
+        raise UserError(f"{folder} was encoded with another vocabulary: name the folder of its text.")
     if chosen is None and corpus.tokenization.kind == "subwords":
-        raise UserError(
-            f"{folder} was encoded by a tokenizer, but none is set: set data.tokenizer to {folder / TOKENIZER_FILE}."
-        )
+        file = folder / TOKENIZER_FILE
+        raise UserError(f"{folder} was encoded by a tokenizer, but none is set: set data.tokenizer to {file}.")
     if rule and corpus.word_rule and corpus.word_rule != rule:
         own, wanted = (
             f"data.min_count {one['min_count']} and data.max_size {one['max_size'] or 'none'}"
             for one in (corpus.word_rule, rule)
         )
-        raise UserError(
-            f"{folder} was encoded with {own}, but {wanted} are asked for: set them alike, or encode the text again."
-        )
+        raise UserError(f"{folder} was encoded with {own}, but {wanted} are asked for: set them alike.")
 
 
 def _encode(

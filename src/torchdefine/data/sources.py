@@ -108,10 +108,8 @@ def _resolve(given: str, parallel: bool, cache: str | Path | None, progress: Pro
         return _SAMPLES / given if shipped else _fetched(given, cache_folder(cache) / "downloads", progress)
     close = difflib.get_close_matches(given, names, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    raise UserError(
-        f"There is neither a folder nor a {kind} called {given}{hint}: known by name are {', '.join(names)}, and "
-        f"{layout}; name yours as {option('data')}."
-    )
+    known = f"known by name are {', '.join(names)}, and {layout}; name yours as {option('data')}"
+    raise UserError(f"There is neither a folder nor a {kind} called {given}{hint}: {known}.")
 
 
 def _fetched(name: str, downloads: Path, progress: Progress | None) -> Path:
@@ -148,9 +146,7 @@ def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, 
     for split, parts in splits.items():
         if len({re.sub(r"[._-]?\d+", "#", part.name) for part in parts}) > 1:
             found = ", ".join(part.name for part in parts)
-            raise UserError(
-                f"{folder} has several {split} files ({found}): keep one, or number its parts, as train-1.txt is."
-            )
+            raise UserError(f"{folder} has several {split} files ({found}): keep one, or number its parts.")
     if not splits or (require_train and "train" not in splits):
         wanted = "training" if require_train else "train, valid or test"
         found = ", ".join(path.name for path in files) or "no files"

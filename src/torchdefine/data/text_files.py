@@ -88,10 +88,8 @@ def read_pairs(files: PairedFiles, advance: Callable[[int], None] = lambda _: No
     while chunk := list(islice(pairs, _PAIRS_AT_ONCE)):
         if None in chunk[-1]:
             source, target = (sum(len(block.lines) for block in read_texts(side)) for side in sides)
-            raise UserError(
-                f"{files.source[0]} has {source:,} lines and {files.target[0]} has {target:,}, but line must stand for "
-                "line: align them again."
-            )
+            sizes = f"{files.source[0]} has {source:,} lines and {files.target[0]} has {target:,}"
+            raise UserError(f"{sizes}, but line must stand for line: align them again.")
         yield PairBlock([pair[0] for pair in chunk], [pair[1] for pair in chunk])
 
 
@@ -176,7 +174,5 @@ def _decode(raw: bytes, path: Path | str, lines_before: int = 0, bytes_before: i
     except UnicodeDecodeError as error:
         at, kind = error.start, "is not UTF-8 text"
     line = lines_before + raw.count(b"\n", 0, at) + 1
-    raise UserError(
-        f"{path} {kind}: line {line:,} has the byte 0x{raw[at]:02x} at position {bytes_before + at:,}; "
-        "save it as plain text in UTF-8."
-    )
+    where = f"line {line:,} has the byte 0x{raw[at]:02x} at position {bytes_before + at:,}"
+    raise UserError(f"{path} {kind}: {where}; save it as plain text in UTF-8.")

@@ -112,9 +112,7 @@ class TokenFile:
 
 
 def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(
-        f"The token file {path} is damaged ({reason}): delete it so that the text is encoded again, or copy it again."
-    )
+    return UserError(f"The token file {path} is damaged ({reason}): delete it, and the text is encoded again.")
 
 
 class TokenWriter:
@@ -169,10 +167,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
             files.update({name: TokenHeader(**header) for name, header in files.items()})
         if facts["version"] == VERSION and {"name", "vocabulary_sha256"} <= facts.keys():
             return facts
-    raise UserError(
-        f"{path.parent} is not a folder with an encoded {path.stem}: {path.name} is missing, damaged or of another "
-        f"format version than {VERSION}; encode the text again."
-    )
+    problem = f"{path.name} is missing, damaged or of another format version than {VERSION}"
+    raise UserError(f"{path.parent} is not a folder with an encoded {path.stem}: {problem}; encode the text again.")
 
 
 def open_encoded(path: Path, load: Callable[[Path], T]) -> tuple[dict[str, Any], T, dict[str, list[TokenFile]]]:
@@ -180,10 +176,7 @@ def open_encoded(path: Path, load: Callable[[Path], T]) -> tuple[dict[str, Any],
     facts, folder = read_manifest(path), path.parent
     tokenization = load(folder)
     if facts["vocabulary_sha256"] != tokenization.sha256:
-        raise UserError(
-            f"The text of {folder} was encoded with another vocabulary than the one beside it: delete the folder so "
-            "that the text is encoded again."
-        )
+        raise UserError(f"{folder} was encoded with another vocabulary than the one beside it: delete the folder.")
     splits = {
         split: [TokenFile.open(folder / name, header) for name, header in files.items()]
         for split, files in facts["splits"].items()
@@ -218,7 +211,6 @@ def encoded_once(
 def only(split: str | None, splits: Mapping[str, E], source: Path) -> Mapping[str, E]:
     """One of the splits, or all of them."""
     if split is not None and split not in splits:
-        raise UserError(
-            f"{source} has no {split} text: it has {', '.join(splits)}; name another text by {option('data')}."
-        )
+        found = ", ".join(splits)
+        raise UserError(f"{source} has no {split} text: it has {found}; name another text by {option('data')}.")
     return splits if split is None else {split: splits[split]}

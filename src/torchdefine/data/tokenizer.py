@@ -66,9 +66,6 @@ class SubwordTokenizer(Tokenization):
     def __len__(self) -> int:
         return self._size
 
-    def __repr__(self) -> str:
-        return f"SubwordTokenizer({len(self):,} subwords)"
-
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self._json.encode()).hexdigest()
@@ -93,11 +90,7 @@ class SubwordTokenizer(Tokenization):
             yield from self._tokenizer.encode_batch(some_lines, add_special_tokens=False)
 
     def lost_characters(self, lines: Sequence[str]) -> tuple[int, int]:
-        """How many characters the ids do not tell, and of how many, in a sample of the lines; white space aside.
-
-        An unknown token stands for its characters: they are counted elsewhere. Decoding would tell less, since a
-        file need not say how.
-        """
+        """Of a sample of the lines, white space aside. Decoding would tell less, since a file need not say how."""
         sample = [line[:_CHECKED_CHARACTERS] for line in lines[:: len(lines) // _CHECKED_LINES + 1]]
         encodings = self._tokenizer.encode_batch(sample, add_special_tokens=False)
         lost = sum(_uncovered(line, encoding.offsets) for line, encoding in zip(sample, encodings, strict=True))
@@ -177,24 +170,19 @@ class TokenizerPair:
 
     def save(self, folder: str | Path) -> Path:
         """Write into a folder: ``tokenizer.json`` for a joint tokenizer, else one file for each side."""
-        folder = Path(folder)
-        if self.joint:
-            self.target.save(folder / TOKENIZER_FILE)
-        else:
-            self.source.save(folder / SOURCE_FILE)
-            self.target.save(folder / TARGET_FILE)
-        return folder
+        sides = {SOURCE_FILE: self.source, TARGET_FILE: self.target}
+        for name, side in ({TOKENIZER_FILE: self.target} if self.joint else sides).items():
+            side.save(Path(folder) / name)
+        return Path(folder)
 
     @classmethod
     def load(cls, path: str | Path) -> TokenizerPair:
         """Read what ``save`` wrote into a folder, or one tokenizer file for both sides."""
         path = Path(path)
-        if not path.is_dir():
-            joint = SubwordTokenizer.load(path)
-            return cls(joint, joint)
         if (path / SOURCE_FILE).is_file():
             return cls(SubwordTokenizer.load(path / SOURCE_FILE), SubwordTokenizer.load(path / TARGET_FILE))
-        return cls.load(path / TOKENIZER_FILE)
+        joint = SubwordTokenizer.load(path / TOKENIZER_FILE if path.is_dir() else path)
+        return cls(joint, joint)
 
 
 def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progress | None = None) -> SubwordTokenizer:
@@ -202,10 +190,8 @@ def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progr
     if not files:
         raise UserError("Training a tokenizer needs at least one text file.")
     if vocabulary_size < SMALLEST_BPE:
-        raise UserError(
-            f"vocabulary_size is {vocabulary_size}, but must be at least {SMALLEST_BPE}: "
-            f"the 256 bytes and {', '.join(SPECIALS)}."
-        )
+        needed = f"{SMALLEST_BPE}: the 256 bytes and {', '.join(SPECIALS)}"
+        raise UserError(f"vocabulary_size is {vocabulary_size}, but must be at least {needed}.")
     paths = [Path(file) for file in files]
     meter = Meter(bytes_of(paths), progress)
     tokenizer = train_bpe_on((block.lines for block in read_texts(paths, meter.advance)), vocabulary_size)
@@ -219,11 +205,9 @@ def train_bpe_on(blocks: Iterable[list[str]], vocabulary_size: int, *, sentences
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=sentences)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet, specials = tokenizers.pre_tokenizers.ByteLevel.alphabet(), list(SPECIALS)
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        special_tokens=list(SPECIALS),
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocabulary_size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(blocks, trainer)
     return SubwordTokenizer(tokenizer.to_str())

@@ -78,13 +78,15 @@ class Tokenization(ABC):
 
     def save(self, path: str | Path) -> Path:
         """Write to the file ``path``, or for ``load_tokenization`` into the folder ``path``; return the file."""
-        path = Path(path)
-        file = path / self.file_name if path.is_dir() else path
+        file = Path(path) / self.file_name if Path(path).is_dir() else Path(path)
         write_text(file, self._file_text())
         return file
 
     @abstractmethod
     def _file_text(self) -> str: ...
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self):,} {self.kind})"
 
 
 def split_words(lines: Iterable[str]) -> list[str]:
@@ -134,9 +136,6 @@ class Vocabulary(Tokenization):
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    def __repr__(self) -> str:
-        return f"Vocabulary({len(self):,} words)"
 
     @property
     def sha256(self) -> str:
