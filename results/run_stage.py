@@ -176,11 +176,11 @@ def what_matters(recipe: Recipe) -> dict[str, Any]:
 def agrees(row: dict[str, Any], settings: dict[str, Any]) -> bool:
     """Whether all that a row of a stage says for itself is so in the settings of a run, as far as its kinds have it."""
     recipe = recipe_of(settings)
-    return all(
-        getattr(getattr(recipe, section), name, value) == value
+    own = {
+        section: {name: value for name, value in given.items() if hasattr(getattr(recipe, section), name)}
         for section, given in own_settings(row).items()
-        for name, value in given.items()
-    )
+    }
+    return bool(recipe_of(merged(settings, own)) == recipe)
 
 
 def settings_hash(row: Row, options: argparse.Namespace) -> str:
