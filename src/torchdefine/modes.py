@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -33,22 +33,9 @@ def untouched(module: nn.Module) -> bool:
 
 def prepare(model: object, on: bool = True) -> None:
     """Prepare a model's parts for fast operations as it is now, or end that; hooks added later are not called."""
-    for part in _parts([model]):
+    for part in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(part, Prepared):
             part.prepare(on)
-
-
-@contextmanager
-def prepared(*models: object) -> Iterator[None]:
-    """Models prepared for a while; afterwards those that were not are called part by part again."""
-    before = [(part, part.fused) for part in _parts(models) if isinstance(part, Prepared)]
-    for model in models:
-        prepare(model)
-    try:
-        yield
-    finally:
-        for part, was in before:
-            part.prepare(was)
 
 
 @contextmanager
@@ -57,17 +44,17 @@ def evaluating(*models: object) -> Iterator[None]:
 
     Arguments that are not modules are left alone.
     """
-    training = [part for part in _parts(models) if part.training]
-    for model in models:
-        if isinstance(model, nn.Module):
-            model.eval()
+    modules = [model for model in models if isinstance(model, nn.Module)]
+    parts = [part for module in modules for part in module.modules()]
+    training = [part for part in parts if part.training]
+    before = [(part, part.fused) for part in parts if isinstance(part, Prepared)]
+    for module in modules:
+        module.eval()
+        prepare(module)
     try:
-        with prepared(*models):
-            yield
+        yield
     finally:
         for part in training:
             part.training = True
-
-
-def _parts(models: Iterable[object]) -> list[nn.Module]:
-    return [part for model in models if isinstance(model, nn.Module) for part in model.modules()]
+        for part, was in before:
+            part.prepare(was)

@@ -112,7 +112,9 @@ class TokenFile:
 
 
 def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(f"The token file {path} is damaged ({reason}): delete it, and the text is encoded again.")
+    return UserError(
+        f"The token file {path} is damaged ({reason}): delete it to encode the text again, or copy it again."
+    )
 
 
 class TokenWriter:
@@ -192,11 +194,7 @@ def encoded_once(
     encode: Callable[[Path], None],
 ) -> E:
     """Open the folder of the cache for texts and settings; one that is not there, or is damaged, is filled first."""
-    status = {path: path.stat() for paths in texts.values() for path in paths}
-    files = {
-        split: [(str(path.resolve()), status[path].st_size, status[path].st_mtime_ns) for path in paths]
-        for split, paths in texts.items()
-    }
+    files = {split: [(str(path.resolve()), *_size_and_time(path)) for path in paths] for split, paths in texts.items()}
     key = hashlib.sha256(json.dumps([VERSION, files, settings]).encode()).hexdigest()
     folder = place.with_name(f"{place.name}-{key[:16]}")
     with suppress(UserError):
@@ -206,6 +204,11 @@ def encoded_once(
             return open_folder(folder)
         encode(folder)
         return open_folder(folder)
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def only(split: str | None, splits: Mapping[str, E], source: Path) -> Mapping[str, E]:
