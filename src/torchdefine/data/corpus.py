@@ -95,7 +95,7 @@ def encode_corpus(
     source, config, chosen = Path(source), config or TextConfig(), vocabulary
     if vocabulary is None and config.tokenizer is not None:
         chosen = SubwordTokenizer.load(config.tokenizer)
-    rule = None if chosen else {"min_count": config.min_count, "max_size": config.max_size}
+    rule = None if chosen is not None else {"min_count": config.min_count, "max_size": config.max_size}
     if _is_encoded(source):
         if out is not None:
             raise UserError(f"{source} is encoded already: copy the folder, or name that of its text.")
@@ -113,7 +113,7 @@ def encode_corpus(
         with new_folder(out) as folder:
             _encode(texts, folder, name, rule, chosen, progress)
         return Corpus.open(out)
-    place, settings = cache_folder(cache) / "corpora" / name, [rule, chosen.sha256 if chosen else None]
+    place, settings = cache_folder(cache) / "corpora" / name, [rule, None if chosen is None else chosen.sha256]
     fill = partial(_encode, texts, name=name, rule=rule, chosen=chosen, progress=progress)
     return encoded_once(place, texts, settings, Corpus.open, fill)
 
@@ -138,7 +138,7 @@ def _check_encoding(corpus: Corpus, rule: WordRule | None, chosen: Tokenization 
             f"data.min_count {one['min_count']} and data.max_size {one['max_size'] or 'none'}"
             for one in (corpus.word_rule, rule)
         )
-        raise UserError(f"{folder} was encoded with {own}, but {wanted} are asked for: set them alike.")
+        raise UserError(f"{folder} was encoded with {own}, but {wanted} are asked for: set them alike, or encode anew.")
 
 
 def _encode(
