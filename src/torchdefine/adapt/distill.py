@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from torchdefine.adapt.behaviour import Behaviour
 from torchdefine.errors import MachineError, UserError
@@ -43,10 +42,15 @@ def distill(
     options = options or Distillation()
     if options.steps < 1 or options.lr <= 0:
         raise UserError(f"{options.steps} steps at a rate of {options.lr} teach nothing: use 200 and 3e-3, say.")
-    order = _order(len(behaviour.batches), options)
+    batches, generator = len(behaviour.batches), torch.Generator().manual_seed(options.seed)
+    rounds = [torch.randperm(batches, generator=generator) for _ in range(1 + options.steps // batches)]
+    order = torch.cat(rounds)[: options.steps].tolist()  # every batch once in each round
     cosines = []
     with behaviour.frozen(), loosened(table):
-        groups = [{"params": [part], "lr": options.lr * _size(part)} for part in table.parameters()]
+        sizes = [max(float(part.detach().square().mean().sqrt()), 1e-4) for part in table.parameters()]
+        groups = [
+            {"params": [part], "lr": options.lr * size} for part, size in zip(table.parameters(), sizes, strict=True)
+        ]
         optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
         for step, index in enumerate(order):
@@ -58,10 +62,9 @@ def distill(
             cosines.append(cosine.detach())
             if progress:
                 progress(step + 1, options.steps)
-    values = torch.stack(cosines).tolist()
     if not all(torch.isfinite(part).all() for part in table.parameters()):
         raise MachineError(OVERFLOWED)
-    return values
+    return torch.stack(cosines).tolist()
 
 
 @contextmanager
@@ -90,14 +93,3 @@ def loosened(table: CompactTable) -> Iterator[None]:
             module.projection = quantise_rows(matrix, projection.bits, projection.group_size) if fits else projection
     if not fits:
         raise MachineError(OVERFLOWED)
-
-
-def _order(batches: int, options: Distillation) -> list[int]:
-    """Every batch once in each round, in another order."""
-    generator = torch.Generator().manual_seed(options.seed)
-    rounds = [torch.randperm(batches, generator=generator) for _ in range(1 + options.steps // batches)]
-    return torch.cat(rounds)[: options.steps].tolist()
-
-
-def _size(part: nn.Parameter) -> float:
-    return max(float(part.detach().square().mean().sqrt()), 1e-4)

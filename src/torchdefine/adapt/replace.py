@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
-from torchdefine.adapt.heads import TiedHead
-from torchdefine.adapt.stand_in import HeadKind
-from torchdefine.adapt.survey import Table, Targets, choose, survey
-from torchdefine.adapt.swap import Swap, fresh_define, put_in, scales_of, swaps_of
+from torchdefine.adapt.stand_in import HeadKind, TiedHead
+from torchdefine.adapt.survey import Table, Targets, choose
+from torchdefine.adapt.swap import Swap, fresh_define, swaps_of
 from torchdefine.embedding import DeFINE, TokenEmbedding, UnitConfig
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable, Rows
 
 if TYPE_CHECKING:
-    from torchdefine.adapt.pretrained import Adoption
+    from torchdefine.adapt.huggingface import Adoption
 
 Heads = Literal["tie", "untie"]
 
@@ -58,12 +57,8 @@ class ReplacementReport:
     adoptions: tuple[Adoption, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        tables = [
-            {name: list(value) if isinstance(value, tuple) else value for name, value in vars(table).items()}
-            for table in self.tables
-        ]
         whole = {"parameters_before": self.parameters_before, "parameters_after": self.parameters_after}
-        return {**whole, "tables": tables}
+        return {**whole, "tables": [asdict(table) for table in self.tables]}
 
     def __str__(self) -> str:
         whole = f"whole model: {self.parameters_before:,} → {self.parameters_after:,} parameters"
@@ -104,48 +99,46 @@ def replace_embeddings(
         raise UserError(f"heads is {heads!r}, but must be 'tie' or 'untie'.")
     if isinstance(model, nn.Embedding):
         raise UserError("The model is itself a table, which cannot be replaced in place: use DeFINE(…) instead of it.")
-    chosen = choose(survey(model), targets, _token_tables(model))
+    chosen, fresh = choose(model, targets), table is None
+    kind: HeadKind = "own" if heads == "untie" else "map" if fresh else "vectors"
     adoptions = _adoptions(model)
-    kind: HeadKind = "own" if heads == "untie" else "map" if table is None else "vectors"
     if table is None:
         new: list[nn.Module] = [fresh_define(old, map_dim, expand_dim, depth, unit) for old in chosen]
     else:
         new = _given(chosen, table)
-        for made in new:
-            if adoptions and not hasattr(made, "to_config"):
-                raise UserError(
-                    f"A {type(made).__name__} cannot be saved with a model of transformers: give a CompactTable or a "
-                    "DeFINE."
-                )
-    swaps = [
-        swaps_of(old, made, kind, scales_of(old), fresh=table is None) for old, made in zip(chosen, new, strict=True)
-    ]
-    all_swaps = [swap for group in swaps for swap in group]
-    reports = tuple(_reported(old, group) for old, group in zip(chosen, swaps, strict=True))
+    for made in new:
+        if adoptions and not hasattr(made, "to_config"):
+            raise UserError(
+                f"A {type(made).__name__} cannot be saved with a model of transformers: give a CompactTable or DeFINE."
+            )
+    groups = [swaps_of(old, made, kind, fresh=fresh) for old, made in zip(chosen, new, strict=True)]
+    reports = tuple(_reported(old, swaps) for old, swaps in zip(chosen, groups, strict=True))
     for report, made in zip(reports, new, strict=True):  # before anything is changed, as a warning may be an error
-        _warn_of_growth(report, made, fresh=table is None, untied=kind == "own")
+        _warn_of_growth(report, made if fresh else None, untied=kind == "own")
 
-    before = _numbers(model)
-    put_in(all_swaps)
+    before, all_swaps = _numbers(model), tuple(swap for swaps in groups for swap in swaps)
+    for swap in all_swaps:
+        swap.put_in()
     try:
         for adoption in adoptions:
             adoption.complete()
     except BaseException:
         _take_out(all_swaps, adoptions)
         raise
-    return ReplacementReport(reports, before, _numbers(model), tuple(all_swaps), tuple(adoptions))
+    return ReplacementReport(reports, before, _numbers(model), all_swaps, tuple(adoptions))
 
 
 def restore(model: nn.Module, report: ReplacementReport) -> None:
     """Undo ``replace_embeddings``: the old tables come back as they were, where the model is now."""
+    parts = set(map(id, model.modules()))
     for swap in report.swaps:
         if getattr(swap.place.parent, swap.place.attribute, None) is not swap.new:
             raise UserError(
                 f"{swap.place.name} has changed since its table was replaced, so nothing is restored: "
                 "undo what came later first."
             )
-    if not {id(swap.place.parent) for swap in report.swaps} <= {id(module) for module in model.modules()}:
-        raise UserError("This report is of another model: give the one whose tables were replaced.")
+        if id(swap.place.parent) not in parts:
+            raise UserError("This report is of another model: give the one whose tables were replaced.")
     for swap in report.swaps:
         like = swap.new.stand_in.weight if isinstance(swap.new, TiedHead) else swap.new.weight
         assert isinstance(like, Tensor)
@@ -153,22 +146,11 @@ def restore(model: nn.Module, report: ReplacementReport) -> None:
     _take_out(report.swaps, report.adoptions)
 
 
-def _take_out(swaps: Sequence[Swap], adoptions: Sequence[Adoption]) -> None:
+def _take_out(swaps: Iterable[Swap], adoptions: Iterable[Adoption]) -> None:
     for swap in swaps:
-        setattr(swap.place.parent, swap.place.attribute, swap.place.module)
+        swap.take_out()
     for adoption in adoptions:
         adoption.undo()
-
-
-def _token_tables(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules that a model, or a model inside it, names as its input embeddings."""
-    for module in model.modules():
-        named = getattr(module, "get_input_embeddings", None)
-        if named is not None:
-            try:
-                yield named()
-            except (NotImplementedError, AttributeError):  # a part that has none of its own
-                continue
 
 
 def _given(chosen: Sequence[Table], given: nn.Module | Mapping[str, nn.Module]) -> list[nn.Module]:
@@ -184,34 +166,32 @@ def _given(chosen: Sequence[Table], given: nn.Module | Mapping[str, nn.Module]) 
             raise UserError(f"A table was given for {name}, which is not to be replaced: give one for {names}.")
     by_name = {wanted[name]: table for name, table in given.items()}
     for old in chosen:
-        if old.name not in by_name:
+        new, own = by_name.get(old.name), old.module
+        if new is None:
             raise UserError(f"No table was given for {old.name}: add it to the mapping.")
-        _check_fit(old, by_name[old.name])
+        if not isinstance(new, CompactTable | TokenEmbedding):
+            raise UserError(
+                f"The table for {old.name} is a {type(new).__name__}: give a CompactTable or a TokenEmbedding (DeFINE)."
+            )
+        size, (rows, width) = (new.num_embeddings, new.embedding_dim), own.weight.shape
+        if size != (rows, width):
+            raise UserError(
+                f"The table for {old.name} is {size[0]:,} × {size[1]}, but the model's is {rows:,} × {width}."
+            )
+        if new.padding_idx not in (None, own.padding_idx):
+            raise UserError(
+                f"The table for {old.name} has the padding row {new.padding_idx}, but the model's has "
+                f"{own.padding_idx}: fit it with the model's padding_idx, or with none."
+            )
     return [by_name[old.name].to(old.module.weight.device) for old in chosen]
-
-
-def _check_fit(old: Table, new: nn.Module) -> None:
-    if not isinstance(new, CompactTable | TokenEmbedding):
-        raise UserError(
-            f"The table for {old.name} is a {type(new).__name__}: give a CompactTable or a TokenEmbedding (DeFINE)."
-        )
-    size, wanted = (new.num_embeddings, new.embedding_dim), tuple(old.module.weight.shape)
-    if size != wanted:
-        raise UserError(
-            f"The table for {old.name} is {size[0]:,} × {size[1]}, but the model's is {wanted[0]:,} × {wanted[1]}."
-        )
-    if new.padding_idx not in (None, old.module.padding_idx):
-        raise UserError(
-            f"The table for {old.name} has the padding row {new.padding_idx}, but the model's has "
-            f"{old.module.padding_idx}: fit it with the model's padding_idx, or with none."
-        )
 
 
 def _adoptions(model: nn.Module) -> list[Adoption]:
     """An ``Adoption`` for each outermost model of transformers here; nothing is changed yet."""
     if "transformers.modeling_utils" not in sys.modules:  # then no model of it can be here
         return []
-    from torchdefine.adapt.pretrained import Adoption, outermost_pretrained
+    from torchdefine.adapt.huggingface import Adoption
+    from torchdefine.adapt.pretrained import outermost_pretrained
 
     return [Adoption(pretrained) for pretrained in outermost_pretrained(model)]
 
@@ -223,44 +203,41 @@ def _numbers(model: nn.Module) -> int:
 
 
 def _reported(old: Table, swaps: Sequence[Swap]) -> ReplacedTable:
-    weight = old.module.weight
-    new = [(swap.new, getattr(swap.new, "bias", None)) for swap in swaps]  # an output layer keeps its old bias
-    stored = [tensor for module, _ in new for name, tensor in module.state_dict().items() if name != "bias"]
+    weight, after, stored = old.module.weight, 0, 0
+    for swap in swaps:  # an output layer keeps its old bias
+        bias = getattr(swap.new, "bias", None)
+        tensors = {name: tensor for name, tensor in swap.new.state_dict().items() if name != "bias"}
+        after += _numbers(swap.new) - (0 if bias is None else bias.numel())
+        stored += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     return ReplacedTable(
         names=tuple(place.name for place in old.places),
         heads=tuple(place.name for place in old.heads),
         rows=weight.shape[0],
         width=weight.shape[1],
         parameters_before=weight.numel(),
-        parameters_after=sum(_numbers(module) - (0 if bias is None else bias.numel()) for module, bias in new),
+        parameters_after=after,
         bytes_before=weight.numel() * weight.element_size(),
-        bytes_after=sum(tensor.numel() * tensor.element_size() for tensor in stored),
+        bytes_after=stored,
     )
 
 
-def _warn_of_growth(report: ReplacedTable, made: nn.Module, *, fresh: bool, untied: bool) -> None:
+def _warn_of_growth(report: ReplacedTable, fresh: nn.Module | None, *, untied: bool) -> None:
     """A packed table may have more numbers of fewer bits, so it has grown only if its bytes have too."""
     if report.parameters_after <= report.parameters_before or report.bytes_after <= report.bytes_before:
         return
     kept, ways = "", ["give a smaller table", "or keep the old one"]
-    if fresh and isinstance(made, DeFINE):
-        sizes = f"a smaller map_dim (now {made.plan.map_dim}) or expand_dim (now {made.plan.config.expand_dim})"
+    if isinstance(fresh, DeFINE):
+        sizes = f"a smaller map_dim (now {fresh.plan.map_dim}) or expand_dim (now {fresh.plan.config.expand_dim})"
         ways = [f"use {sizes}", "or keep the table"]
     if untied and report.heads:
         kept = f" with the old matrix that {', '.join(report.heads)} keeps"
         ways = ["use heads='tie'", ways[0].removeprefix("use "), ways[1]]
-    names = ", ".join(report.names)
-    warnings.warn(
-        f"The replacement of {names} is larger than the table, {report.parameters_after:,} parameters in place of "
-        f"{report.parameters_before:,}{kept}: {', '.join(ways)}.",
-        stacklevel=_levels_to_the_caller(),
-    )
-
-
-def _levels_to_the_caller() -> int:
-    """How many frames up the stack the user's own code is, for ``warnings``."""
-    frame: FrameType | None = sys._getframe(1)
-    levels = 1
+    frame: FrameType | None = sys._getframe()
+    levels = 1  # up the stack to the user's own code
     while frame is not None and frame.f_globals.get("__name__", "").startswith("torchdefine."):
         frame, levels = frame.f_back, levels + 1
-    return levels
+    warnings.warn(
+        f"The replacement of {', '.join(report.names)} is larger than the table, {report.parameters_after:,} "
+        f"parameters in place of {report.parameters_before:,}{kept}: {', '.join(ways)}.",
+        stacklevel=levels,
+    )
