@@ -24,7 +24,7 @@ class Behaviour:
     """A model, the name of the table in it, and how its outputs are read from batches of text.
 
     Args:
-        model: any module; it is put into evaluation mode while it is measured, and left as it was.
+        model: any module; evaluated while it is measured, and left as it was. Freeze a large one: it takes less memory.
         target: the table's name in ``model.named_modules()``, "embeddings.word_embeddings" say.
         encode: runs the model on one batch and gives vectors, (N, d).
         batches: what ``encode`` takes, a fixed list.
@@ -88,7 +88,7 @@ class Behaviour:
             return seen[-1]
 
         generator = torch.Generator().manual_seed(seed)
-        with self.frozen(), self.model.get_submodule(self.target).register_forward_hook(watch):
+        with self.model.get_submodule(self.target).register_forward_hook(watch):
             for index, batch in enumerate(self.batches):
                 seen.clear()
                 with torch.enable_grad(), evaluating(self.model):
@@ -100,15 +100,3 @@ class Behaviour:
                 if progress:
                     progress(index + 1, len(self.batches))
         return total / total.diagonal().mean().clamp(min=1e-30)
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """No parameter of the model learns, for a while."""
-        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        try:
-            for parameter in learning:
-                parameter.requires_grad_(False)
-            yield
-        finally:
-            for parameter in learning:
-                parameter.requires_grad_(True)

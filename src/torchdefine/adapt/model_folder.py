@@ -22,7 +22,7 @@ _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model",
 
 
 def open_model(folder: Path, device: str = "cpu") -> tuple[Any, Any]:
-    """The model in a folder that ``save_pretrained`` wrote, in evaluation mode, and its tokenizer; no downloads."""
+    """The model in a folder that ``save_pretrained`` wrote, frozen, and its tokenizer; nothing is downloaded."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: give one that a model's save_pretrained wrote.")
     if (folder / RUN_SETTINGS_FILE).is_file():
@@ -41,13 +41,11 @@ def open_model(folder: Path, device: str = "cpu") -> tuple[Any, Any]:
         names = getattr(config, "architectures", None) or [""]
         model_class = getattr(transformers, names[0], transformers.AutoModel)
         if getattr(config, "torchdefine", None) is not None:
-            raise UserError(
-                f"The tables of the model in {folder} were replaced already: give the model it was made of."
-            )
+            raise UserError(f"The tables of the model in {folder} were replaced already: give what it was made of.")
         model = model_class.from_pretrained(folder, config=config, local_files_only=True)
     with _readable(f"The tokenizer in {folder}", "save it beside the model"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return model.to(device).eval(), tokenizer
+    return model.to(device).eval().requires_grad_(False), tokenizer
 
 
 @contextmanager
@@ -65,10 +63,7 @@ def _readable(what: str, way_out: str) -> Iterator[None]:
 def check_carried_over(source: Path, target: Path) -> None:
     """Refuse, before any work, what ``carry_over`` would fail at."""
     if source.resolve() in target.resolve().parents:
-        raise UserError(
-            f"{target} lies within {source}, whose files are copied with the model, so that it would be copied into "
-            "itself: choose a folder outside."
-        )
+        raise UserError(f"{target} lies within {source}, so it would be copied into itself: choose a folder outside.")
     for path in _beside_the_weights(source):
         for one in (path, *path.rglob("*")):
             if not (one.is_dir() or one.is_file()) or not os.access(one, os.R_OK):

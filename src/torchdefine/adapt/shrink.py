@@ -29,6 +29,7 @@ from torchdefine.adapt.sentences import (
     token_counts,
 )
 from torchdefine.adapt.survey import Table, choose
+from torchdefine.config import Config, setting
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, check_new_folder, new_folder, write_json
 from torchdefine.tables import METHODS, Budget
@@ -41,23 +42,14 @@ Stage = Callable[[str], AbstractContextManager[Progress]]
 
 
 @dataclass(frozen=True)
-class ShrinkOptions:
+class ShrinkOptions(Config):
     """How much is measured, and how long the chosen table learns."""
 
-    choosing: int = 300
-    """Sentences that candidates are compared on."""
-    held_out: int = 2_000
-    """Sentences that the result is judged on; no choice has seen them."""
-    distill_steps: int = 200
-    """Steps of self-distillation; 0 for none."""
-    quick: bool = False
-    """Leave out methods that take minutes: units and codes."""
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        for name, least in (("choosing", 1), ("held_out", 2), ("distill_steps", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}, but must be at least {least}.")
+    choosing: int = setting(300, "Sentences that candidates are compared on.", at_least=1)
+    held_out: int = setting(2_000, "Sentences that the result is judged on; no choice has seen them.", at_least=2)
+    distill_steps: int = setting(200, "Steps of self-distillation; 0 for none.", at_least=0)
+    quick: bool = setting(False, "Whether to leave out methods that take minutes: units and codes.")
+    device: str = setting("cpu", "Where the model is run and the tables are made.")
 
 
 @dataclass(frozen=True)
