@@ -119,14 +119,9 @@ def points_figure(
         axes = figure.add_subplot()
         for index, method in enumerate(dict.fromkeys(one.method for one in measured)):
             some = [one for one in measured if one.method == method]
-            axes.scatter(
-                [one.bytes for one in some],
-                [best - one.quality for one in some],
-                s=26,
-                label=method,
-                color=COLOURS[index % len(COLOURS)],
-                marker=MARKERS[index % len(MARKERS)],
-            )
+            x, y = [one.bytes for one in some], [best - one.quality for one in some]
+            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+            axes.scatter(x, y, s=26, color=colour, marker=marker, label=method)
         line = [one.bytes for one in front], [best - one.quality for one in front]
         axes.plot(*line, color="#888888", linewidth=1, zorder=0, label="front")
         if chosen:

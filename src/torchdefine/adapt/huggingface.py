@@ -45,11 +45,7 @@ library_name: torchdefine
 
 # {architecture} with a compact token table
 
-The token table of this model is one of torchdefine, so the model loads only with that package:
-
-```
-pip install 'torchdefine[hf]'
-```
+The token table of this model is one of torchdefine, so it loads only with that: `pip install 'torchdefine[hf]'`.
 
 ```python
 import torchdefine.adapt.huggingface
@@ -73,10 +69,7 @@ def with_define(model: Model, targets: Targets = None, **options: Any) -> Model:
     ``replace_embeddings``, which gives a report.
     """
     if not isinstance(model, PreTrainedModel):
-        raise UserError(
-            f"A {type(model).__name__} is no model of transformers: load one by AutoModel.from_pretrained, say, or use "
-            "replace_embeddings, which takes any module."
-        )
+        raise UserError(f"A {type(model).__name__} is no model of transformers: use replace_embeddings instead.")
     replace_embeddings(model, targets, **options)
     return model
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn, TiedHead
 from torchdefine.adapt.survey import Table, survey
-from torchdefine.adapt.swap import swaps_of
+from torchdefine.adapt.swap import swap_of
 from torchdefine.embedding import DeFINE
 from torchdefine.embedding.define import FORMAT as DEFINE_FORMAT
 from torchdefine.errors import UserError
@@ -48,12 +48,11 @@ def recipe_of(model: PreTrainedModel) -> dict[str, Any]:
         config = module.table.to_config()  # type: ignore[operator]
         entry = {"name": name.removeprefix(prefix), "scales": scales, "heads": module.heads}
         entries.append({**entry, "table": config, "dtypes": own_dtypes})
-    previous = getattr(model.config, RECIPE, None)
-    if previous is not None and {entry["name"] for entry in entries} != {e["name"] for e in previous["tables"]}:
-        known = ", ".join(entry["name"] for entry in previous["tables"])
+    known = [entry["name"] for entry in (getattr(model.config, RECIPE, None) or {"tables": entries})["tables"]]
+    if {entry["name"] for entry in entries} != set(known):
         raise UserError(
-            f"This model was given other tables than those that torchdefine knows of ({known}), so it would be saved "
-            "wrongly: undo that, or restore the model first."
+            f"This model was given other tables than those that torchdefine knows of ({', '.join(known)}), so it "
+            "would be saved wrongly: undo that, or restore the model first."
         )
     return {"version": RECIPE_VERSION, "own_type": model.config.model_type, "tables": entries}
 
@@ -62,8 +61,8 @@ def rebuild(model: PreTrainedModel, recipe: Mapping[str, Any]) -> None:
     """Give a newly built model the tables that its configuration describes; weights come later."""
     if recipe.get("version") != RECIPE_VERSION:
         raise UserError(
-            f"The tables of this model are of version {recipe.get('version')!r}, but this torchdefine reads version "
-            f"{RECIPE_VERSION}: use the torchdefine that saved it, or a newer one."
+            f"The tables of this model are of version {recipe.get('version')!r}, but this torchdefine reads "
+            f"{RECIPE_VERSION}: use the one that saved it, or a newer one."
         )
     ties, prefix = ties_of(model), _prefix(model)
     tables = survey(model, model.all_tied_weights_keys)
@@ -73,7 +72,7 @@ def rebuild(model: PreTrainedModel, recipe: Mapping[str, Any]) -> None:
         with table.module.weight.device:
             made = _empty_table(entry["table"], entry["dtypes"])
         scales = {prefix + place: scale for place, scale in entry["scales"].items()}
-        swaps += swaps_of(table, made, entry["heads"], fresh=True, scales=scales)
+        swaps.append(swap_of(table, made, entry["heads"], fresh=True, scales=scales))
     for swap in swaps:
         swap.put_in()
     keep_ties(ties)
@@ -124,10 +123,7 @@ def keep_ties(ties: Ties) -> None:
 def resize(model: PreTrainedModel, embedding: nn.Module, size: int, settings: tuple[str, ...], from_mean: bool) -> None:
     """Change the rows of a replaced table and of its output layer; ``settings`` name the configuration's counts."""
     if not isinstance(embedding, StandIn | SharedStandIn):
-        raise UserError(
-            "This table is not among those that were replaced, so torchdefine cannot resize it: restore the model, "
-            "resize it, and replace its tables again."
-        )
+        raise UserError("This table was not replaced: restore the model, resize it, and replace its tables again.")
     old = embedding.num_embeddings
     embedding.stand_in.resize(size, from_mean=from_mean)
     output = model.get_output_embeddings()

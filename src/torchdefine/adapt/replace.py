@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchdefine.adapt.stand_in import HeadKind, TiedHead
 from torchdefine.adapt.survey import Table, Targets, choose
-from torchdefine.adapt.swap import Swap, fresh_define, swaps_of
+from torchdefine.adapt.swap import Swap, fresh_define, swap_of
 from torchdefine.embedding import DeFINE, TokenEmbedding, UnitConfig
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable, Rows
@@ -81,17 +81,15 @@ def replace_embeddings(
     """Put DeFINE, or ``table``, where a model has its embedding tables; the model is changed in place.
 
     Everything is checked before anything is changed. Device, dtype, padding and training mode stay. Give the new
-    parameters to the optimiser, and see ``restore``. A replacement that is larger than its table gives a warning.
+    parameters to the optimiser. A replacement that is larger than its table gives a warning. ``restore`` undoes it.
 
     Args:
         model: any module. One of transformers can be saved and loaded afterwards, as ``adapt.huggingface`` says.
         targets: which tables: a name or the end of one, a pattern ("encoder.*" or compiled), a type, or several of
             these. By default the token tables, if the model names them, or the only table.
-        map_dim, expand_dim, depth, unit: of a fresh ``DeFINE``; its vectors start as large as the old ones.
-            ``map_dim`` is by default a quarter of the table's width, at most 128; ``expand_dim`` four times that
-            width, at most 1024 and at least ``map_dim``.
-        table: a table that was fitted to the old one instead (``CompactTable``, ``DeFINE``); for several tables, a
-            mapping from their names.
+        map_dim, expand_dim, depth, unit: of a fresh ``DeFINE``, whose vectors start as large as the old ones. By
+            default a quarter of the table's width, at most 128, and four times its width, at most 1024.
+        table: a table fitted to the old one instead (``CompactTable``, ``DeFINE``), or a mapping from names to such.
         heads: output layers that share a table are tied to the replacement ("tie": to DeFINE's map through a
             projection, or to the vectors of a given ``table``), or keep the old matrix for themselves ("untie").
     """
@@ -99,54 +97,49 @@ def replace_embeddings(
         raise UserError(f"heads is {heads!r}, but must be 'tie' or 'untie'.")
     if isinstance(model, nn.Embedding):
         raise UserError("The model is itself a table, which cannot be replaced in place: use DeFINE(…) instead of it.")
-    chosen, fresh = choose(model, targets), table is None
+    chosen, adoptions, fresh = choose(model, targets), _adoptions(model), table is None
     kind: HeadKind = "own" if heads == "untie" else "map" if fresh else "vectors"
-    adoptions = _adoptions(model)
     if table is None:
         new: list[nn.Module] = [fresh_define(old, map_dim, expand_dim, depth, unit) for old in chosen]
     else:
         new = _given(chosen, table)
     for made in new:
         if adoptions and not hasattr(made, "to_config"):
-            raise UserError(
-                f"A {type(made).__name__} cannot be saved with a model of transformers: give a CompactTable or DeFINE."
-            )
-    groups = [swaps_of(old, made, kind, fresh=fresh) for old, made in zip(chosen, new, strict=True)]
-    reports = tuple(_reported(old, swaps) for old, swaps in zip(chosen, groups, strict=True))
+            what = f"A {type(made).__name__}"
+            raise UserError(f"{what} cannot be saved with a model of transformers: give a CompactTable or DeFINE.")
+    swaps = tuple(swap_of(old, made, kind, fresh=fresh) for old, made in zip(chosen, new, strict=True))
+    reports = tuple(map(_reported, swaps))
     for report, made in zip(reports, new, strict=True):  # before anything is changed, as a warning may be an error
         _warn_of_growth(report, made if fresh else None, untied=kind == "own")
 
-    before, all_swaps = _numbers(model), tuple(swap for swaps in groups for swap in swaps)
-    for swap in all_swaps:
+    before = _numbers(model)
+    for swap in swaps:
         swap.put_in()
     try:
         for adoption in adoptions:
             adoption.complete()
     except BaseException:
-        _take_out(all_swaps, adoptions)
+        _undo(swaps, adoptions)
         raise
-    return ReplacementReport(reports, before, _numbers(model), all_swaps, tuple(adoptions))
+    return ReplacementReport(reports, before, _numbers(model), swaps, tuple(adoptions))
 
 
 def restore(model: nn.Module, report: ReplacementReport) -> None:
     """Undo ``replace_embeddings``: the old tables come back as they were, where the model is now."""
-    parts = set(map(id, model.modules()))
-    for swap in report.swaps:
-        if getattr(swap.place.parent, swap.place.attribute, None) is not swap.new:
-            raise UserError(
-                f"{swap.place.name} has changed since its table was replaced, so nothing is restored: "
-                "undo what came later first."
-            )
-        if id(swap.place.parent) not in parts:
+    parts, changes = set(map(id, model.modules())), [change for swap in report.swaps for change in swap]
+    for place, new in changes:
+        if getattr(place.parent, place.attribute, None) is not new:
+            raise UserError(f"{place.name} has changed since it was replaced: undo what came later first.")
+        if id(place.parent) not in parts:
             raise UserError("This report is of another model: give the one whose tables were replaced.")
-    for swap in report.swaps:
-        like = swap.new.stand_in.weight if isinstance(swap.new, TiedHead) else swap.new.weight
+    for place, new in changes:
+        like = new.stand_in.weight if isinstance(new, TiedHead) else new.weight
         assert isinstance(like, Tensor)
-        swap.place.module.to(device=like.device, dtype=like.dtype).train(swap.new.training)
-    _take_out(report.swaps, report.adoptions)
+        place.module.to(device=like.device, dtype=like.dtype).train(new.training)
+    _undo(report.swaps, report.adoptions)
 
 
-def _take_out(swaps: Iterable[Swap], adoptions: Iterable[Adoption]) -> None:
+def _undo(swaps: Iterable[Swap], adoptions: Iterable[Adoption]) -> None:
     for swap in swaps:
         swap.take_out()
     for adoption in adoptions:
@@ -166,22 +159,18 @@ def _given(chosen: Sequence[Table], given: nn.Module | Mapping[str, nn.Module]) 
             raise UserError(f"A table was given for {name}, which is not to be replaced: give one for {names}.")
     by_name = {wanted[name]: table for name, table in given.items()}
     for old in chosen:
-        new, own = by_name.get(old.name), old.module
+        new, own, what = by_name.get(old.name), old.module, f"The table for {old.name}"
         if new is None:
             raise UserError(f"No table was given for {old.name}: add it to the mapping.")
         if not isinstance(new, CompactTable | TokenEmbedding):
-            raise UserError(
-                f"The table for {old.name} is a {type(new).__name__}: give a CompactTable or a TokenEmbedding (DeFINE)."
-            )
-        size, (rows, width) = (new.num_embeddings, new.embedding_dim), own.weight.shape
-        if size != (rows, width):
-            raise UserError(
-                f"The table for {old.name} is {size[0]:,} × {size[1]}, but the model's is {rows:,} × {width}."
-            )
+            raise UserError(f"{what} is a {type(new).__name__}: give a CompactTable or a TokenEmbedding (DeFINE).")
+        (rows, width), (own_rows, own_width) = (new.num_embeddings, new.embedding_dim), own.weight.shape
+        if (rows, width) != (own_rows, own_width):
+            raise UserError(f"{what} is {rows:,} × {width}, but the model's is {own_rows:,} × {own_width}.")
         if new.padding_idx not in (None, own.padding_idx):
             raise UserError(
-                f"The table for {old.name} has the padding row {new.padding_idx}, but the model's has "
-                f"{own.padding_idx}: fit it with the model's padding_idx, or with none."
+                f"{what} has the padding row {new.padding_idx}, but the model's has {own.padding_idx}: fit it with "
+                "the model's padding_idx, or with none."
             )
     return [by_name[old.name].to(old.module.weight.device) for old in chosen]
 
@@ -202,16 +191,16 @@ def _numbers(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) + codes
 
 
-def _reported(old: Table, swaps: Sequence[Swap]) -> ReplacedTable:
-    weight, after, stored = old.module.weight, 0, 0
-    for swap in swaps:  # an output layer keeps its old bias
-        bias = getattr(swap.new, "bias", None)
-        tensors = {name: tensor for name, tensor in swap.new.state_dict().items() if name != "bias"}
-        after += _numbers(swap.new) - (0 if bias is None else bias.numel())
-        stored += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+def _reported(swap: Swap) -> ReplacedTable:
+    weight, after, stored = swap.old.module.weight, 0, 0
+    for new in swap.new:  # an output layer keeps its old bias
+        bias = getattr(new, "bias", None)
+        after += _numbers(new) - (0 if bias is None else bias.numel())
+        tensors = [tensor for name, tensor in new.state_dict().items() if name != "bias"]
+        stored += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return ReplacedTable(
-        names=tuple(place.name for place in old.places),
-        heads=tuple(place.name for place in old.heads),
+        names=tuple(place.name for place in swap.old.places),
+        heads=tuple(place.name for place in swap.old.heads),
         rows=weight.shape[0],
         width=weight.shape[1],
         parameters_before=weight.numel(),

@@ -61,10 +61,8 @@ def sentence_parts(
             break
     sentences = list(found)[:limit]
     if len(sentences) < FEWEST_SENTENCES:
-        raise UserError(
-            f"{path} has {len(sentences)} different sentences of {SHORTEST_SENTENCE} words or more, but at least "
-            f"{FEWEST_SENTENCES} are needed: give a longer text."
-        )
+        found_words = f"{len(sentences)} different sentences of {SHORTEST_SENTENCE} words or more"
+        raise UserError(f"{path} has {found_words}, but {FEWEST_SENTENCES} are needed: give a longer text.")
     random.Random(0).shuffle(sentences)
     held = min(held_out, len(sentences) // 3)
     chosen_by = min(choosing, len(sentences) // 6)
@@ -85,8 +83,7 @@ def sentence_batches(model: Any, tokenizer: Any, sentences: Sequence[str]) -> li
     """Sentences as a model takes them, ``SENTENCES_AT_ONCE`` together, on its device."""
     if tokenizer.pad_token is None and tokenizer.eos_token is None:
         raise UserError(
-            "The tokenizer has neither a padding token nor one that ends a text, so sentences of different lengths "
-            "cannot be put together: set its pad_token, and save it again."
+            "The tokenizer has neither a padding token nor one that ends a text: set its pad_token, and save it again."
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

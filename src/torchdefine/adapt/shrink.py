@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -122,7 +122,9 @@ def shrink_model(
         alike, seconds = likeness(before, after), time.monotonic() - began
         shrunk = Shrunk(out, fitted, alike, len(parts.held_out), report, sizes, seconds)
         write_json(in_making / REPORT_FILE, shrunk.to_dict())
-        _draw(fitted, in_making)
+        with suppress(UserError):  # matplotlib is an extra, and the numbers are in the report
+            for number, one in enumerate(fitted.values(), start=1):
+                one.draw(in_making / (PICTURE_FILE if number == 1 else f"front-{number}.svg"))
     return shrunk
 
 
@@ -175,15 +177,6 @@ def _fitted(
     zero_padding = padding if padding is not None and not weight[padding].any() else None
     with stage(f"fitting {table.name}") as progress:
         return fit(weight, counts, budget, options=settings, padding_idx=zero_padding, progress=progress)
-
-
-def _draw(fitted: dict[str, Fitted], folder: Path) -> None:
-    """The front of each table, if matplotlib is installed."""
-    for number, one in enumerate(fitted.values()):
-        try:
-            one.draw(folder / (PICTURE_FILE if number == 0 else f"front-{number + 1}.svg"))
-        except UserError:  # matplotlib is an extra, and the numbers are in the report
-            return
 
 
 def _silent(what: str) -> AbstractContextManager[Progress]:

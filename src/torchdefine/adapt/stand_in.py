@@ -98,10 +98,7 @@ class StandIn(Face, LooksUp):
         old = self.num_embeddings
         if isinstance(self.table, CompactTable):
             if num_embeddings < old:
-                raise UserError(
-                    f"A compact table cannot lose rows: keep at least {old}, or resize the model before its table is "
-                    "fitted."
-                )
+                raise UserError(f"A compact table cannot lose rows: keep {old}, or resize the model before the fit.")
             if num_embeddings > old:
                 self.table = _grown(self.table, num_embeddings - old, from_mean)
             return
@@ -194,12 +191,10 @@ class MapHead(TiedHead):
 
     def _map(self) -> StandardMap | ProjectiveMap:
         table = self.stand_in.table
-        holder = table.map if isinstance(table, TokenEmbedding) else table
-        if not isinstance(holder, StandardMap | ProjectiveMap):
-            raise UserError(
-                f"The output layer cannot be tied to the map of a {type(holder).__name__}: use heads='untie'."
-            )
-        return holder
+        own = table.map if isinstance(table, TokenEmbedding) else table
+        if not isinstance(own, StandardMap | ProjectiveMap):
+            raise UserError(f"The output layer cannot be tied to the map of a {type(own).__name__}: use heads='untie'.")
+        return own
 
     @property
     def weight(self) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -72,21 +73,16 @@ class Table:
 
     def scales(self, known: Mapping[str, float] | None = None) -> list[float]:
         """What each place multiplies its vectors by: as known by its name, or found by trying."""
-        scales = []
+        known, scales = known or {}, []
         for place in self.places:
-            module = place.module
-            assert isinstance(module, nn.Embedding)
-            scale = known[place.name] if known and place.name in known else lookup_scale(module)
-            if scale is None and module.weight.is_meta:
-                raise UserError(
-                    f"The table {place.name} does more than nn.Embedding ({type(module).__name__}), and the meta "
-                    "device does not tell what: replace it where the model has its weights."
-                )
+            assert isinstance(place.module, nn.Embedding)
+            scale = known[place.name] if place.name in known else lookup_scale(place.module)
             if scale is None:
-                raise UserError(
-                    f"The table {place.name} does more than look rows up ({type(module).__name__}), so it cannot be "
-                    "replaced."
-                )
+                why = "so it cannot be replaced"
+                if place.module.weight.is_meta:
+                    why = "and the meta device does not tell what: replace it where the model has its weights"
+                kind = type(place.module).__name__
+                raise UserError(f"The table {place.name} does more than look rows up ({kind}), {why}.")
             scales.append(scale)
         return scales
 
@@ -97,26 +93,21 @@ def lookup_scale(module: nn.Embedding) -> float | None:
         return 1.0
     if module.weight.is_meta:
         return None
-    rows, device = len(module.weight), module.weight.device
+    rows, device, mode = len(module.weight), module.weight.device, module.training
     ids = torch.arange(min(_PROBED_IDS, rows), device=device) * (rows // min(_PROBED_IDS, rows))
     stored = module.weight.detach()[ids].double()
     stated = getattr(module, "embed_scale", None)  # exact where the module says it itself
     if not stored.any():
         return None if stated is None else float(stated)
-    given, mode = [], module.training
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        for training in (False, True):  # it may drop some in training
-            vectors = module.train(training)(ids)
-            given.append(vectors.double() if isinstance(vectors, Tensor) else ids)
+        given = [module.train(training)(ids) for training in (False, True)]  # it may drop some in training
     module.train(mode)
-    if any(vectors.shape != stored.shape for vectors in given):
+    if not all(isinstance(vectors, Tensor) and vectors.shape == stored.shape for vectors in given):
         return None
-    scale = float((given[0] * stored).sum() / (stored**2).sum())
-    if not all(torch.allclose(vectors, stored * scale, rtol=1e-2, atol=1e-6) for vectors in given):
+    scale = float((given[0].double() * stored).sum() / (stored**2).sum())
+    if not all(torch.allclose(vectors.double(), stored * scale, rtol=1e-2, atol=1e-6) for vectors in given):
         return None
-    if stated is not None and abs(float(stated) - scale) < 1e-2 * abs(scale):
-        return float(stated)
-    return scale
+    return float(stated) if stated is not None and abs(float(stated) - scale) < 1e-2 * abs(scale) else scale
 
 
 def survey(model: nn.Module, ties: Mapping[str, str] | None = None) -> list[Table]:
@@ -230,51 +221,43 @@ def choose(model: nn.Module, targets: Targets = None) -> list[Table]:
     Without targets, those that the model names as its input embeddings are meant, or else its only one.
     """
     tables = survey(model)
-    found = "; ".join(table.described() for table in tables)
-    listed = f"the model has {found}" if tables else "the model has no nn.Embedding"
+    listed = "the model has " + ("; ".join(table.described() for table in tables) or "no nn.Embedding")
     if targets is None:
-        meant = {id(module) for module in _input_embeddings(model)}
-        chosen = [table for table in tables if any(id(place.module) in meant for place in table.places)]
         if not tables:
             raise UserError("The model has no table to replace: no nn.Embedding was found in it.")
-        if not chosen and len(tables) > 1:
+        meant = {id(module) for module in _input_embeddings(model)}
+        chosen = [table for table in tables if any(id(place.module) in meant for place in table.places)] or tables
+        if chosen is tables and len(tables) > 1:
             raise UserError(f"The model has several tables, and none is named: {_NAME_IT}; {listed}.")
-        chosen = chosen or tables
     else:
         if not isinstance(targets, str | re.Pattern | type | Iterable):
             raise TypeError(f"Targets are names, patterns or types, not {targets!r}: {_NAME_IT}; {listed}.")
         wanted = [targets] if isinstance(targets, str | re.Pattern | type) else list(targets)
         if not wanted:
             raise UserError(f"The targets are an empty list: {_NAME_IT}; {listed}.")
-        matched = [table for target in wanted for table in _matching(tables, target, listed)]
-        chosen = list({id(table): table for table in matched}.values())
+        matched = {id(table): table for target in wanted for table in _matching(tables, target, listed)}
+        chosen = list(matched.values())
     for table in chosen:
         if table.problem:
-            others = f": name others with targets=…; {listed}" if len(tables) > 1 else ""
-            way_on = f", so it cannot be replaced{others}."
+            way_on = ", so it cannot be replaced" + (f": name others with targets=…; {listed}" if tables[1:] else "")
             if isinstance(table.places[0].module, StandIn | SharedStandIn):
-                way_on = ": go on with it as it is, or call restore(model, report) before you replace it again."
+                way_on = ": go on with it as it is, or call restore(model, report) before you replace it again"
             elif isinstance(table.places[0].module, _ALREADY_OURS):
-                way_on = ", so there is nothing to replace."
-            raise UserError(f"The table {table.name} {table.problem}{way_on}")
+                way_on = ", so there is nothing to replace"
+            raise UserError(f"The table {table.name} {table.problem}{way_on}.")
     return chosen
 
 
 def _input_embeddings(model: nn.Module) -> Iterator[nn.Module]:
     """The modules that a model, or a model inside it, names as its input embeddings."""
     for module in model.modules():
-        named = getattr(module, "get_input_embeddings", None)
-        if named is not None:
-            try:
-                yield named()
-            except (NotImplementedError, AttributeError):  # a part that has none of its own
-                continue
+        with suppress(NotImplementedError, AttributeError):  # a part that has none of its own
+            yield module.get_input_embeddings()  # type: ignore[operator]
 
 
 def _matching(tables: Sequence[Table], target: Target, listed: str) -> list[Table]:
     """The tables of a type or a pattern, or the one of that name, or of the only name that ends with it."""
     places = [(place, table) for table in tables for place in table.places]
-    hint = ""
     if isinstance(target, re.Pattern):
         meant, matched = target.pattern, [table for place, table in places if target.fullmatch(place.name)]
     elif isinstance(target, type):
@@ -284,10 +267,10 @@ def _matching(tables: Sequence[Table], target: Target, listed: str) -> list[Tabl
     else:
         meant, matched = target, [table for place, table in places if place.name == target]
         matched = matched or [table for place, table in places if place.name.endswith(f".{target}")]
-        if len({id(table) for table in matched}) > 1:
+        if len(set(map(id, matched))) > 1:
             raise UserError(f"The target {target!r} is the end of several names: write one of them in full; {listed}.")
-        close = closest(target, [place.name for place, _ in places])
-        hint = f"did you mean {close!r}; " if close else ""
+        if not matched and (close := closest(target, [place.name for place, _ in places])):
+            listed = f"did you mean {close!r}; {listed}"
     if not matched:
-        raise UserError(f"The target {meant!r} matches no table: {hint}{listed}.")
+        raise UserError(f"The target {meant!r} matches no table: {listed}.")
     return matched

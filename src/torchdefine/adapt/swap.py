@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,16 +26,21 @@ _MULTIPLE = 2 * LARGEST_DEFAULT_GROUPS  # half of it, as in residual layers, sti
 
 @dataclass(frozen=True)
 class Swap:
-    """One module that takes the place of another."""
+    """A table, and the new modules for its places and its output layers."""
 
-    place: Place
-    new: nn.Module
+    old: Table
+    new: tuple[nn.Module, ...]
+
+    def __iter__(self) -> Iterator[tuple[Place, nn.Module]]:
+        return zip((*self.old.places, *self.old.heads), self.new, strict=True)
 
     def put_in(self) -> None:
-        setattr(self.place.parent, self.place.attribute, self.new)
+        for place, new in self:
+            setattr(place.parent, place.attribute, new)
 
     def take_out(self) -> None:
-        setattr(self.place.parent, self.place.attribute, self.place.module)
+        for place, _ in self:
+            setattr(place.parent, place.attribute, place.module)
 
 
 def fresh_define(
@@ -72,14 +77,14 @@ def expand_dim_for(map_dim: int, embedding_dim: int, config: UnitConfig) -> int:
     return max(wanted, smallest)
 
 
-def swaps_of(
+def swap_of(
     old: Table, made: nn.Module, kind: HeadKind, *, fresh: bool, scales: Mapping[str, float] | None = None
-) -> list[Swap]:
-    """All new modules for one table. ``fresh`` ones start with numbers as large as the old.
+) -> Swap:
+    """The swap of a table for ``made``; a ``fresh`` one starts with numbers as large as the old.
 
     ``scales`` says what places multiply their vectors by; of others it is found by trying.
     """
-    weight, places, factors = old.module.weight, old.places, old.scales(scales)
+    weight, factors = old.module.weight, old.scales(scales)
     fresh = fresh and not weight.is_meta
     if isinstance(made, CompactTable):
         made.mean.data = made.mean.data.to(weight.dtype)  # this sets the dtype of its vectors
@@ -91,10 +96,10 @@ def swaps_of(
     stand_in = StandIn(made, weight, factors[0], kind)
     new: list[nn.Module] = [stand_in, *(SharedStandIn(stand_in, factor) for factor in factors[1:])]
     new += [_head(place.module, stand_in, kind, fresh) for place in old.heads]
-    return [
-        Swap(place, module.train(place.module.training))
-        for place, module in zip([*places, *old.heads], new, strict=True)
-    ]
+    swap = Swap(old, tuple(new))
+    for place, module in swap:
+        module.train(place.module.training)
+    return swap
 
 
 def _start_as_large(made: DeFINE, size: float, *, tied: bool) -> None:
