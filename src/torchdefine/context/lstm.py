@@ -60,7 +60,10 @@ class LSTMLayer(nn.LSTM):
         weights: list[Any] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
         if dropping:
             weights[1] = F.dropout(weights[1], self.recurrent_dropout)  # (4 · output, output)
-        y, h, c = lstm(x, *state, weights)
+        if x.is_cuda:
+            y, h, c = lstm(x, *state, weights)
+        else:  # called from here, since torch.compile leaves layers of this class whole but would trace our function
+            y, h, c = torch._VF.lstm(x, state, weights, True, 1, 0.0, True, False, False)
         return y, (h, c)
 
 

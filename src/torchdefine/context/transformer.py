@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchdefine.config import Config, setting
 from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
-from torchdefine.modes import Prepared
+from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import autocast_dtype, exact_dtype
 
 
@@ -85,7 +85,8 @@ class Transformer(Prepared):
         self.decoder_norm = nn.LayerNorm(width) if pre else nn.Identity()
 
     def prepare(self, on: bool = True) -> None:
-        super().prepare(on)
+        layers = (EncoderLayer, DecoderLayer, Residual, SelfAttention, CrossAttention, FeedForward)
+        self.fused = on and untouched(self, *layers, nn.Linear, nn.LayerNorm, nn.Identity)
         for part in self.modules():
             if isinstance(part, _Part):
                 part.fused = self.fused

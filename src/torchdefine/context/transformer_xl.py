@@ -26,7 +26,7 @@ from torchdefine.context.relative_attention import (
 )
 from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
 from torchdefine.errors import UserError
-from torchdefine.modes import Prepared
+from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import (
     Scoring,
     converted,
@@ -206,17 +206,20 @@ class TransformerXL(Prepared):
 
     def _dense_weights(self, x: Tensor) -> list[DenseWeights | None]:
         """Every layer's weights in the dtype of the products; autocast would convert them one by one."""
-        if not (self.fused and has_fused_kernels(x)):
+        if not self.fused or self.layers_are_compiled or not has_fused_kernels(x):
             return [None] * len(self.layers)
         linears: list[Any] = [linear for layer in self.layers for linear in (layer.expand, layer.reduce)]
         halves = converted([linear.weight for linear in linears], product_dtype(x))
         return [DenseWeights(*pair) for pair in zip(halves[::2], halves[1::2], strict=True)]
 
     def prepare(self, on: bool = True) -> None:
-        """All parts together: kernels may not take weights of layers that torch.compile runs."""
-        super().prepare(on and not self.layers_are_compiled)
-        for layer in self.layers:
+        """All parts together."""
+        self.fused = on and untouched(self, TransformerXLLayer, RelativeAttention, nn.Linear, nn.LayerNorm)
+        for layer in self._layers():
             layer.fused = layer.attention.fused = self.fused
+
+    def _layers(self) -> list[TransformerXLLayer]:
+        return list(self.layers)  # type: ignore[arg-type]
 
     def compile_layers(self) -> None:
         """Compile the layers one at a time, so that all of them share what is compiled once."""
@@ -228,7 +231,11 @@ class TransformerXL(Prepared):
         """What every layer must know of a segment (B, T, d) after a memory with ``filled`` positions written."""
         head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
         drops_weights = self.training and self.config.attention_dropout > 0  # our kernels do not
-        kernels = self.fused and has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim))
+        kernels = (
+            self.fused
+            and not self.layers_are_compiled
+            and has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim))
+        )
         if kernels and not drops_weights:
             return self._for_our_kernels(x, memory, filled)
         return self._for_fused_attention(x, memory, filled)

@@ -106,7 +106,10 @@ class AdaptiveMap(nn.Module):
             inside = (local >= 0) & (local < band.num_embeddings)
             if self.padding_idx is not None:
                 inside &= ids != self.padding_idx
-            vectors = rows_of(band, _some_row(local, band.num_embeddings, each_once), each_once)
+            # For tokens of other bands the nearest row, or on a GPU different ones, whose gradients add up faster.
+            different = each_once and local.is_cuda
+            rows = local.remainder(band.num_embeddings) if different else local.clamp(0, band.num_embeddings - 1)
+            vectors = rows_of(band, rows, each_once)
             pieces.append(vectors * inside.unsqueeze(-1))  # (…, n / division^i)
         vectors = pieces[0]
         if self.projections:
@@ -128,38 +131,16 @@ class AdaptiveMap(nn.Module):
         self.num_embeddings = num_embeddings
 
     def to_config(self) -> dict[str, Any]:
-        return {
-            "kind": "adaptive",
-            "num_embeddings": self.num_embeddings,
-            "map_dim": self.map_dim,
-            "cutoffs": list(self.cutoffs),
-            "division": self.division,
-            "padding_idx": self.padding_idx,
-            "scale": self.scale,
-            "std": self.std,
-            "ranked": self.ranks is not None,
-        }
-
-    @classmethod
-    def with_ranks_to_come(cls, config: dict[str, Any]) -> AdaptiveMap:
-        """Ranks, if there are any, come with the weights; until those are loaded, every rank is its id."""
-        settings = dict(config)
-        ranked = settings.pop("ranked", False)
-        return cls(**settings, ranks=range(settings["num_embeddings"]) if ranked else None)
+        names = ("num_embeddings", "map_dim", "cutoffs", "division", "padding_idx", "scale", "std")
+        return {"kind": "adaptive", "ranked": self.ranks is not None} | {name: getattr(self, name) for name in names}
 
     def extra_repr(self) -> str:
-        edges = [0, *self.cutoffs, self.num_embeddings]
         called = "ids" if self.ranks is None else "ranks"
-        bands = [
-            f"{called} {start:,} – {stop - 1:,}: {dim} wide"
-            for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
+        lines = [
+            f"{called} {start:,} – {start + band.num_embeddings - 1:,}: {band.embedding_dim} wide"
+            for band, start in self.bands_with_starts()
         ]
-        return "\n".join([*bands, *filter(None, [shown_scale(self.scale)])])
-
-
-def _some_row(local: Tensor, rows: int, each_once: bool) -> Tensor:
-    """Rows of a band, for tokens of other bands too: the nearest, or on a GPU different ones, which add up faster."""
-    return local.remainder(rows) if each_once and local.is_cuda else local.clamp(0, rows - 1)
+        return "\n".join([*lines, *filter(None, [shown_scale(self.scale)])])
 
 
 def check_cutoffs(cutoffs: Sequence[int], num_embeddings: int) -> tuple[int, ...]:

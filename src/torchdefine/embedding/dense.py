@@ -29,20 +29,18 @@ class ProjectionConfig(Config):
     embedding_dim: int | None = setting(None, "Width of the vectors that it gives; the map's by default.", at_least=1)
     equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
 
-    def build(self, input_dim: int) -> DenseProjection:
+    def build(self, input_dim: int) -> nn.Module:
         return DenseProjection(input_dim, self.embedding_dim or input_dim, self.equalised)
 
 
 @dataclass(frozen=True)
-class MLPConfig(Config):
+class MLPConfig(ProjectionConfig):
     """One hidden layer behind the map."""
 
     kind: str = "mlp"
-    embedding_dim: int | None = setting(None, "Width of the vectors that it gives; the map's by default.", at_least=1)
     expand_dim: int = setting(1024, "Width of the hidden layer.", at_least=1)
-    equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
 
-    def build(self, input_dim: int) -> DenseMLP:
+    def build(self, input_dim: int) -> nn.Module:
         return DenseMLP(input_dim, self.expand_dim, self.embedding_dim or input_dim, self.equalised)
 
 

@@ -13,7 +13,7 @@ class GroupLinear(nn.Module):
 
     Group i takes the i-th chunk of the input to the i-th chunk of the output, so there are
     ``in_features * out_features / groups`` weights; one group is an ordinary linear layer. With ``shuffle`` the
-    outputs are dealt out afterwards so that every following group receives a share of every group here.
+    outputs are dealt out afterwards, so that every following group receives a part of every group here.
 
     An ``equalised`` layer keeps weights of unit variance and multiplies them by 1 / sqrt(fan-in) when it uses them. It
     starts as the same function, but an optimiser, whose steps do not depend on the fan-in, moves it far less.
@@ -66,15 +66,13 @@ class GroupLinear(nn.Module):
         """(…, in_features) → (…, out_features)."""
         if x.shape[-1] != self.in_features:
             raise UserError(f"The input is {x.shape[-1]} wide, but this layer takes {self.in_features}.")
-        leading, weight, bias = x.shape[:-1], self.weight, self.bias
-        if self.gain != 1.0:
-            weight, bias = self.used_weight(), self.used_bias()
+        weight, bias = (self.weight, self.bias) if self.gain == 1.0 else (self.used_weight(), self.used_bias())
         if self.groups == 1:
             y = x @ weight[0]  # (…, out)
         else:
             chunks = x.reshape(-1, self.groups, weight.shape[1]).transpose(0, 1)  # (g, T, in/g)
             y = torch.bmm(chunks, weight).transpose(0, 1)  # (T, g, out/g)
-            y = y.reshape(*leading, self.out_features)
+            y = y.reshape(*x.shape[:-1], self.out_features)
         if bias is not None:
             y = y + bias
         if self.shuffle:

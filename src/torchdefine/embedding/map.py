@@ -108,16 +108,11 @@ class MapLayer(Protocol):
     def to_config(self) -> dict[str, Any]: ...
 
 
-LOOKED_UP = (torch.int32, torch.int64)
-"""What torch looks up as it is."""
-
-
 def as_ids(ids: Tensor, num_embeddings: int) -> Tensor:
     """Ids of any whole-number type, checked, in a type that torch can look up."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"Ids are a tensor of whole numbers, not {type(ids).__name__}: use torch.tensor(…).")
-    if ids.dtype not in LOOKED_UP:
-        ids = widened_ids(ids)
+    ids = widened_ids(ids)
     check_ids(ids, num_embeddings)
     return ids
 
@@ -173,11 +168,86 @@ def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
     return rows
 
 
+class TableMap(nn.Module):
+    """What a standard and a projective map have in common: a table of V × n."""
+
+    kind = ""
+    saved: tuple[str, ...] = ("num_embeddings", "map_dim", "padding_idx", "scale", "std")
+    """What ``to_config`` keeps."""
+
+    def __init__(self, num_embeddings: int, map_dim: int, padding_idx: int | None, scale: float) -> None:
+        super().__init__()
+        self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
+        self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, map_dim
+        self.scale, self.std = scale, 1.0
+        self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx)
+
+    def reset_parameters(self, std: float | None = None) -> None:
+        """Draw the table anew with standard deviation ``std``, by default the one that it had before."""
+        self.std = std = self.std if std is None else std
+        nn.init.normal_(self.table.weight, std=std)
+        if self.padding_idx is not None:
+            nn.init.zeros_(self.table.weight[self.padding_idx])
+
+    def resize(self, num_embeddings: int) -> None:
+        check_resize(num_embeddings, self.padding_idx)
+        self.table = resized_table(self.table, num_embeddings, self.std)
+        self.num_embeddings = num_embeddings
+
+    def to_config(self) -> dict[str, Any]:
+        return {"kind": self.kind, **{name: getattr(self, name) for name in self.saved}}
+
+    def extra_repr(self) -> str:
+        return shown_scale(self.scale)
+
+
+class StandardMap(TableMap):
+    """One table of V × n; with ``scale`` its vectors are multiplied on the way out."""
+
+    kind = "standard"
+
+    def __init__(self, num_embeddings: int, map_dim: int, padding_idx: int | None = None, scale: float = 1.0) -> None:
+        super().__init__(num_embeddings, map_dim, padding_idx, scale)
+
+    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
+        vectors = rows_of(self.table, as_ids(ids, self.num_embeddings), each_once)  # (…, n)
+        return vectors * self.scale if self.scale != 1.0 else vectors
+
+
+class ProjectiveMap(TableMap):
+    """One table of V × n and one linear projection, without bias, to ``output_dim``."""
+
+    kind = "projective"
+    saved = (*TableMap.saved, "output_dim", "projection_std")
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        map_dim: int,
+        output_dim: int,
+        padding_idx: int | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__(num_embeddings, map_dim, padding_idx, scale)
+        if output_dim < 1:
+            raise UserError(f"output_dim is {output_dim}, but must be at least 1.")
+        self.output_dim, self.projection_std = output_dim, map_dim**-0.5
+        self.projection = nn.Linear(map_dim, output_dim, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self, std: float | None = None) -> None:
+        super().reset_parameters(std)
+        nn.init.normal_(self.projection.weight, std=self.projection_std)
+
+    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
+        vectors = self.projection(rows_of(self.table, as_ids(ids, self.num_embeddings), each_once))  # (…, output_dim)
+        return vectors * self.scale if self.scale != 1.0 else vectors
+
+
 def resized_table(table: nn.Embedding, num_embeddings: int, std: float) -> nn.Embedding:
     """A table with more or fewer rows: old rows are kept bit for bit, new ones drawn like the others."""
     old = table.weight
-    padding = table.padding_idx
-    new = nn.Embedding(num_embeddings, table.embedding_dim, padding, device=old.device, dtype=old.dtype)
+    new = nn.Embedding(num_embeddings, table.embedding_dim, table.padding_idx, device=old.device, dtype=old.dtype)
     kept = min(num_embeddings, table.num_embeddings)
     with torch.no_grad():
         new.weight[kept:].normal_(std=std)
@@ -194,103 +264,5 @@ def check_resize(num_embeddings: int, padding_idx: int | None) -> None:
         )
 
 
-def fill_table(table: nn.Embedding, std: float) -> None:
-    """Normal rows, and zeros in the padding row."""
-    nn.init.normal_(table.weight, std=std)
-    if table.padding_idx is not None:
-        with torch.no_grad():
-            table.weight[table.padding_idx].zero_()
-
-
 def shown_scale(scale: float) -> str:
     return "" if scale == 1.0 else f"scale={scale:g}"
-
-
-class StandardMap(nn.Module):
-    """One table of V × n; with ``scale`` its vectors are multiplied on the way out."""
-
-    def __init__(self, num_embeddings: int, map_dim: int, padding_idx: int | None = None, scale: float = 1.0) -> None:
-        super().__init__()
-        self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
-        self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, map_dim
-        self.scale, self.std = scale, 1.0
-        self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx)
-
-    def reset_parameters(self, std: float | None = None) -> None:
-        self.std = std = self.std if std is None else std
-        fill_table(self.table, std)
-
-    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        ids = as_ids(ids, self.num_embeddings)
-        vectors = rows_of(self.table, ids, each_once)  # (…, n)
-        return vectors * self.scale if self.scale != 1.0 else vectors
-
-    def extra_repr(self) -> str:
-        return shown_scale(self.scale)
-
-    def resize(self, num_embeddings: int) -> None:
-        check_resize(num_embeddings, self.padding_idx)
-        self.table = resized_table(self.table, num_embeddings, self.std)
-        self.num_embeddings = num_embeddings
-
-    def to_config(self) -> dict[str, Any]:
-        return {
-            "kind": "standard",
-            "num_embeddings": self.num_embeddings,
-            "map_dim": self.map_dim,
-            "padding_idx": self.padding_idx,
-            "scale": self.scale,
-            "std": self.std,
-        }
-
-
-class ProjectiveMap(nn.Module):
-    """One table of V × n and one linear projection, without bias, to ``output_dim``."""
-
-    def __init__(
-        self,
-        num_embeddings: int,
-        map_dim: int,
-        output_dim: int,
-        padding_idx: int | None = None,
-        scale: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
-        if output_dim < 1:
-            raise UserError(f"output_dim is {output_dim}, but must be at least 1.")
-        self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, output_dim
-        self.scale, self.std, self.projection_std = scale, 1.0, map_dim**-0.5
-        self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx)
-        self.projection = nn.Linear(map_dim, output_dim, bias=False)
-        self.reset_parameters()
-
-    def reset_parameters(self, std: float | None = None) -> None:
-        self.std = std = self.std if std is None else std
-        fill_table(self.table, std)
-        nn.init.normal_(self.projection.weight, std=self.projection_std)
-
-    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        ids = as_ids(ids, self.num_embeddings)
-        vectors = self.projection(rows_of(self.table, ids, each_once))  # (…, output_dim)
-        return vectors * self.scale if self.scale != 1.0 else vectors
-
-    def extra_repr(self) -> str:
-        return shown_scale(self.scale)
-
-    def resize(self, num_embeddings: int) -> None:
-        check_resize(num_embeddings, self.padding_idx)
-        self.table = resized_table(self.table, num_embeddings, self.std)
-        self.num_embeddings = num_embeddings
-
-    def to_config(self) -> dict[str, Any]:
-        return {
-            "kind": "projective",
-            "num_embeddings": self.num_embeddings,
-            "map_dim": self.map_dim,
-            "output_dim": self.output_dim,
-            "padding_idx": self.padding_idx,
-            "scale": self.scale,
-            "std": self.std,
-            "projection_std": self.projection_std,
-        }

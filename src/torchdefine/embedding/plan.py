@@ -134,25 +134,12 @@ class Plan:
 
     def __str__(self) -> str:
         rows = [("layer", "step", "input", "skip", "output", "groups", "weights")]
-        rows += [
-            (
-                str(index + 1),
-                self.role(index),
-                f"{layer.input_width:,}",
-                f"{layer.skipped_width:,}" if layer.skipped_width else "–",
-                f"{layer.output_width:,}",
-                str(layer.groups),
-                f"{layer.weights:,}",
-            )
-            for index, layer in enumerate(self.layers)
-        ]
+        for index, layer in enumerate(self):
+            skipped = f"{layer.skipped_width:,}" if layer.skipped_width else "–"
+            widths = f"{layer.input_width:,}", skipped, f"{layer.output_width:,}"
+            rows.append((str(index + 1), self.role(index), *widths, str(layer.groups), f"{layer.weights:,}"))
         columns = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, columns, strict=True)) for row in rows)
-
-
-def default_max_groups(depth: int) -> int:
-    """The power of two that lets the halving end at 1 in the reduce layer, within bounds."""
-    return min(2 ** (depth - 1), LARGEST_DEFAULT_GROUPS)
 
 
 def make_plan(map_dim: int, config: UnitConfig | None = None) -> Plan:
@@ -179,7 +166,8 @@ def make_plan(map_dim: int, config: UnitConfig | None = None) -> Plan:
 
 def _groups(config: UnitConfig) -> list[int]:
     depth = config.depth
-    max_groups = config.max_groups or default_max_groups(depth)
+    # By default the power of two that lets the halving end at 1 in the reduce layer, within bounds.
+    max_groups = config.max_groups or min(2 ** (depth - 1), LARGEST_DEFAULT_GROUPS)
     if config.groups == "dense":
         return [1] * depth
     if config.groups == "fixed":
@@ -193,17 +181,15 @@ def _groups(config: UnitConfig) -> list[int]:
 def _output_widths(map_dim: int, embedding_dim: int, config: UnitConfig, multiple: int) -> list[int]:
     expanding = config.depth - 1 if config.reduce else config.depth
     last = [embedding_dim] if config.reduce else []
-    fixed = _fixed_width(config)
-    if fixed is not None:
+    if (fixed := _fixed_width(config)) is not None:
         return [fixed] * expanding + last
     # The line from n to k has one point more than there are expansion layers; either its first or its last is left out.
     first, steps = (1, expanding) if config.reach_expand_dim else (0, expanding)
     if not config.reduce and not config.reach_expand_dim:
         steps -= 1  # with nothing to give way to, the published convention keeps both ends
-    span = config.expand_dim - map_dim
     widths = []
     for point in range(first, first + expanding):
-        exact_times_steps = map_dim * steps + span * point  # an integer, so no rounding error decides a width
+        exact_times_steps = map_dim * steps + (config.expand_dim - map_dim) * point  # whole: rounding decides no width
         if point == steps:
             widths.append(config.expand_dim)
         elif config.rounding == "down":
@@ -234,8 +220,8 @@ def _check_sizes(map_dim: int, embedding_dim: int, config: UnitConfig) -> None:
             f"Without the reduce layer the vectors are {width} wide, not embedding_dim {embedding_dim}: "
             f"use embedding_dim={width}."
         )
-    max_groups = config.max_groups
-    if config.groups == "cycle" and max_groups is not None and max_groups & (max_groups - 1):
+    max_groups = config.max_groups or 1
+    if config.groups == "cycle" and max_groups & (max_groups - 1):
         lower = 1 << (max_groups.bit_length() - 1)
         raise UserError(
             f"max_groups {max_groups} is not a power of two, as the cycle needs: use {lower} or {2 * lower}."
@@ -243,16 +229,23 @@ def _check_sizes(map_dim: int, embedding_dim: int, config: UnitConfig) -> None:
 
 
 def _check_divisibility(plan: Plan) -> None:
-    """Every group must get an equal share of its layer's input and output, and under mix of the skipped input."""
-    for index, layer in enumerate(plan.layers):
-        where = f"layer {index + 1}"
-        if index == 0 or plan.config.skip == "mix":
-            _require_multiple("map_dim", plan.map_dim, layer.groups, where)
+    """Every group must get an equal part of its layer's input and output, and under mix of the skipped input."""
+    for index, layer in enumerate(plan):
+        widths = [(_width_name(plan, index), layer.output_width)]
         if index and plan.config.skip == "concat":
-            _require_multiple("the input", layer.input_width, layer.groups, where)
+            widths.insert(0, ("the input", layer.input_width))
         elif index:
-            _require_multiple(_width_name(plan, index - 1), plan.layers[index - 1].output_width, layer.groups, where)
-        _require_multiple(_width_name(plan, index), layer.output_width, layer.groups, where)
+            widths.insert(0, (_width_name(plan, index - 1), plan.layers[index - 1].output_width))
+        if index == 0 or plan.config.skip == "mix":
+            widths.insert(0, ("map_dim", plan.map_dim))
+        for name, width in widths:
+            if width % layer.groups:
+                lower = width // layer.groups * layer.groups
+                options = f"{lower} or {lower + layer.groups}" if lower else f"{layer.groups}"
+                raise UserError(
+                    f"{name} {width} is not divisible by the {layer.groups} groups of layer {index + 1}: use "
+                    f"{options}, or a smaller max_groups."
+                )
 
 
 def _width_name(plan: Plan, index: int) -> str:
@@ -262,13 +255,3 @@ def _width_name(plan: Plan, index: int) -> str:
     if _fixed_width(plan.config) is not None:
         return "fixed_width"
     return "expand_dim" if width == plan.config.expand_dim else f"the width of layer {index + 1}"
-
-
-def _require_multiple(name: str, value: int, groups: int, where: str) -> None:
-    if value % groups:
-        lower, upper = value // groups * groups, (value // groups + 1) * groups
-        options = f"{lower} or {upper}" if lower else f"{upper}"
-        raise UserError(
-            f"{name} {value} is not divisible by the {groups} groups of {where}: use {options}, or a smaller "
-            "max_groups."
-        )
