@@ -201,7 +201,7 @@ def test_float32_is_as_exact_as_float32_is() -> None:
 def test_scores_by_distance_are_read_by_key_in_aligned_rows(queries: int, memory: int, heads: int) -> None:
     """The score of query i for what lies d back in stream b is made to be d + 1000 · i + 100,000 · b."""
     keys = memory + queries
-    layout = ScoreLayout.of(queries, keys)
+    layout = ScoreLayout(queries, keys)
     one_feature = layout.distances(torch.device("cpu")).double()[:, None, None].expand(-1, heads, 1)  # (W, H, 1)
     marks = 1000.0 * torch.arange(queries) + 100_000.0 * torch.arange(2)[:, None]  # (B, T)
     asked = torch.stack((torch.ones_like(marks), marks), -1).double()[:, :, None].expand(-1, -1, heads, -1)

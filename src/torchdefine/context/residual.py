@@ -48,17 +48,10 @@ def expanded(x: Tensor, linear: nn.Linear, dropout: float, fused: bool, weight: 
     return F.dropout(F.relu(linear(x)), dropout)
 
 
-def add_and_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float, fused: bool) -> Stream:
-    """The norm of the sum, for both fields of the stream."""
+def add_and_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float, fused: bool, pre: bool) -> Stream:
+    """The norm of the sum, for both fields of the stream; with ``pre``, the sum bypasses the next part."""
     if fused and has_fused_kernels(past):
-        return Stream(*residual_norm(past, update.values, norm, dropout, update_bias=update.bias))
-    normed = norm(past + F.dropout(update.whole(), dropout))
-    return Stream(normed, normed)
-
-
-def add_then_norm(past: Tensor, update: Update, norm: nn.LayerNorm, dropout: float, fused: bool) -> Stream:
-    """The sum, which bypasses the next part, and its norm, which that part reads."""
-    if fused and has_fused_kernels(past):
-        return Stream(*residual_norm(past, update.values, norm, dropout, pre=True, update_bias=update.bias))
+        return Stream(*residual_norm(past, update.values, norm, dropout, pre=pre, update_bias=update.bias))
     total = past + F.dropout(update.whole(), dropout)
-    return Stream(total, norm(total))
+    normed = norm(total)
+    return Stream(total if pre else normed, normed)
