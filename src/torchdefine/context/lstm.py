@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,7 @@ class LSTMLayer(nn.LSTM):
         dropping = self.training and self.recurrent_dropout > 0
         if not (dropping or has_kernel(x, self.hidden_size)):
             return super().forward(x, state)  # with weights that cuDNN has packed already
-        weights: list[Any] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+        weights: list[Any] = list(self.all_weights[0])  # weight_ih, weight_hh, bias_ih, bias_hh
         if dropping:
             weights[1] = F.dropout(weights[1], self.recurrent_dropout)  # (4 · output, output)
         if x.is_cuda:
@@ -86,35 +87,31 @@ class LSTM(nn.Module):
         self.output_dim = output_dim or config.output_dim or config.hidden_dim
         widths = [input_dim, *[config.hidden_dim] * (config.layers - 1), self.output_dim]
         self.layers = nn.ModuleList(LSTMLayer(a, b, config.recurrent_dropout) for a, b in itertools.pairwise(widths))
-        self._widths = widths[1:]
 
     def initial_state(self, batch_size: int) -> LSTMState:
-        weight = next(self.parameters())
-        return [
-            (weight.new_zeros(1, batch_size, width), weight.new_zeros(1, batch_size, width)) for width in self._widths
-        ]
+        zeros, layers = next(self.parameters()).new_zeros, cast(Iterable[LSTMLayer], self.layers)
+        shapes = [(1, batch_size, layer.hidden_size) for layer in layers]
+        return [(zeros(shape), zeros(shape)) for shape in shapes]
 
     def forward(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         """The outputs, and the state after the last position, cut off from the graph."""
-        hidden = x.transpose(0, 1)  # (T, B, input_dim), the layout of cuDNN
-        hidden = self._drop(hidden, self.config.input_dropout)
-        if self.training and self.config.state_dropout:
+        config, hidden = self.config, x.transpose(0, 1)  # (T, B, input_dim), the layout of cuDNN
+        if self.training:
+            hidden = locked_dropout(hidden, config.input_dropout, time_dim=0)
             state = self._begin_some_anew(state)
         after: LSTMState = []
-        for index, layer in enumerate(self.layers):
-            before = (state[index][0].to(hidden.dtype), state[index][1].to(hidden.dtype))
-            hidden, (h, c) = layer(hidden, before)  # (T, B, width)
-            after.append((h.detach().to(state[index][0].dtype), c.detach().to(state[index][1].dtype)))
-            if index < len(self.layers) - 1:
-                hidden = self._drop(hidden, self.config.hidden_dropout)
+        for index, (layer, (h, c)) in enumerate(zip(self.layers, state, strict=True)):
+            if index and self.training:
+                hidden = locked_dropout(hidden, config.hidden_dropout, time_dim=0)
+            hidden, (last_h, last_c) = layer(hidden, (h.to(hidden.dtype), c.to(hidden.dtype)))  # (T, B, width)
+            after.append((last_h.detach().to(h.dtype), last_c.detach().to(c.dtype)))
         return hidden.transpose(0, 1), after  # (B, T, output_dim)
 
     def step(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         """One position, (B, 1, input_dim), as ``forward`` in evaluation; see ``ContextModel``."""
         hidden, after = x[:, 0], []  # (B, input_dim)
-        for layer, (h, c) in zip(self.layers, state, strict=True):
-            weights: list[Any] = [layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0]
-            hidden, cell = torch.lstm_cell(hidden, (h[0], c[0]), *weights)  # (B, width) each
+        for layer, (h, c) in zip(cast(Iterable[LSTMLayer], self.layers), state, strict=True):
+            hidden, cell = torch.lstm_cell(hidden, (h[0], c[0]), *layer.all_weights[0])  # (B, width) each
             after.append((hidden[None], cell[None]))
         return hidden[:, None], after
 
@@ -126,9 +123,8 @@ class LSTM(nn.Module):
 
     def _begin_some_anew(self, state: LSTMState) -> LSTMState:
         """A model trained only on carried states may do badly from an empty one, where evaluation begins."""
+        if not self.config.state_dropout:
+            return state
         first = state[0][0]
         begins = torch.rand(first.shape[1], 1, device=first.device) < self.config.state_dropout  # (B, 1)
         return [(h.masked_fill(begins, 0), c.masked_fill(begins, 0)) for h, c in state]
-
-    def _drop(self, x: Tensor, p: float) -> Tensor:
-        return locked_dropout(x, p, time_dim=0) if self.training else x
