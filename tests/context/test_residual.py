@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchdefine.context import Transformer, TransformerConfig, residual
-from torchdefine.context.residual import Update, add_and_norm, closing, expanded
+from torchdefine.context.residual import Update, add_and_norm, feed_forward
 
 
 @pytest.mark.parametrize("pre", [False, True])
@@ -18,7 +18,7 @@ def test_no_bias_is_lost_or_counted_twice(
     expand, reduce, norm = nn.Linear(6, 9).double(), nn.Linear(9, 6).double(), nn.LayerNorm(6).double()
     x = torch.randn(4, 6, dtype=torch.float64)
     monkeypatch.setattr(residual, "has_fused_kernels", lambda x: closes_fused)
-    update = closing(expanded(x, expand, 0.0, True), reduce, True)
+    update = feed_forward(x, expand, reduce, 0.0, True)
     assert (update.bias is not None) == closes_fused
     monkeypatch.setattr(residual, "has_fused_kernels", lambda x: adds_fused)
     past, read = add_and_norm(x, update, norm, 0.0, True, pre)

@@ -12,7 +12,6 @@ from torchdefine.adapt.heads import MapHead, VectorsHead
 from torchdefine.adapt.stand_in import HeadKind, SharedStandIn, StandIn
 from torchdefine.adapt.survey import Place, Table, lookup_scale
 from torchdefine.embedding import DeFINE, DefineUnit, UnitConfig
-from torchdefine.embedding.define import unit_config
 from torchdefine.embedding.plan import LARGEST_DEFAULT_GROUPS
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable
@@ -39,7 +38,7 @@ def fresh_define(
     """A new DeFINE of a table's sizes, with the usual widths where none are given."""
     weight, padding_idx = old.module.weight, old.module.padding_idx
     rows, width = weight.shape
-    unit = unit_config(unit, {"depth": depth})
+    unit = UnitConfig.of(unit, depth=depth)
     if map_dim is None:
         map_dim = map_dim_for(width)
     if expand_dim is None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, setting
+from torchdefine.config import Config, rate, setting
 from torchdefine.ops import has_kernel, locked_dropout, lstm
 
 LSTMState = list[tuple[Tensor, Tensor]]
@@ -28,14 +27,10 @@ class LSTMConfig(Config):
     output_dim: int | None = setting(
         None, "Width of the last or only layer; map_dim if the output is tied, else hidden_dim.", at_least=1
     )
-    input_dropout: float = setting(0.0, "Dropout rate of the inputs of the first layer.", at_least=0, below=1)
-    hidden_dropout: float = setting(0.0, "Dropout rate between the layers.", at_least=0, below=1)
-    recurrent_dropout: float = setting(
-        0.0, "Dropout rate of the recurrent weights of every layer.", at_least=0, below=1
-    )
-    state_dropout: float = setting(
-        0.0, "Fraction of streams whose state is reset at the start of a training segment.", at_least=0, below=1
-    )
+    input_dropout: float = rate("Dropout rate of the inputs of the first layer.")
+    hidden_dropout: float = rate("Dropout rate between the layers.")
+    recurrent_dropout: float = rate("Dropout rate of the recurrent weights of every layer.")
+    state_dropout: float = rate("Fraction of streams whose state is reset at the start of a training segment.")
 
     def build(self, input_dim: int, tied_dim: int | None) -> LSTM:
         """The context model of a recipe; ``tied_dim`` is the width that a tied output layer compares with."""
@@ -86,11 +81,12 @@ class LSTM(nn.Module):
         self.input_dim = input_dim
         self.output_dim = output_dim or config.output_dim or config.hidden_dim
         widths = [input_dim, *[config.hidden_dim] * (config.layers - 1), self.output_dim]
-        self.layers = nn.ModuleList(LSTMLayer(a, b, config.recurrent_dropout) for a, b in itertools.pairwise(widths))
+        self.layers: Any = nn.ModuleList(
+            LSTMLayer(a, b, config.recurrent_dropout) for a, b in itertools.pairwise(widths)
+        )
 
     def initial_state(self, batch_size: int) -> LSTMState:
-        zeros, layers = next(self.parameters()).new_zeros, cast(Iterable[LSTMLayer], self.layers)
-        shapes = [(1, batch_size, layer.hidden_size) for layer in layers]
+        zeros, shapes = next(self.parameters()).new_zeros, [(1, batch_size, layer.hidden_size) for layer in self.layers]
         return [(zeros(shape), zeros(shape)) for shape in shapes]
 
     def forward(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
@@ -110,7 +106,7 @@ class LSTM(nn.Module):
     def step(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         """One position, (B, 1, input_dim), as ``forward`` in evaluation; see ``ContextModel``."""
         hidden, after = x[:, 0], []  # (B, input_dim)
-        for layer, (h, c) in zip(cast(Iterable[LSTMLayer], self.layers), state, strict=True):
+        for layer, (h, c) in zip(self.layers, state, strict=True):
             hidden, cell = torch.lstm_cell(hidden, (h[0], c[0]), *layer.all_weights[0])  # (B, width) each
             after.append((hidden[None], cell[None]))
         return hidden[:, None], after

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, setting
-from torchdefine.context.residual import Stream, Update, add_and_norm, closing, expanded
+from torchdefine.config import Config, rate, setting
+from torchdefine.context.residual import Stream, Update, add_and_norm, closing, feed_forward
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import autocast_dtype, exact_dtype
@@ -27,10 +27,10 @@ class TransformerConfig(Config):
     heads: int = setting(8, "Attention heads; the width is that of the embedding.", at_least=1)
     hidden_dim: int = setting(2048, "Width of the feed-forward layers.", at_least=1)
     norm: Literal["pre", "post"] = setting("pre", "Layer norms before or after every sub-layer.")
-    dropout: float = setting(
-        0.1, "Dropout rate of the inputs, after every sub-layer and in the feed-forward layers.", at_least=0, below=1
+    dropout: float = rate(
+        "Dropout rate of the inputs, after every sub-layer and in the feed-forward layers.", default=0.1
     )
-    attention_dropout: float = setting(0.0, "Dropout rate of the attention weights.", at_least=0, below=1)
+    attention_dropout: float = rate("Dropout rate of the attention weights.")
     scaled: bool = setting(
         True,
         "Multiply embeddings by the square root of their width, which brings those of a plain table to the size of the "
@@ -47,12 +47,9 @@ KeysAndValues = tuple[Tensor, Tensor]
 class DecoderState(NamedTuple):
     """What decoding step by step remembers: N = B · K rows, K hypotheses for each of B sources."""
 
-    own: list[KeysAndValues]
-    """Keys and values of the target so far in every layer, each (N, h, t, d)."""
-    memory: list[KeysAndValues]
-    """Keys and values of the source in every layer, each (B, h, S, d): once for all hypotheses."""
-    visible: Tensor
-    """Which places of the source are not padding, (B, 1, 1, S)."""
+    own: list[KeysAndValues]  # of the target so far in every layer, each (N, h, t, d)
+    memory: list[KeysAndValues]  # of the source in every layer, each (B, h, S, d): once for all hypotheses
+    visible: Tensor  # (B, 1, 1, S): which places of the source are not padding
 
     def select(self, rows: Tensor, sources: Tensor | None = None) -> DecoderState:
         """The rows (N',) of the target side, in that order, and if given only some of the sources (B',)."""
@@ -75,8 +72,8 @@ class Transformer(Prepared):
                 f"The Transformer's width {width} does not divide into {heads} heads of an even width: use "
                 f"{max(width // (2 * heads), 1) * 2 * heads}, say."
             )
-        self.encoder = nn.ModuleList(EncoderLayer(width, self.config) for _ in range(self.config.encoder_layers))
-        self.decoder = nn.ModuleList(DecoderLayer(width, self.config) for _ in range(self.config.decoder_layers))
+        self.encoder: Any = nn.ModuleList(EncoderLayer(width, self.config) for _ in range(self.config.encoder_layers))
+        self.decoder: Any = nn.ModuleList(DecoderLayer(width, self.config) for _ in range(self.config.decoder_layers))
         pre = self.config.norm == "pre"
         self.encoder_norm = nn.LayerNorm(width) if pre else nn.Identity()
         self.decoder_norm = nn.LayerNorm(width) if pre else nn.Identity()
@@ -90,11 +87,10 @@ class Transformer(Prepared):
 
     def encode(self, x: Tensor, visible: Tensor) -> Tensor:
         """(B, S, width) vectors and (B, S) True where there is no padding → the memory, (B, S, width)."""
-        layers: list[Any] = list(self.encoder)
-        stream = layers[0].attend.enter(self._placed(x))
-        for layer, following in zip(layers, norms_after(layers, self.encoder_norm), strict=True):
+        stream = self.encoder[0].attend.enter(self._placed(x))
+        for layer, following in zip(self.encoder, norms_after(self.encoder, self.encoder_norm), strict=True):
             stream = layer(stream, visible[:, None, None], following)
-        return stream.read
+        return cast(Stream, stream).read
 
     def decode(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
         """(B, T, width) vectors, each of which sees those before it and the memory → (B, T, width)."""
@@ -112,17 +108,15 @@ class Transformer(Prepared):
         return vectors.squeeze(1), state._replace(own=own)
 
     def _remembered(self, memory: Tensor) -> list[KeysAndValues]:
-        layers: list[Any] = list(self.decoder)
-        return [layer.across.remember(memory) for layer in layers]
+        return [layer.across.remember(memory) for layer in self.decoder]
 
     def _decoded(
         self, y: Tensor, memory: list[KeysAndValues], mask: Tensor, past: list[KeysAndValues] | None = None
     ) -> tuple[Tensor, list[KeysAndValues]]:
         """(N, T, width) → the same, and every layer's keys and values so far; with ``past``, y is the place after."""
-        layers: list[Any] = list(self.decoder)
-        stream = layers[0].attend.enter(self._placed(y, past[0][0].shape[2] if past else 0))
-        present = []
-        for index, (layer, following) in enumerate(zip(layers, norms_after(layers, self.decoder_norm), strict=True)):
+        stream, present = self.decoder[0].attend.enter(self._placed(y, past[0][0].shape[2] if past else 0)), []
+        followings = norms_after(self.decoder, self.decoder_norm)
+        for index, (layer, following) in enumerate(zip(self.decoder, followings, strict=True)):
             stream, own = layer(stream, memory[index], mask, following, past[index] if past else None)
             present.append(own)
         return stream.read, present
@@ -212,7 +206,7 @@ class Residual(_Part):
         return add_and_norm(x.past, update, norm, dropout, self.fused, self.pre)
 
 
-def norms_after(layers: list[Any], last: nn.Module) -> list[nn.Module]:
+def norms_after(layers: Any, last: nn.Module) -> list[nn.Module]:
     """For every layer of a stack the norm that its successor begins with; the stack's own for the last."""
     return [*(layer.attend.norm for layer in layers[1:]), last]
 
@@ -272,8 +266,7 @@ class FeedForward(_Part):
         self.dropout = config.dropout
 
     def forward(self, x: Tensor) -> Update:
-        hidden = expanded(x, self.expand, self.dropout if self.training else 0.0, self.fused)
-        return closing(hidden, self.reduce, self.fused)
+        return feed_forward(x, self.expand, self.reduce, self.dropout if self.training else 0.0, self.fused)
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, setting
+from torchdefine.config import Config, rate, setting
 from torchdefine.context.relative_attention import (
     ALIGNMENT,
     KernelSurroundings,
@@ -25,7 +25,7 @@ from torchdefine.context.relative_attention import (
     sinusoids,
     with_one,
 )
-from torchdefine.context.residual import Stream, Update, add_and_norm, closing, expanded
+from torchdefine.context.residual import DenseWeights, Stream, Update, add_and_norm, feed_forward
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import (
@@ -40,8 +40,6 @@ from torchdefine.ops import (
 INIT_STD = 0.02
 
 AnySurroundings = Surroundings | KernelSurroundings | PlainSurroundings
-DenseWeights = tuple[Tensor, Tensor]
-"""The weights of a layer's two dense layers, ``expand`` and ``reduce``, in the dtype of the products."""
 TransformerXLState = tuple[list[Tensor], Tensor]
 """The inputs of each layer at the last M positions, (B, M, d) each, and how many of them were written, (1,)."""
 
@@ -64,17 +62,10 @@ class TransformerXLConfig(Config):
     eval_memory: int | None = setting(None, "The memory in evaluation; the same as in training by default.", at_least=1)
     eval_same_length: bool = setting(False, "The same_length of evaluation.")
     eval_clamp: int | None = setting(None, "The clamp of evaluation.", at_least=1)
-    input_dropout: float = setting(
-        0.0, "Dropout rate of the inputs, and of the distances' vectors.", at_least=0, below=1
-    )
-    hidden_dropout: float = setting(
-        0.0,
-        "Dropout rate after attention, inside the feed-forward layers and after them.",
-        at_least=0,
-        below=1,
-    )
-    output_dropout: float = setting(0.0, "Dropout rate of the outputs of the last layer.", at_least=0, below=1)
-    attention_dropout: float = setting(0.0, "Dropout rate of the attention weights.", at_least=0, below=1)
+    input_dropout: float = rate("Dropout rate of the inputs, and of the distances' vectors.")
+    hidden_dropout: float = rate("Dropout rate after attention, inside the feed-forward layers and after them.")
+    output_dropout: float = rate("Dropout rate of the outputs of the last layer.")
+    attention_dropout: float = rate("Dropout rate of the attention weights.")
 
     def build(self, input_dim: int, tied_dim: int | None) -> TransformerXL:
         """The context model of a recipe."""
@@ -117,7 +108,7 @@ class TransformerXL(Prepared):
         head_dim = config.head_dim or input_dim // config.heads
         self.content_bias = nn.Parameter(torch.empty(config.heads, head_dim))
         self.distance_bias = nn.Parameter(torch.empty(config.heads, head_dim))
-        self.layers = nn.ModuleList(TransformerXLLayer(input_dim, config) for _ in range(config.layers))
+        self.layers: Any = nn.ModuleList(TransformerXLLayer(input_dim, config) for _ in range(config.layers))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -189,7 +180,7 @@ class TransformerXL(Prepared):
         """All layers, and what ``remember`` makes of each one's memory and input."""
         memories, filled = state
         stream, after = Stream(x, x), []
-        for layer, memory, weights in zip(self._layers(), memories, self._dense_weights(x), strict=True):
+        for layer, memory, weights in zip(self.layers, memories, self._dense_weights(x), strict=True):
             after.append(remember(memory, stream.past if self.config.pre_norm else stream.read))
             stream = layer(stream, memory, around, weights)  # (B, T, d)
         return stream.past, (after, (filled + x.shape[1]).clamp(max=memories[0].shape[1]))
@@ -213,7 +204,7 @@ class TransformerXL(Prepared):
     def prepare(self, on: bool = True) -> None:
         """All parts together; but weights of layers that torch.compile runs are taken by these layers alone."""
         plain = on and untouched(self, TransformerXLLayer, RelativeAttention, nn.Linear, nn.LayerNorm)
-        for layer in self._layers():
+        for layer in self.layers:
             layer.fused = layer.attention.fused = plain
         self.fused = plain and not any(layer._compiled_call_impl for layer in self.layers)
 
@@ -223,14 +214,11 @@ class TransformerXL(Prepared):
             layer.compile()
         self.prepare(self.fused)
 
-    def _layers(self) -> list[TransformerXLLayer]:
-        return list(self.layers)  # type: ignore[arg-type]
-
     def _dense_weights(self, x: Tensor) -> list[DenseWeights | None]:
         """Every layer's dense weights in the dtype of the products; autocast would convert them one by one."""
         if not (self.fused and has_fused_kernels(x)):
             return [None] * len(self.layers)
-        linears = [linear for layer in self._layers() for linear in (layer.expand, layer.reduce)]
+        linears = [linear for layer in self.layers for linear in (layer.expand, layer.reduce)]
         halves = converted([linear.weight for linear in linears], product_dtype(x))
         return list(zip(halves[::2], halves[1::2], strict=True))
 
@@ -307,29 +295,21 @@ class TransformerXLLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(dim)
         self.hidden_dropout, self.pre_norm = config.hidden_dropout, config.pre_norm
 
-    @property
-    def dropout(self) -> float:
-        """The dropout rate of the mode that the layer is in."""
-        return self.hidden_dropout if self.training else 0.0
-
     def forward(
         self, x: Stream, memory: Tensor, around: AnySurroundings, weights: DenseWeights | None = None
     ) -> Stream:
         """``weights`` are those of the dense layers, if they were converted for all layers at once."""
+        dropout, own = self.hidden_dropout if self.training else 0.0, x.read
         if self.pre_norm:
-            norm = self.attention_norm
-            update = Update(self.attention(norm(x.read), norm(memory.to(x.read.dtype)), around))
-            x = add_and_norm(x.past, update, self.feed_forward_norm, self.dropout, self.fused, pre=True)
-            total = x.past + F.dropout(self._fed_forward(x.read, weights).whole(), self.dropout)
+            own, memory = self.attention_norm(own), self.attention_norm(memory.to(own.dtype))
+        update = Update(self.attention(own, memory, around))
+        norm_between = self.feed_forward_norm if self.pre_norm else self.attention_norm
+        x = add_and_norm(x.past, update, norm_between, dropout, self.fused, self.pre_norm)
+        update = feed_forward(x.read, self.expand, self.reduce, dropout, self.fused, weights)
+        if self.pre_norm:  # the next layer begins with a norm
+            total = x.past + F.dropout(update.whole(), dropout)
             return Stream(total, total)
-        update = Update(self.attention(x.read, memory, around))
-        x = add_and_norm(x.past, update, self.attention_norm, self.dropout, self.fused, pre=False)
-        update = self._fed_forward(x.read, weights)
-        return add_and_norm(x.past, update, self.feed_forward_norm, self.dropout, self.fused, pre=False)
-
-    def _fed_forward(self, x: Tensor, weights: DenseWeights | None) -> Update:
-        first, second = weights or (None, None)
-        return closing(expanded(x, self.expand, self.dropout, self.fused, first), self.reduce, self.fused, second)
+        return add_and_norm(x.past, update, self.feed_forward_norm, dropout, self.fused, pre=False)
 
 
 def _remember(memory: Tensor, hidden: Tensor) -> Tensor:

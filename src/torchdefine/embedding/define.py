@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -53,8 +52,7 @@ class DeFINE(TokenEmbedding):
         unit: UnitConfig | str = "define",
         **settings: Any,
     ) -> None:
-        settings |= {"embedding_dim": embedding_dim, "expand_dim": expand_dim, "depth": depth}
-        config = unit_config(unit, settings)
+        config = UnitConfig.of(unit, embedding_dim=embedding_dim, expand_dim=expand_dim, depth=depth, **settings)
         make_plan(map_dim, config)  # refuses sizes that do not fit before memory is taken for the table
         super().__init__(StandardMap(num_embeddings, map_dim, padding_idx), DefineUnit(map_dim, config), embedding_dim)
 
@@ -63,9 +61,8 @@ class DeFINE(TokenEmbedding):
         cls, map_layer: MapLayer, embedding_dim: int | None = None, unit: UnitConfig | str = "define", **settings: Any
     ) -> Self:
         """The unit behind any map layer; its input is as wide as the map's output."""
-        config = unit_config(unit, {**settings, "embedding_dim": embedding_dim})
+        defined = DefineUnit(map_layer.output_dim, UnitConfig.of(unit, embedding_dim=embedding_dim, **settings))
         embedding = cls.__new__(cls)
-        defined = DefineUnit(map_layer.output_dim, config)
         TokenEmbedding.__init__(embedding, map_layer, defined, defined.plan.embedding_dim)
         return embedding
 
@@ -121,14 +118,6 @@ class DeFINE(TokenEmbedding):
             reason = str(error).splitlines()[-1].strip()
             raise UserError(f"{weights} cannot be read ({reason}): save the embedding again.") from error
         return embedding
-
-
-def unit_config(unit: UnitConfig | str, settings: dict[str, Any]) -> UnitConfig:
-    """Settings of a unit as a caller gives them: a variant or a ``UnitConfig``, and changes; None changes nothing."""
-    if not isinstance(unit, UnitConfig | str):
-        raise TypeError(f"A unit is a UnitConfig or the name of a variant, not {unit!r}.")
-    changes = {name: value for name, value in settings.items() if value is not None}
-    return UnitConfig.of(unit, **changes) if isinstance(unit, str) else dataclasses.replace(unit, **changes)
 
 
 def build_embedding(embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts) -> TokenEmbedding:

@@ -44,12 +44,15 @@ class MLPConfig(ProjectionConfig):
         return DenseMLP(input_dim, self.expand_dim, self.embedding_dim or input_dim, self.equalised)
 
 
-class DenseLinear(nn.Linear):
-    """A linear layer that starts at unit variance, and may be equalised as a unit's layers may."""
+class DenseProjection(nn.Linear):
+    """One matrix that starts at unit variance, and may be equalised as a unit's layers may.
+
+    It has no bias: a model then reads other vectors than those a tied softmax compares with.
+    """
 
     gain = 1.0
 
-    def __init__(self, input_dim: int, output_dim: int, bias: bool, equalised: bool) -> None:
+    def __init__(self, input_dim: int, output_dim: int, equalised: bool = False, bias: bool = False) -> None:
         if equalised:
             self.gain = input_dim**-0.5  # before the weights are drawn
         super().__init__(input_dim, output_dim, bias)
@@ -72,21 +75,14 @@ class DenseLinear(nn.Linear):
             nn.init.zeros_(self.bias)
 
 
-class DenseProjection(DenseLinear):
-    """One matrix without bias: a model then reads other vectors than those a tied softmax compares with."""
-
-    def __init__(self, input_dim: int, output_dim: int, equalised: bool = False) -> None:
-        super().__init__(input_dim, output_dim, bias=False, equalised=equalised)
-
-
 class DenseMLP(nn.Module):
     """One hidden layer with GELU, then a reduction without bias."""
 
     def __init__(self, input_dim: int, hidden_dim: int, output_dim: int, equalised: bool = False) -> None:
         super().__init__()
         self.equalised = equalised
-        self.expand = DenseLinear(input_dim, hidden_dim, bias=True, equalised=equalised)
-        self.reduce = DenseLinear(hidden_dim, output_dim, bias=False, equalised=equalised)
+        self.expand = DenseProjection(input_dim, hidden_dim, equalised, bias=True)
+        self.reduce = DenseProjection(hidden_dim, output_dim, equalised)
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchdefine.config import Config, setting
+from torchdefine.config import Config, rate, setting
 from torchdefine.errors import UserError
 
 
@@ -41,9 +41,7 @@ class MapConfig(Config):
     init_std: float | None = setting(
         None, "Standard deviation of the fresh table; 1 / sqrt(map_dim) by default.", above=0
     )
-    row_dropout: float = setting(
-        0.0, "Dropout rate of whole rows: token types whose vectors are zeroed in a step.", at_least=0, below=1
-    )
+    row_dropout: float = rate("Dropout rate of whole rows: token types whose vectors are zeroed in a step.")
 
     @abstractmethod
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> MapLayer:

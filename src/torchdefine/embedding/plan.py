@@ -7,10 +7,10 @@ g_max ``max_groups``. In every scheme the N-th layer is the reduce layer.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from torchdefine.config import Config, setting
+from torchdefine.config import Config, rate, setting
 from torchdefine.errors import UserError
 from torchdefine.spelling import did_you_mean
 
@@ -76,7 +76,7 @@ class UnitConfig(Config):
     shuffle: bool = setting(False, "Deal the outputs of every expansion layer out over the groups (GLT + shuffle).")
     norm: Norm = setting("none", "Affine norm of the expansion layers: over all features, or within each group.")
     activation: Activation = setting("gelu", "Activation of the expansion layers.")
-    dropout: float = setting(0.0, "Dropout rate after every expansion layer.", at_least=0, below=1)
+    dropout: float = rate("Dropout rate after every expansion layer.")
     bias: bool = setting(True, "Whether the expansion layers have biases; the reduce layer has none.")
     equalised: bool = setting(
         False,
@@ -85,17 +85,20 @@ class UnitConfig(Config):
     )
 
     @classmethod
-    def of(cls, variant: str = "define", **changes: Any) -> UnitConfig:
-        """A named variant with changes: ``of("glt", norm="layer", multiple_of=8)``."""
-        if variant == "projection":
+    def of(cls, unit: UnitConfig | str = "define", **changes: Any) -> UnitConfig:
+        """A variant by name, or other settings, with changes: ``of("glt", norm="layer")``; None changes nothing."""
+        if not isinstance(unit, UnitConfig | str):
+            raise TypeError(f"A unit is a UnitConfig or the name of a variant, not {unit!r}.")
+        if unit == "projection":
             raise UserError("One projection is a unit of depth 1: use depth=1, and no variant.")
-        if variant not in VARIANTS:
-            raise UserError(f"The variant {variant!r} is unknown{did_you_mean(variant, VARIANTS)}")
+        if isinstance(unit, str) and unit not in VARIANTS:
+            raise UserError(f"The variant {unit!r} is unknown{did_you_mean(unit, VARIANTS)}")
         known = {f.name for f in fields(cls)}
         for name in changes:
             if name not in known:
                 raise UserError(f"{name!r} is no setting of a unit{did_you_mean(name, known)}")
-        return cls(**{"kind": variant, **VARIANTS[variant], **changes})
+        changes = {name: value for name, value in changes.items() if value is not None}
+        return cls(**{"kind": unit, **VARIANTS[unit], **changes}) if isinstance(unit, str) else replace(unit, **changes)
 
 
 @dataclass(frozen=True)
@@ -187,15 +190,12 @@ def _output_widths(map_dim: int, embedding_dim: int, config: UnitConfig, multipl
     first, steps = (1, expanding) if config.reach_expand_dim else (0, expanding)
     if not config.reduce and not config.reach_expand_dim:
         steps -= 1  # with nothing to give way to, the published convention keeps both ends
+    unit = steps * multiple
+    half = 0 if config.rounding == "down" else unit
     widths = []
     for point in range(first, first + expanding):
-        exact_times_steps = map_dim * steps + (config.expand_dim - map_dim) * point  # whole: rounding decides no width
-        if point == steps:
-            widths.append(config.expand_dim)
-        elif config.rounding == "down":
-            widths.append(exact_times_steps // (steps * multiple) * multiple)
-        else:
-            widths.append((2 * exact_times_steps + steps * multiple) // (2 * steps * multiple) * multiple)
+        exact = map_dim * steps + (config.expand_dim - map_dim) * point  # times ``steps``, as whole numbers are exact
+        widths.append(config.expand_dim if point == steps else (2 * exact + half) // (2 * unit) * multiple)
     return widths + last
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
-from torchdefine.embedding.dense import DenseLinear, DenseMLP, DenseProjection
+from torchdefine.embedding.dense import DenseMLP, DenseProjection
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import LooksUp, finished_table
@@ -21,9 +21,8 @@ from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
 
 PARTS = (
-    *(StandardMap, ProjectiveMap, AdaptiveMap, nn.Embedding, nn.Linear),
+    *(StandardMap, ProjectiveMap, AdaptiveMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
     *(DefineUnit, ExpansionLayer, GroupLinear, nn.LayerNorm, nn.GroupNorm),
-    *(DenseProjection, DenseMLP, DenseLinear),
 )
 """What our maps and units are made of: each handles every token independently."""
 
