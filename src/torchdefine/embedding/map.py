@@ -166,14 +166,14 @@ def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
     return rows
 
 
-class TableMap(nn.Module):
-    """What a standard and a projective map have in common: a table of V × n."""
+class StandardMap(nn.Module):
+    """One table of V × n; with ``scale`` its vectors are multiplied on the way out."""
 
-    kind = ""
+    kind = "standard"
     saved: tuple[str, ...] = ("num_embeddings", "map_dim", "padding_idx", "scale", "std")
     """What ``to_config`` keeps."""
 
-    def __init__(self, num_embeddings: int, map_dim: int, padding_idx: int | None, scale: float) -> None:
+    def __init__(self, num_embeddings: int, map_dim: int, padding_idx: int | None = None, scale: float = 1.0) -> None:
         super().__init__()
         self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
         self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, map_dim
@@ -187,6 +187,10 @@ class TableMap(nn.Module):
         if self.padding_idx is not None:
             nn.init.zeros_(self.table.weight[self.padding_idx])
 
+    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
+        vectors = rows_of(self.table, as_ids(ids, self.num_embeddings), each_once)  # (…, n)
+        return vectors * self.scale if self.scale != 1.0 else vectors
+
     def resize(self, num_embeddings: int) -> None:
         check_resize(num_embeddings, self.padding_idx)
         self.table = resized_table(self.table, num_embeddings, self.std)
@@ -196,35 +200,17 @@ class TableMap(nn.Module):
         return {"kind": self.kind, **{name: getattr(self, name) for name in self.saved}}
 
     def extra_repr(self) -> str:
-        return shown_scale(self.scale)
+        return "" if self.scale == 1.0 else f"scale={self.scale:g}"
 
 
-class StandardMap(TableMap):
-    """One table of V × n; with ``scale`` its vectors are multiplied on the way out."""
-
-    kind = "standard"
-
-    def __init__(self, num_embeddings: int, map_dim: int, padding_idx: int | None = None, scale: float = 1.0) -> None:
-        super().__init__(num_embeddings, map_dim, padding_idx, scale)
-
-    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        vectors = rows_of(self.table, as_ids(ids, self.num_embeddings), each_once)  # (…, n)
-        return vectors * self.scale if self.scale != 1.0 else vectors
-
-
-class ProjectiveMap(TableMap):
+class ProjectiveMap(StandardMap):
     """One table of V × n and one linear projection, without bias, to ``output_dim``."""
 
     kind = "projective"
-    saved = (*TableMap.saved, "output_dim", "projection_std")
+    saved = (*StandardMap.saved, "output_dim", "projection_std")
 
     def __init__(
-        self,
-        num_embeddings: int,
-        map_dim: int,
-        output_dim: int,
-        padding_idx: int | None = None,
-        scale: float = 1.0,
+        self, num_embeddings: int, map_dim: int, output_dim: int, padding_idx: int | None = None, scale: float = 1.0
     ) -> None:
         super().__init__(num_embeddings, map_dim, padding_idx, scale)
         if output_dim < 1:
@@ -260,7 +246,3 @@ def check_resize(num_embeddings: int, padding_idx: int | None) -> None:
         raise UserError(
             f"{num_embeddings} rows would lose the padding row {padding_idx}: keep at least {padding_idx + 1}."
         )
-
-
-def shown_scale(scale: float) -> str:
-    return "" if scale == 1.0 else f"scale={scale:g}"

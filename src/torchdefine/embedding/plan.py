@@ -190,12 +190,12 @@ def _output_widths(map_dim: int, embedding_dim: int, config: UnitConfig, multipl
     first, steps = (1, expanding) if config.reach_expand_dim else (0, expanding)
     if not config.reduce and not config.reach_expand_dim:
         steps -= 1  # with nothing to give way to, the published convention keeps both ends
-    unit = steps * multiple
-    half = 0 if config.rounding == "down" else unit
+    divisor = 2 * steps * multiple
+    half = 0 if config.rounding == "down" else steps * multiple
     widths = []
     for point in range(first, first + expanding):
         exact = map_dim * steps + (config.expand_dim - map_dim) * point  # times ``steps``, as whole numbers are exact
-        widths.append(config.expand_dim if point == steps else (2 * exact + half) // (2 * unit) * multiple)
+        widths.append(config.expand_dim if point == steps else (2 * exact + half) // divisor * multiple)
     return widths + last
 
 

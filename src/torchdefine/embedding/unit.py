@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,7 @@ class DefineUnit(Prepared):
         self.plan: Plan = make_plan(map_dim, self.config)
         *expanding, last = ((layer.input_width, layer.output_width, layer.groups) for layer in self.plan)
         options = {"bias": self.config.bias, "shuffle": self.config.shuffle, "equalised": self.config.equalised}
-        self.expansions = nn.ModuleList(
+        self.expansions: Any = nn.ModuleList(
             ExpansionLayer(GroupLinear(*sizes, **options), self.config) for sizes in expanding
         )
         self.last = GroupLinear(*last, bias=False, equalised=self.config.equalised)
@@ -69,23 +69,25 @@ class DefineUnit(Prepared):
         """
         mean, mean_square = activation_moments(self.config.activation)
         hidden_mean, hidden_square = 0.0, 1.0
-        for index, layer in enumerate([*self.expansions, self.last]):
-            linear = layer.linear if isinstance(layer, ExpansionLayer) else layer
+        for index, linear in enumerate(self._linears()):
             seen, skipped = linear.in_features, self.plan.layers[index].skipped_width
             linear.reset_parameters(((seen - skipped) * hidden_square + skipped) / seen)
-            if isinstance(layer, ExpansionLayer) and layer.norm is not None:
-                layer.norm.reset_parameters()  # type: ignore[operator]
             if self._residuals[index]:
                 hidden_square += 2 * hidden_mean * mean + mean_square
                 hidden_mean += mean
             else:
                 hidden_mean, hidden_square = mean, mean_square
+        for layer in self.expansions:
+            if layer.norm is not None:
+                layer.norm.reset_parameters()
+
+    def _linears(self) -> list[GroupLinear]:
+        return [*(layer.linear for layer in self.expansions), self.last]
 
     @torch.no_grad()
     def rescale_input(self, factor: float) -> None:
         """Multiply all weights that see the unit's input, so that x gives what ``factor`` · x gave before."""
-        for index, layer in enumerate([*self.expansions, self.last]):
-            linear: GroupLinear = layer.linear if isinstance(layer, ExpansionLayer) else layer
+        for index, linear in enumerate(self._linears()):
             x = linear.weight.new_full((self.plan.map_dim,), factor)
             hidden = x if index == 0 else linear.weight.new_ones(self.plan.layers[index - 1].output_width)
             linear.weight.mul_(self._with_skip(x, hidden, index).view(linear.groups, -1, 1))
@@ -95,10 +97,9 @@ class DefineUnit(Prepared):
         if outputs is None and self.fused and has_fused_kernels(x) and not (self.training and self.config.dropout):
             return self._as_one(x)
         hidden = x
-        for index, adds_residual in enumerate(self._residuals):
-            layer = self.expansions[index] if index < len(self.expansions) else self.last
+        for index, layer in enumerate([*self.expansions, self.last]):
             output = layer(self._with_skip(x, hidden, index))  # (…, width of this layer)
-            hidden = output + hidden if adds_residual else output
+            hidden = output + hidden if self._residuals[index] else output
             if outputs is not None:
                 outputs.append(hidden)
         return hidden
@@ -126,14 +127,12 @@ class DefineUnit(Prepared):
         self.fused = on and usual and untouched(self, ExpansionLayer, GroupLinear, nn.LayerNorm)
 
     def _as_one(self, x: Tensor) -> Tensor:
-        skip, eps = self.config.skip, 0.0
-        layers = []
-        for layer in self.expansions:
-            linear, norm = cast(GroupLinear, layer.linear), cast("nn.LayerNorm | None", layer.norm)
-            eps = eps if norm is None else norm.eps
-            of_norm = None if norm is None else (norm.weight, norm.bias)
-            layers.append(StackLayer(linear.used_weight(), linear.used_bias(), of_norm))
-        layers.append(StackLayer(self.last.used_weight()))
+        norms = [layer.norm for layer in self.expansions] + [None]
+        layers = [
+            StackLayer(linear.used_weight(), linear.used_bias(), None if norm is None else (norm.weight, norm.bias))
+            for linear, norm in zip(self._linears(), norms, strict=True)
+        ]
+        skip, eps = self.config.skip, 0.0 if norms[0] is None else norms[0].eps
         skipped = self.plan.map_dim if skip in ("mix", "concat") else 0
         form = StackForm(skipped, skip != "concat", self.config.activation, eps)
         return group_stack(x, layers, form, torch.get_autocast_dtype(x.device.type))
