@@ -9,7 +9,7 @@ from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap
 from torchdefine.context import LSTM, LSTMConfig
 from torchdefine.embedding import DenseMLP, TokenEmbedding
 from torchdefine.embedding.token_embedding import count_distinct, distinct_ids, embedded
-from torchdefine.modes import prepare
+from torchdefine.modes import evaluating, prepare
 from torchdefine.output import AdaptiveSoftmax, FullSoftmax
 from torchdefine.tasks.language import LanguageModel
 
@@ -118,6 +118,15 @@ def test_what_is_not_alike_for_equal_tokens_is_never_shared() -> None:
     normed.prepare()
     assert not normed.shares
     assert not normed.fused
+
+
+def test_sharing_follows_the_mode_that_a_model_is_in() -> None:
+    embedding = DeFINE(10, 24, map_dim=16, expand_dim=64, dropout=0.5).train()
+    embedding.prepare()
+    assert not embedding.shares
+    with evaluating(embedding):
+        assert embedding.shares
+    assert not embedding.shares
 
 
 def add_place(_module: nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.config import Config, setting
+from torchdefine.embedding.group_linear import UnitVariance
 from torchdefine.embedding.unit import activation_moments
 
 
@@ -44,35 +45,23 @@ class MLPConfig(ProjectionConfig):
         return DenseMLP(input_dim, self.expand_dim, self.embedding_dim or input_dim, self.equalised)
 
 
-class DenseProjection(nn.Linear):
-    """One matrix that starts at unit variance, and may be equalised as a unit's layers may.
+class DenseProjection(UnitVariance, nn.Linear):
+    """One matrix without bias: a model then reads other vectors than those a tied softmax compares with.
 
-    It has no bias: a model then reads other vectors than those a tied softmax compares with.
+    torch's own rule starts with a third of the variance, which would hold a baseline back beside the unit.
     """
 
-    gain = 1.0
-
     def __init__(self, input_dim: int, output_dim: int, equalised: bool = False, bias: bool = False) -> None:
+        self.fan_in = input_dim  # before the weights are drawn
         if equalised:
-            self.gain = input_dim**-0.5  # before the weights are drawn
+            self.gain = input_dim**-0.5
         super().__init__(input_dim, output_dim, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.gain == 1.0:
-            return super().forward(x)
-        return F.linear(x, self.weight * self.gain, None if self.bias is None else self.bias * self.gain)
+        return F.linear(x, self.used_weight(), self.used_bias())
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", equalised" if self.gain != 1.0 else "")
-
-    def reset_parameters(self, input_second_moment: float = 1.0) -> None:
-        """Draw weights that give outputs of unit variance for inputs whose mean square is ``input_second_moment``.
-
-        torch's own rule starts with a third of that variance, which would hold a baseline back beside the unit.
-        """
-        nn.init.normal_(self.weight, std=(self.in_features * input_second_moment) ** -0.5 / self.gain)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
 
 
 class DenseMLP(nn.Module):

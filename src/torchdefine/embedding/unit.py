@@ -95,7 +95,7 @@ class DefineUnit(Prepared):
     def forward(self, x: Tensor, outputs: list[Tensor] | None = None) -> Tensor:
         """(…, n) → (…, m); ``outputs`` collects what each layer gives."""
         if outputs is None and self.fused and has_fused_kernels(x) and not (self.training and self.config.dropout):
-            return self._as_one(x)
+            return group_stack(x, self._stack(), self._form(), torch.get_autocast_dtype(x.device.type))
         hidden = x
         for index, layer in enumerate([*self.expansions, self.last]):
             output = layer(self._with_skip(x, hidden, index))  # (…, width of this layer)
@@ -126,16 +126,17 @@ class DefineUnit(Prepared):
         usual = config.norm != "group" and not config.shuffle and config.skip != "residual" and widest <= WIDEST
         self.fused = on and usual and untouched(self, ExpansionLayer, GroupLinear, nn.LayerNorm)
 
-    def _as_one(self, x: Tensor) -> Tensor:
-        norms = [layer.norm for layer in self.expansions] + [None]
-        layers = [
+    def _stack(self) -> list[StackLayer]:
+        norms = [*(layer.norm for layer in self.expansions), None]
+        return [
             StackLayer(linear.used_weight(), linear.used_bias(), None if norm is None else (norm.weight, norm.bias))
             for linear, norm in zip(self._linears(), norms, strict=True)
         ]
-        skip, eps = self.config.skip, 0.0 if norms[0] is None else norms[0].eps
+
+    def _form(self) -> StackForm:
+        skip, norms = self.config.skip, [layer.norm for layer in self.expansions if layer.norm is not None]
         skipped = self.plan.map_dim if skip in ("mix", "concat") else 0
-        form = StackForm(skipped, skip != "concat", self.config.activation, eps)
-        return group_stack(x, layers, form, torch.get_autocast_dtype(x.device.type))
+        return StackForm(skipped, skip != "concat", self.config.activation, norms[0].eps if norms else 0.0)
 
     def extra_repr(self) -> str:
         return str(self.plan)
