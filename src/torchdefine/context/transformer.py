@@ -165,12 +165,7 @@ class DecoderLayer(nn.Module):
         self.attend, self.look, self.feed = Residual(width, config), Residual(width, config), Residual(width, config)
 
     def forward(
-        self,
-        y: Stream,
-        memory: KeysAndValues,
-        mask: Tensor,
-        following: nn.Module,
-        past: KeysAndValues | None = None,
+        self, y: Stream, memory: KeysAndValues, mask: Tensor, following: nn.Module, past: KeysAndValues | None = None
     ) -> tuple[Stream, KeysAndValues]:
         """A whole target without ``past``, or one place after it; also returns the keys and values so far.
 

@@ -28,14 +28,7 @@ from torchdefine.context.relative_attention import (
 from torchdefine.context.residual import DenseWeights, Stream, Update, add_and_norm, feed_forward
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
-from torchdefine.ops import (
-    Scoring,
-    converted,
-    exact_dtype,
-    has_attention_kernel,
-    has_fused_kernels,
-    product_dtype,
-)
+from torchdefine.ops import Scoring, converted, exact_dtype, has_attention_kernel, has_fused_kernels, product_dtype
 
 INIT_STD = 0.02
 
