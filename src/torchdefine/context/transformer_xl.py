@@ -45,9 +45,7 @@ class TransformerXLConfig(Config):
     layers: int = setting(1, "How many layers.", at_least=1)
     heads: int = setting(8, "Attention heads.", at_least=1)
     head_dim: int | None = setting(None, "Width of a head; the embedding's divided by heads by default.", at_least=1)
-    inner_dim: int | None = setting(
-        None, "Width inside the feed-forward layers; by default four times the embedding's.", at_least=1
-    )
+    inner_dim: int | None = setting(None, "Width inside the feed-forward layers; else 4 × the embedding's.", at_least=1)
     pre_norm: bool = setting(False, "Whether norms come before attention and feed-forward layers; otherwise after.")
     memory: int = setting(150, "Positions of earlier segments that are remembered.", at_least=1)
     same_length: bool = setting(False, "Whether all positions see equally many others: as many as memory says.")
@@ -164,11 +162,7 @@ class TransformerXL(Prepared):
         return self._through(x, state, around, remember)
 
     def _through(
-        self,
-        x: Tensor,
-        state: TransformerXLState,
-        around: AnySurroundings,
-        remember: Callable[[Tensor, Tensor], Tensor],
+        self, x: Tensor, state: TransformerXLState, around: AnySurroundings, remember: Callable[..., Tensor]
     ) -> tuple[Tensor, TransformerXLState]:
         """All layers, and what ``remember`` makes of each one's memory and input."""
         memories, filled = state

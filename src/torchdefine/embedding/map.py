@@ -38,9 +38,7 @@ class MapConfig(Config):
     map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1)
     scaled: bool = setting(False, "Multiply the map's vectors by the square root of map_dim.")
     scale: float | None = setting(None, "Multiply the map's vectors by this number instead.", above=0)
-    init_std: float | None = setting(
-        None, "Standard deviation of the fresh table; 1 / sqrt(map_dim) by default.", above=0
-    )
+    init_std: float | None = setting(None, "Standard deviation of the fresh table; else 1 / sqrt(map_dim).", above=0)
     row_dropout: float = rate("Dropout rate of whole rows: token types whose vectors are zeroed in a step.")
 
     @abstractmethod
@@ -73,17 +71,14 @@ class ProjectiveConfig(MapConfig):
     """One table and a projection."""
 
     kind: str = "projective"
-    output_dim: int | None = setting(
-        None, "Width of the projected vectors; the unit's embedding_dim by default, or map_dim.", at_least=1
-    )
+    output_dim: int | None = setting(None, "Width of the vectors; the unit's embedding_dim, else map_dim.", at_least=1)
     projection_std: float | None = setting(
         None, "Standard deviation of the fresh projection; 1 / sqrt(map_dim) by default.", above=0
     )
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> ProjectiveMap:
-        layer = ProjectiveMap(
-            vocabulary.size, self.map_dim, self.output_dim or width or self.map_dim, scale=self.factor
-        )
+        output_dim = self.output_dim or width or self.map_dim
+        layer = ProjectiveMap(vocabulary.size, self.map_dim, output_dim, scale=self.factor)
         layer.projection_std = self.projection_std or layer.projection_std
         return layer
 

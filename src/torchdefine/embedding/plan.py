@@ -41,9 +41,7 @@ class UnitConfig(Config):
     """A DeFINE unit, or the variant of it named by ``kind``: ``UnitConfig.of("hgt", norm="layer")``."""
 
     kind: str = "define"
-    embedding_dim: int | None = setting(
-        None, "Width of the vectors that the unit gives, the paper's m; the map's by default.", at_least=1
-    )
+    embedding_dim: int | None = setting(None, "Width of the vectors, the paper's m; the map's by default.", at_least=1)
     expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k.", at_least=1)
     depth: int = setting(3, "Layers of the unit, the paper's N, the reduce layer included.", at_least=1)
     max_groups: int | None = setting(
@@ -60,9 +58,7 @@ class UnitConfig(Config):
         "every group; concat places it before the output; residual adds the previous output instead; none is a plain "
         "stack.",
     )
-    reach_expand_dim: bool = setting(
-        True, "Whether the last expansion layer is expand_dim wide; the published counts need false."
-    )
+    reach_expand_dim: bool = setting(True, "Whether the last expansion layer is expand_dim wide; as published: no.")
     rounding: Rounding = setting("nearest", "How widths between map_dim and expand_dim are rounded.")
     multiple_of: int | None = setting(
         None, "Round widths to a multiple of this; of the most groups by default.", at_least=1
@@ -70,7 +66,7 @@ class UnitConfig(Config):
     reduce: bool = setting(True, "Whether the last layer reduces to embedding_dim; else it expands to expand_dim.")
     fixed_width: int | None = setting(
         None,
-        "One width for all expansion layers; by default they grow, or have expand_dim / 2 with skip residual.",
+        "One width of all expansion layers; by default they grow, or have expand_dim / 2 with skip residual.",
         at_least=1,
     )
     shuffle: bool = setting(False, "Deal the outputs of every expansion layer out over the groups (GLT + shuffle).")
@@ -78,11 +74,7 @@ class UnitConfig(Config):
     activation: Activation = setting("gelu", "Activation of the expansion layers.")
     dropout: float = rate("Dropout rate after every expansion layer.")
     bias: bool = setting(True, "Whether the expansion layers have biases; the reduce layer has none.")
-    equalised: bool = setting(
-        False,
-        "Equalised learning rate: keep weights at unit variance and divide them by the root of their fan-in in use, "
-        "so that they learn more slowly.",
-    )
+    equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
 
     @classmethod
     def of(cls, unit: UnitConfig | str = "define", **changes: Any) -> UnitConfig:
@@ -108,8 +100,7 @@ class PlannedLayer:
     input_width: int
     output_width: int
     groups: int
-    skipped_width: int
-    """How much of ``input_width`` is the unit's own input, the skip connection."""
+    skipped_width: int  # how much of ``input_width`` is the unit's own input, the skip connection
 
     @property
     def weights(self) -> int:
@@ -152,15 +143,10 @@ def make_plan(map_dim: int, config: UnitConfig | None = None) -> Plan:
     _check_sizes(map_dim, embedding_dim, config)
     groups = _groups(config)
     outputs = _output_widths(map_dim, embedding_dim, config, config.multiple_of or max(groups))
-    skipped = map_dim if config.skip in ("mix", "concat") else 0
+    skips = [0, *[map_dim if config.skip in ("mix", "concat") else 0] * (config.depth - 1)]
     layers = tuple(
-        PlannedLayer(
-            input_width=map_dim if index == 0 else outputs[index - 1] + skipped,
-            output_width=outputs[index],
-            groups=groups[index],
-            skipped_width=skipped if index else 0,
-        )
-        for index in range(config.depth)
+        PlannedLayer(previous + skip, output, layer_groups, skip)
+        for previous, output, layer_groups, skip in zip([map_dim, *outputs[:-1]], outputs, groups, skips, strict=True)
     )
     plan = Plan(map_dim, embedding_dim, config, layers)
     _check_divisibility(plan)
