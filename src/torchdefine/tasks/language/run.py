@@ -51,12 +51,14 @@ class LanguageRun(Run):
         Settings that are None are as in the recipe; ``memory`` and ``clamp`` are how far back a Transformer-XL looks.
         ``cache`` adds a neural cache, which learns from the text while it reads it.
         """
+        streams, steps = self._streams(batch_size, length)
         with self._remembering(memory, clamp):
             return evaluate(
                 self.model,
                 self._text(split, data),
                 self.tokenization.eos_id,
-                **self._streams(batch_size, length),
+                batch_size=streams,
+                length=steps,
                 predict=None if cache is None else cache.predict(self.model),
                 note="" if cache is None else f", {cache}",
                 progress=progress,
@@ -73,9 +75,10 @@ class LanguageRun(Run):
         progress: Progress | None = None,
     ) -> NeuralCache:
         """The neural cache that does best on the validation text under the settings of an evaluation."""
-        text, start, streams = self._text("valid", data), self.tokenization.eos_id, self._streams(batch_size, length)
+        text, start = self._text("valid", data), self.tokenization.eos_id
+        streams, steps = self._streams(batch_size, length)
         with self._remembering(memory, clamp):
-            best, _ = tune_neural_cache(self.model, text, start, **streams, progress=progress)
+            best, _ = tune_neural_cache(self.model, text, start, batch_size=streams, length=steps, progress=progress)
         return best
 
     def unigram_perplexity(self, split: str = "test", *, data: str | Path | None = None) -> float:
@@ -161,12 +164,10 @@ class LanguageRun(Run):
         counts: Sequence[int] | None = self.tokenization.counts
         return super().token_counts() if counts is None else counts
 
-    def _streams(self, batch_size: int | None, length: int | None) -> dict[str, int]:
+    def _streams(self, batch_size: int | None, length: int | None) -> tuple[int, int]:
+        """How many streams of how many tokens a step, by default those of the recipe."""
         own = self.recipe.eval
-        return {
-            "batch_size": own.batch_size if batch_size is None else batch_size,
-            "length": own.length if length is None else length,
-        }
+        return own.batch_size if batch_size is None else batch_size, own.length if length is None else length
 
     def _text(self, split: str, data: str | Path | None) -> TokenFile:
         check_split(split)

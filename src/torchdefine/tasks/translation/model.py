@@ -43,7 +43,7 @@ class Translator(nn.Module):
             )
         self.own_source: TokenEmbedding | None = None if source is target else source  # what is shared is saved once
         self.target: TokenEmbedding = target
-        self.transformer = transformer
+        self.transformer: Transformer = transformer
         self.output: OutputLayer = output
         self.pad_id = pad_id
         self.label_smoothing = label_smoothing

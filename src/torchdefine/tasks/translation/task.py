@@ -65,7 +65,7 @@ class TranslationTask(Task):
         size = recipe.data.vocabulary_size or recipe.data.bpe_size
         sizes = (size, size) if tokens is None else (len(tokens.source), len(tokens.target))
         with torch.device("meta"):
-            model = build_translator(recipe, *map(VocabularyFacts, sizes), pad_id=0)
+            model = build_translator(recipe, VocabularyFacts(sizes[0]), VocabularyFacts(sizes[1]), pad_id=0)
         return model, size if tokens is None else len(tokens)
 
     def batches(
