@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -26,9 +25,6 @@ from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
 
 FORMAT_VERSION = 2
-OWN = ("language", "translation")
-"""The tasks that come with the package."""
-
 Section = Kinds | type[Config]
 T = TypeVar("T", bound="type[Task]")
 
@@ -126,6 +122,8 @@ class Task(ABC):
     """What ``eval --data`` takes."""
     vocabulary_settings: ClassVar[tuple[str, ...]] = ("corpus", "tokenizer")
     """Settings of the section data that decide the size of the vocabulary."""
+    scores: ClassVar[Mapping[str, str]] = {}
+    """Measures of a result beside its perplexities, each with its name in a comparison."""
 
     def check_packages(self) -> None:
         """Refuse, before any work, to train without a package that the end of a run needs."""
@@ -198,9 +196,10 @@ def register_task(task: T) -> T:
     return task
 
 
-def find_task(name: str) -> Task:
-    """A task by name; those of the package are imported when they are first needed."""
-    if name not in _TASKS and name in OWN and find_spec(f"torchdefine.tasks.{name}"):
+def find_task(name: str | None = None) -> Task:
+    """A task by name, else the default one; those of the package are imported when they are first needed."""
+    name = str(name or _default())
+    if name not in _TASKS and name in _own():
         import_module(f"torchdefine.tasks.{name}")
     if name not in _TASKS:
         raise UserError(f"The task {name!r} is unknown{did_you_mean(name, task_names())}")
@@ -208,4 +207,15 @@ def find_task(name: str) -> Task:
 
 
 def task_names() -> list[str]:
-    return sorted({*OWN, *_TASKS})
+    """All tasks, the default one first."""
+    return sorted({*_own(), *_TASKS}, key=lambda name: (name != _default(), name))
+
+
+def _default() -> str:
+    default: str = import_module("torchdefine.tasks").DEFAULT
+    return default
+
+
+def _own() -> list[str]:
+    """The tasks that come with the package: one folder each."""
+    return [file.parent.name for file in (Path(__file__).parent / "tasks").glob("*/__init__.py")]

@@ -23,7 +23,6 @@ FILE_ENDINGS = (".yaml", ".yml")
 RUN_SETTINGS_FILE = "config.yaml"
 """The file with a run's recipe; a folder that has it is a run."""
 FACTS = ("name", "description", "published", "task")
-DEFAULT_TASK = "language"
 
 
 def recipe_names() -> list[str]:
@@ -55,7 +54,7 @@ def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 def recipe_of(values: Mapping[str, Any]) -> Any:
     """A recipe from plain values; unknown sections and settings are refused."""
-    task = find_task(str(values.get("task", DEFAULT_TASK)))
+    task = find_task(values.get("task"))
     sections = task.recipe.sections()
     _check_names(task.recipe, {name: value for name, value in values.items() if name not in FACTS})
     published = convert(dict[str, float], values.get("published", {}), "published")
@@ -87,7 +86,7 @@ def _read_section(of: Section, values: Any, name: str) -> Config:
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of ``above`` over those of ``below``, section by section."""
-    task = find_task(str(above.get("task") or below.get("task") or DEFAULT_TASK))
+    task = find_task(above.get("task") or below.get("task"))
     sections, values = task.recipe.sections(), dict(below)
     for name, value in above.items():
         of, under = sections.get(name), below.get(name)
@@ -112,7 +111,7 @@ def _true_description(below: Mapping[str, Any], above: Mapping[str, Any]) -> Any
 
 def _changes_of_the_model(below: Mapping[str, Any], above: Mapping[str, Any]) -> list[str]:
     found = []
-    recipe = find_task(str(above.get("task") or below.get("task") or DEFAULT_TASK)).recipe
+    recipe = find_task(above.get("task") or below.get("task")).recipe
     for f in dataclasses.fields(recipe):
         given, under = above.get(f.name), below.get(f.name) or {}
         if given is None or not f.metadata.get("model"):

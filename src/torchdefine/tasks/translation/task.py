@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ class TranslationTask(Task):
     recipe = TranslationRecipe
     run = TranslationRun
     vocabulary_settings = ("bpe_size",)
+    scores: ClassVar = {"test_bleu": "BLEU", "test_chrf": "chrF"}
 
     def check_packages(self) -> None:
         if missing := [name for name in ("tokenizers", "sacrebleu") if find_spec(name) is None]:
