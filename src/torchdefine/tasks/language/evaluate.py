@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from numbers import Integral
 
@@ -13,21 +12,20 @@ from torch import Tensor
 from torchdefine.context import State
 from torchdefine.data import TokenFile, evaluation_streams
 from torchdefine.errors import UserError
+from torchdefine.files import Progress
 from torchdefine.modes import evaluating
 from torchdefine.output import HostHint
 from torchdefine.tasks.language.model import LanguageModel
 from torchdefine.training.carried_state import copy_state, own_copy
-from torchdefine.training.evaluation import Evaluation, arithmetic, perplexity
+from torchdefine.training.evaluation import Evaluation, arithmetic
 from torchdefine.training.recording import Hint, Inputs, Recorder
 
 PUBLIC_STREAMS = 10
 """The number of streams, each from an empty memory, in the evaluation of the public Transformer-XL code."""
 FEWEST_RECORDED = 20
-"""Segments; a recording does not pay for fewer."""
-
+"""Segments; recording a CUDA graph does not pay for fewer."""
 SHORT_STREAM = 200
 """Tokens; in shorter streams the words without context count so much that the perplexity is clearly too high."""
-
 
 Predict = Callable[[Tensor, Tensor, State, HostHint | None], tuple[Tensor, State]]
 """Inputs and targets (B, T), state, hint → nats of all targets together, in any shape, and the state after them."""
@@ -42,7 +40,7 @@ def evaluate(
     length: int = 140,
     predict: Predict | None = None,
     note: str = "",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Predict every token of ``text`` from those before it, in float32, the state carried on between segments.
 
@@ -50,17 +48,12 @@ def evaluate(
     ``predict`` takes the place of the model's own loss, and ``note`` says in the protocol what it does.
     """
     nats = float(total_nats(model, text, start_token, predict, batch_size=batch_size, length=length, progress=progress))
-    streams, header = min(batch_size, len(text)), text.header
-    return Evaluation(
-        tokens=len(text),
-        loss=nats / len(text),
-        perplexity=perplexity(nats / len(text)),
-        bits_per_byte=nats / math.log(2) / header.bytes if header.bytes else None,
-        unknown_share=header.unknown / len(text),
-        protocol=f"{streams} stream{'s' if streams > 1 else ''} from an empty state, "
-        f"{getattr(model, 'carried', 'state')} carried over segments of {length} tokens, every token predicted once, "
-        f"{arithmetic(model)}{note}",
+    streams = min(batch_size, len(text))
+    protocol = (
+        f"{streams} stream{'s' if streams > 1 else ''} from an empty state, {model.carried} carried over segments of "
+        f"{length} tokens, every token predicted once, {arithmetic(model)}{note}"
     )
+    return Evaluation.of(nats, text.header, protocol)
 
 
 @torch.no_grad()
@@ -72,7 +65,7 @@ def total_nats(
     *,
     batch_size: int = 1,
     length: int = 140,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Tensor:
     """The sum of what ``predict``, or the model itself, returns for every segment of a text, in float64."""
     for name, value in (("batch_size", batch_size), ("length", length)):
@@ -81,45 +74,37 @@ def total_nats(
     device = next(model.parameters()).device
     streams = evaluation_streams(np.asarray(text.tokens), min(batch_size, len(text)), start_token, device)
     with evaluating(model):
-        state = model.initial_state(streams.batch_size)
-        worth_recording = device.type == "cuda" and streams.length > FEWEST_RECORDED * length
-        kind = _RecordedSum if worth_recording and predict is None else _Sum
-        summed = kind(predict or _plain(model), state, device)
+        recorded = device.type == "cuda" and streams.length > FEWEST_RECORDED * length and predict is None
+        summed = _Sum(predict or _plain(model), model.initial_state(streams.batch_size), device, recorded)
         for start in range(0, streams.length, length):
             inputs, targets = streams.segment(start, length)  # (B, T)
-            summed(inputs, targets, model.host_hint(streams.host_targets(start, length)))
+            summed.add([(inputs, targets)], [model.host_hint(streams.host_targets(start, length))])
             if progress:
                 progress(min(start + length, streams.length), streams.length)
         return summed.total
 
 
 class _Sum:
-    """Sums the nats of segments, each starting from the state after the one before."""
+    """The nats of segments, each from the state after the one before.
 
-    def __init__(self, predict: Predict, state: State, device: torch.device) -> None:
-        self.predict, self.state = predict, state
+    ``recorded`` replays the work from CUDA graphs, since launching a short segment takes longer than computing it;
+    its results are one number a segment and a state of fixed shape, written in place.
+    """
+
+    def __init__(self, predict: Predict, state: State, device: torch.device, recorded: bool) -> None:
+        self.predict, self.recorded = predict, recorded
+        self.state = own_copy(state) if recorded else state
         self.total = torch.zeros((), dtype=torch.float64, device=device)
+        self.add = Recorder(self._add, device) if recorded else self._add
 
-    def __call__(self, inputs: Tensor, targets: Tensor, hint: Hint) -> None:
-        nats, self.state = self.predict(inputs, targets, self.state, hint)
-        self.total = self.total + nats.double()
-
-
-class _RecordedSum(_Sum):
-    """The same for one number a segment, replayed from CUDA graphs: launching a short segment takes longer than it."""
-
-    def __init__(self, predict: Predict, state: State, device: torch.device) -> None:
-        super().__init__(predict, own_copy(state), device)
-        self._recorder = Recorder(self._in_place, device)
-
-    def __call__(self, inputs: Tensor, targets: Tensor, hint: Hint) -> None:
-        self._recorder([(inputs, targets)], [hint])
-
-    def _in_place(self, inputs: Inputs, hints: Sequence[Hint]) -> None:
+    def _add(self, inputs: Inputs, hints: Sequence[Hint]) -> None:
         ((ids, targets),) = inputs
         nats, after = self.predict(ids, targets, self.state, hints[0])
-        self.total += nats.double()
-        copy_state(self.state, after)
+        if self.recorded:
+            self.total += nats.double()
+            copy_state(self.state, after)
+        else:
+            self.total, self.state = self.total + nats.double(), after
 
 
 def _plain(model: LanguageModel) -> Predict:
@@ -142,8 +127,8 @@ def short_stream_warning(tokens: int, streams: int) -> str:
 
 def unigram_perplexity(counts: Sequence[int] | np.ndarray, tokens: np.ndarray) -> float:
     """The perplexity of a model that knows only word frequencies in training: the bar every model must clear."""
-    frequency = np.asarray(counts, dtype=np.float64)
     if len(tokens) == 0:
         raise UserError("The text is empty, so it has no perplexity.")
+    frequency = np.asarray(counts, dtype=np.float64)
     seen = np.maximum(frequency, 0.5)[tokens]  # a word outside the training text counts as half a sighting
     return float(np.exp(-np.mean(np.log(seen / frequency.sum()))))

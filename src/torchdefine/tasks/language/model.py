@@ -31,9 +31,7 @@ class LanguageLossConfig(LossConfig):
     activation_penalty: float = setting(
         0.0, "Weight of the mean square of the vectors that the output layer sees.", at_least=0
     )
-    temporal_penalty: float = setting(
-        0.0, "Weight of the mean square of their change from position to position.", at_least=0
-    )
+    temporal_penalty: float = setting(0.0, "Weight of the mean square of their change by position.", at_least=0)
 
 
 class LanguageModel(nn.Module):
@@ -73,9 +71,8 @@ class LanguageModel(nn.Module):
     def compile_parts(self) -> None:
         """Compile the embedding and, if the context model offers it, its layers."""
         self.embedding.compile()
-        compile_layers = getattr(self.context, "compile_layers", None)
-        if compile_layers is not None:
-            compile_layers()
+        if hasattr(self.context, "compile_layers"):
+            self.context.compile_layers()
 
     def hidden(self, ids: Tensor, state: State, distinct: int | None = None) -> tuple[Tensor, State]:
         """(B, T) ids → (B, T, width) vectors for the output layer, and the state to carry on with.

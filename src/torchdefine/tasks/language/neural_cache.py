@@ -7,7 +7,7 @@ those of the last ``window`` positions i that were followed by the word.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -17,7 +17,9 @@ from torch import Tensor
 from torchdefine.context import State
 from torchdefine.data import IGNORE, TokenFile
 from torchdefine.errors import UserError
+from torchdefine.files import Progress
 from torchdefine.output import HostHint
+from torchdefine.spelling import option
 from torchdefine.tasks.language.evaluate import Predict, total_nats
 from torchdefine.tasks.language.model import LanguageModel
 
@@ -42,6 +44,19 @@ class NeuralCache:
         if not 0 <= self.weight < 1:
             raise UserError(f"The weight of the cache is {self.weight}, but must be from 0 to below 1: use 0.1, say.")
 
+    @classmethod
+    def of(cls, cache: NeuralCache | str) -> NeuralCache:
+        """A cache, or the text of its three numbers, such as 500,1.0,0.1."""
+        if isinstance(cache, NeuralCache):
+            return cache
+        try:
+            window, theta, weight = cache.split(",")
+            numbers = int(window), float(theta), float(weight)
+        except ValueError:
+            name = option("neural_cache")
+            raise UserError(f"{name} is {cache!r}, but must be three numbers, as in 500,1.0,0.1.") from None
+        return cls(*numbers)
+
     def __str__(self) -> str:
         return f"a neural cache of {self.window} positions, theta {self.theta:g}, weight {self.weight:g}"
 
@@ -58,7 +73,7 @@ def tune_neural_cache(
     batch_size: int = 1,
     length: int = 140,
     choices: Sequence[NeuralCache] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[NeuralCache, float]:
     """The best of ``choices`` on a validation text and its nats a token, in one pass over the text."""
     if choices is None:
@@ -84,25 +99,24 @@ class _CachedPrediction:
         distinct, bands = hint or HostHint()
         hidden, state = self.model.hidden(inputs, state, distinct)  # (B, T, d)
         losses = self.model.output.loss(hidden, targets, reduction="none", hint=bands)  # (B, T)
-        keys, words = self._history(hidden, targets)
+        begins = self.keys is None  # the first position of a text has nothing to look back at
+        keys = hidden if self.keys is None else torch.cat((self.keys, hidden), 1)  # (B, W + T, d)
+        words = targets if self.words is None else torch.cat((self.words, targets), 1)  # (B, W + T)
         scores = hidden @ keys.transpose(1, 2)  # (B, T, W + T)
         follows = words.unsqueeze(1) == targets.unsqueeze(2)  # (B, T, W + T)
-        counted = targets != IGNORE
         settings = {(choice.window, choice.theta) for choice in self.choices}
         cached = {setting: _cache_probability(scores, follows, *setting) for setting in settings}
         nats = []
         for choice in self.choices:
-            mixed = _mixed(losses, cached[choice.window, choice.theta], choice.weight)  # (B, T)
-            if self.keys is None:  # the first position of a text has nothing to look back at
+            mixed = losses.clone()  # (B, T)
+            if choice.weight:
+                found = math.log(choice.weight) + cached[choice.window, choice.theta].log()
+                mixed = -torch.logaddexp(math.log1p(-choice.weight) - losses, found)
+            if begins:
                 mixed[:, 0] = losses[:, 0]
-            nats.append(mixed[counted].double().sum())
+            nats.append(mixed[targets != IGNORE].double().sum())
         self.keys, self.words = keys[:, -self.window :], words[:, -self.window :]
         return torch.stack(nats), state
-
-    def _history(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        if self.keys is None or self.words is None:
-            return hidden, targets
-        return torch.cat((self.keys, hidden), 1), torch.cat((self.words, targets), 1)
 
 
 def _cache_probability(scores: Tensor, follows: Tensor, window: int, theta: float) -> Tensor:
@@ -113,9 +127,3 @@ def _cache_probability(scores: Tensor, follows: Tensor, window: int, theta: floa
     reachable = (columns < own) & (columns >= own - window)  # (T, W + T)
     weights = (theta * scores).masked_fill(~reachable, -math.inf).softmax(-1)
     return torch.where(follows & reachable, weights, 0.0).sum(-1)
-
-
-def _mixed(losses: Tensor, cached: Tensor, weight: float) -> Tensor:
-    if weight == 0:
-        return losses.clone()
-    return -torch.logaddexp(math.log1p(-weight) - losses, math.log(weight) + cached.log())
