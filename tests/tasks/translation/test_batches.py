@@ -16,9 +16,7 @@ from torchdefine.data import Bitext, BitextBatches
 from torchdefine.recipe import load_recipe
 from torchdefine.run import RunFolder
 from torchdefine.task import find_task
-from torchdefine.tasks.translation import TranslationRecipe, Translator, open_bitext
-from torchdefine.tasks.translation.batches import PairData
-from torchdefine.tasks.translation.evaluate import evaluate_pairs
+from torchdefine.tasks.translation import PairData, TranslationRecipe, Translator, evaluate_pairs, open_bitext
 from torchdefine.training.distributed import Processes
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep

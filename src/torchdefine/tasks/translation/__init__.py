@@ -1,9 +1,8 @@
 """Translation: every token of a target sentence is predicted from its source and the tokens before it."""
 
-from torchdefine.tasks.translation.beam import BeamConfig, beam_search
-from torchdefine.tasks.translation.data import open_bitext
+from torchdefine.tasks.translation.beam import BeamConfig, TargetTokens, beam_search
+from torchdefine.tasks.translation.evaluate import TranslationEvaluation, evaluate_pairs, open_bitext
 from torchdefine.tasks.translation.lines import (
-    LongLine,
     Translation,
     TranslationOptions,
     TranslationScores,
@@ -12,6 +11,6 @@ from torchdefine.tasks.translation.lines import (
     translate_lines,
 )
 from torchdefine.tasks.translation.model import Translator
-from torchdefine.tasks.translation.recipe import TranslationRecipe
-from torchdefine.tasks.translation.run import TranslationEvaluation, TranslationRun
-from torchdefine.tasks.translation.task import TranslationTask, build_translator
+from torchdefine.tasks.translation.recipe import TranslationRecipe, TranslationTrainConfig
+from torchdefine.tasks.translation.run import TranslationRun
+from torchdefine.tasks.translation.task import PairData, TranslationTask, build_translator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchdefine.data.bitext import one_line
@@ -48,14 +48,8 @@ class Translation:
     score: float = 0.0
 
 
-@dataclass(frozen=True)
-class LongLine:
-    """A line that was translated piece by piece, because the model has not seen sentences that long."""
-
-    number: int
-    """Counted from 1."""
-    tokens: int
-    pieces: int
+OnLongLine = Callable[[int, int, int], None]
+"""Told the number of a line, from 1, its tokens and its pieces, where it is too long to be translated as a whole."""
 
 
 def translate_lines(
@@ -66,44 +60,39 @@ def translate_lines(
     options: TranslationOptions | None = None,
     *,
     progress: Progress | None = None,
-    on_long_line: Callable[[LongLine], None] | None = None,
+    on_long_line: OnLongLine | None = None,
 ) -> list[list[Translation]]:
     """The ``n_best`` translations of every line, best first; an empty line's translation is empty.
 
-    Lines of more than ``longest`` tokens are cut, after a sentence's end or between words where possible, and their
-    pieces are translated one by one.
+    Lines of more than ``longest`` tokens, which the model has not seen in training, are cut, after a sentence's end or
+    between words where possible, and their pieces are translated one by one.
     """
     options = options or TranslationOptions()
     encoded = tokenization.source.encode_sentences([one_line(line) for line in lines])
-    pieces: list[list[int]] = []
-    of_line: list[range] = []
-    for number, ids in enumerate(encoded, start=1):
-        cut = cut_sentence(ids, longest, tokenization.source)
-        if len(cut) > 1 and on_long_line is not None:
-            on_long_line(LongLine(number, len(ids), len(cut)))
-        of_line.append(range(len(pieces), len(pieces) + len(cut)))
-        pieces += cut
-    found = _translate_pieces(model, tokenization, pieces, options, progress)
-    return [_joined([found[place] for place in places], tokenization.target, options.n_best) for places in of_line]
+    cut = [cut_sentence(ids, longest, tokenization.source) for ids in encoded]
+    for number, (ids, pieces) in enumerate(zip(encoded, cut, strict=True), start=1):
+        if len(pieces) > 1 and on_long_line is not None:
+            on_long_line(number, len(ids), len(pieces))
+    found = iter(_translate_pieces(model, tokenization, [ids for pieces in cut for ids in pieces], options, progress))
+    return [_joined([next(found) for _ in pieces], tokenization.target, options.n_best) for pieces in cut]
 
 
 def cut_sentence(ids: list[int], longest: int, tokenizer: SubwordTokenizer) -> list[list[int]]:
-    """A sentence's ids in pieces of at most ``longest``; none for an empty one."""
+    """A sentence's ids in pieces of at most ``longest``; none for an empty one.
+
+    A cut comes before the last token that begins a word; after a sentence's end, if one is not too far back.
+    """
     pieces = []
     while len(ids) > longest:
-        at = _place_to_cut([tokenizer.token(index) for index in ids[: longest + 1]])
+        tokens = [tokenizer.token(index) for index in ids[: longest + 1]]
+        begins = [at for at in range(1, len(tokens)) if tokens[at].startswith(("Ġ", "▁"))]
+        after_stop = [at for at in begins if tokens[at - 1].endswith((".", "!", "?", ";", ":"))]
+        at = begins[-1] if begins else longest
+        if after_stop and after_stop[-1] >= len(tokens) // 3:
+            at = after_stop[-1]
         pieces.append(ids[:at])
         ids = ids[at:]
     return [*pieces, ids] if ids else pieces
-
-
-def _place_to_cut(tokens: list[str]) -> int:
-    """Before the last token that begins a word; after a sentence's end, if one is not too far back."""
-    begins = [at for at in range(1, len(tokens)) if tokens[at].startswith(("Ġ", "▁"))]
-    after_stop = [at for at in begins if tokens[at - 1].endswith((".", "!", "?", ";", ":"))]
-    if after_stop and after_stop[-1] >= len(tokens) // 3:
-        return after_stop[-1]
-    return begins[-1] if begins else len(tokens) - 1
 
 
 def _translate_pieces(
@@ -115,9 +104,8 @@ def _translate_pieces(
 ) -> list[list[Hypothesis]]:
     """Search in batches of about equal length, the longest first, and put the results back in order."""
     source, target = tokenization.source, tokenization.target
-    tokens = TargetTokens(
-        target.bos_id, target.eos_id, source.pad_id, tuple({target.pad_id, target.bos_id, target.unk_id})
-    )
+    forbidden = tuple({target.pad_id, target.bos_id, target.unk_id})
+    tokens = TargetTokens(target.bos_id, target.eos_id, source.pad_id, forbidden)
     found: list[list[Hypothesis]] = [[] for _ in pieces]
     order = sorted(range(len(pieces)), key=lambda place: -len(pieces[place]))
     done = 0
@@ -159,9 +147,6 @@ class TranslationScores:
     chrf: float
     chrf_signature: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def lines(self) -> list[str]:
         return [f"BLEU {self.bleu:.2f}  {self.bleu_signature}", f"chrF {self.chrf:.2f}  {self.chrf_signature}"]
 
@@ -183,8 +168,7 @@ def score_translations(translations: Sequence[str], references: Sequence[str]) -
         )
     if not translations:
         raise UserError("There are no translations to score.")
-    sacrebleu = require_sacrebleu()
-    bleu, chrf = sacrebleu.metrics.BLEU(), sacrebleu.metrics.CHRF()
-    bleu_score = bleu.corpus_score(list(translations), [list(references)]).score
-    chrf_score = chrf.corpus_score(list(translations), [list(references)]).score
-    return TranslationScores(bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature()))
+    metrics = require_sacrebleu().metrics
+    bleu, chrf = metrics.BLEU(), metrics.CHRF()
+    scores = [metric.corpus_score(list(translations), [list(references)]).score for metric in (bleu, chrf)]
+    return TranslationScores(scores[0], str(bleu.get_signature()), scores[1], str(chrf.get_signature()))
