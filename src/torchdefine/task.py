@@ -157,8 +157,8 @@ class Task(ABC):
         """What measures the current weights on the validation text; None where there is none."""
 
     @abstractmethod
-    def result(self, recipe: Any, model: Any, data: Any) -> dict[str, Any]:
-        """What the result of a finished run says of its data and its measures: ``data``, ``evaluation`` …"""
+    def result(self, run: Any, data: Any) -> dict[str, Any]:
+        """What the result of a run says of its data and of its measures: ``data``, ``evaluation`` …"""
 
     def amount(self, data: Any) -> str:
         """How much training text there is, in words."""

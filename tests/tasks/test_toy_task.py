@@ -209,8 +209,8 @@ class BagTask(Task):
     def validation(self, recipe: BagRecipe, data: BagData, model: BagModel) -> Any:
         return lambda: evaluate(model, data.splits["valid"])[0]
 
-    def result(self, recipe: BagRecipe, model: BagModel, data: BagData) -> dict[str, Any]:
-        found = {split: evaluate(model, data.splits[split]) for split in ("valid", "test")}
+    def result(self, run: BagRun, data: BagData) -> dict[str, Any]:
+        found = {split: evaluate(run.model, data.splits[split]) for split in ("valid", "test")}
         return {
             "data": {
                 "corpus": "drawn bags",

@@ -45,9 +45,7 @@ def brute_force(run: Run, tokens: np.ndarray, cache: NeuralCache) -> float:
 def test_equals_a_loop_over_tokens_whatever_the_segments(run: Run, corpus: Path, length: int) -> None:
     text = encode_corpus(corpus, vocabulary=run.tokenization).splits["valid"]
     cache = NeuralCache(window=25, theta=2.0, weight=0.2)
-    result = evaluate(
-        run.model, text, run.tokenization.eos_id, length=length, predict=cache.predict(run.model), note=f", {cache}"
-    )
+    result = evaluate(cache.over(run.model), text, run.tokenization.eos_id, length=length, note=f", {cache}")
     assert result.loss == pytest.approx(brute_force(run, np.asarray(text.tokens), cache), rel=1e-5)
     assert "neural cache of 25 positions, theta 2, weight 0.2" in result.protocol
 
@@ -88,12 +86,12 @@ def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["eval", folder, "--neural-cache", setting, "--device", "cpu"])
     assert f"test perplexity {perplexity}" in capsys.readouterr().out
-    for given, message in (("500,1", "must be three numbers"), ("0,1,0.1", "window of the cache is 0")):
+    for given, message in (("500,1", "must be three numbers"), ("0,1,0.1", "neural_cache.window is 0")):
         with pytest.raises(SystemExit) as refused:
             main(["eval", folder, "--neural-cache", given])
         assert refused.value.code == 2
         assert message in capsys.readouterr().err
-    with pytest.raises(UserError, match="weight of the cache is 1"):
+    with pytest.raises(UserError, match="weight is 1"):
         NeuralCache(weight=1.0)
     assert load_run(folder).evaluate("test").perplexity > 1
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,6 @@ from torchdefine.data import TokenFile, evaluation_streams
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.modes import evaluating
-from torchdefine.output import HostHint
 from torchdefine.tasks.language.model import LanguageModel
 from torchdefine.training.carried_state import copy_state, own_copy
 from torchdefine.training.evaluation import Evaluation, arithmetic
@@ -27,27 +27,23 @@ FEWEST_RECORDED = 20
 SHORT_STREAM = 200
 """Tokens; in shorter streams the words without context count so much that the perplexity is clearly too high."""
 
-Predict = Callable[[Tensor, Tensor, State, HostHint | None], tuple[Tensor, State]]
-"""Inputs and targets (B, T), state, hint → nats of all targets together, in any shape, and the state after them."""
-
 
 def evaluate(
-    model: LanguageModel,
+    model: Any,
     text: TokenFile,
     start_token: int,
     *,
     batch_size: int = 1,
     length: int = 140,
-    predict: Predict | None = None,
     note: str = "",
     progress: Progress | None = None,
 ) -> Evaluation:
     """Predict every token of ``text`` from those before it, in float32, the state carried on between segments.
 
+    ``model`` is a ``LanguageModel``, or one with a neural cache, of which ``note`` tells in the protocol.
     With ``batch_size`` streams, each but the first starts without the context that came before it; 1 is exact.
-    ``predict`` takes the place of the model's own loss, and ``note`` says in the protocol what it does.
     """
-    nats = float(total_nats(model, text, start_token, predict, batch_size=batch_size, length=length, progress=progress))
+    nats = float(total_nats(model, text, start_token, batch_size, length, progress))
     streams = min(batch_size, len(text))
     protocol = (
         f"{streams} stream{'s' if streams > 1 else ''} from an empty state, {model.carried} carried over segments of "
@@ -58,61 +54,41 @@ def evaluate(
 
 @torch.no_grad()
 def total_nats(
-    model: LanguageModel,
-    text: TokenFile,
-    start_token: int,
-    predict: Predict | None = None,
-    *,
-    batch_size: int = 1,
-    length: int = 140,
-    progress: Progress | None = None,
+    model: Any, text: TokenFile, start_token: int, batch_size: int, length: int, progress: Progress | None = None
 ) -> Tensor:
-    """The sum of what ``predict``, or the model itself, returns for every segment of a text, in float64."""
+    """The sum of the losses of all segments of a text, in float64; in the shape that the model gives them."""
     for name, value in (("batch_size", batch_size), ("length", length)):
         if not isinstance(value, Integral) or value < 1:
             raise UserError(f"The {name} of an evaluation is {value!r}, but must be a whole number of at least 1.")
     device = next(model.parameters()).device
     streams = evaluation_streams(np.asarray(text.tokens), min(batch_size, len(text)), start_token, device)
+    state: State = None
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    # Launching a short segment takes longer than computing it, so it is replayed from a CUDA graph, in place.
+    worthwhile = device.type == "cuda" and streams.length > FEWEST_RECORDED * length
+    recorded = worthwhile and isinstance(model, LanguageModel)
+
+    def add(inputs: Inputs, hints: Sequence[Hint]) -> None:
+        nonlocal state, total
+        ((ids, targets),) = inputs
+        losses, after = model(ids, targets, state, reduction="sum", hint=hints[0])
+        if recorded:
+            total += losses.cross_entropy.double()
+            copy_state(state, after)
+        else:
+            total, state = total + losses.cross_entropy.double(), after
+
     with evaluating(model):
-        recorded = device.type == "cuda" and streams.length > FEWEST_RECORDED * length and predict is None
-        summed = _Sum(predict or _plain(model), model.initial_state(streams.batch_size), device, recorded)
+        state = model.initial_state(streams.batch_size)
+        if recorded:
+            state = own_copy(state)
+        add_segment = Recorder(add, device) if recorded else add
         for start in range(0, streams.length, length):
             inputs, targets = streams.segment(start, length)  # (B, T)
-            summed.add([(inputs, targets)], [model.host_hint(streams.host_targets(start, length))])
+            add_segment([(inputs, targets)], [model.host_hint(streams.host_targets(start, length))])
             if progress:
                 progress(min(start + length, streams.length), streams.length)
-        return summed.total
-
-
-class _Sum:
-    """The nats of segments, each from the state after the one before.
-
-    ``recorded`` replays the work from CUDA graphs, since launching a short segment takes longer than computing it;
-    its results are one number a segment and a state of fixed shape, written in place.
-    """
-
-    def __init__(self, predict: Predict, state: State, device: torch.device, recorded: bool) -> None:
-        self.predict, self.recorded = predict, recorded
-        self.state = own_copy(state) if recorded else state
-        self.total = torch.zeros((), dtype=torch.float64, device=device)
-        self.add = Recorder(self._add, device) if recorded else self._add
-
-    def _add(self, inputs: Inputs, hints: Sequence[Hint]) -> None:
-        ((ids, targets),) = inputs
-        nats, after = self.predict(ids, targets, self.state, hints[0])
-        if self.recorded:
-            self.total += nats.double()
-            copy_state(self.state, after)
-        else:
-            self.total, self.state = self.total + nats.double(), after
-
-
-def _plain(model: LanguageModel) -> Predict:
-    def predict(inputs: Tensor, targets: Tensor, state: State, hint: HostHint | None) -> tuple[Tensor, State]:
-        losses, state = model(inputs, targets, state, reduction="sum", hint=hint)
-        return losses.cross_entropy, state
-
-    return predict
+    return total
 
 
 def short_stream_warning(tokens: int, streams: int) -> str:

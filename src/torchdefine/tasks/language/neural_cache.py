@@ -10,17 +10,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from torchdefine.config import Config, setting
 from torchdefine.context import State
 from torchdefine.data import IGNORE, TokenFile
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.output import HostHint
+from torchdefine.output import HostHint, Losses
 from torchdefine.spelling import option
-from torchdefine.tasks.language.evaluate import Predict, total_nats
+from torchdefine.tasks.language.evaluate import total_nats
 from torchdefine.tasks.language.model import LanguageModel
 
 WINDOWS = (100, 500, 1000, 2000, 3785)
@@ -29,40 +31,28 @@ WEIGHTS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
 
 
 @dataclass(frozen=True)
-class NeuralCache:
+class NeuralCache(Config):
     """How far back the cache looks, how sharply it compares, and the weight of its probability."""
 
-    window: int = 500
-    theta: float = 1.0
-    weight: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise UserError(f"The window of the cache is {self.window}, but must be at least 1: use 500, say.")
-        if not 0 <= self.theta < math.inf:
-            raise UserError(f"The theta of the cache is {self.theta}, but must not be negative: use 1, say.")
-        if not 0 <= self.weight < 1:
-            raise UserError(f"The weight of the cache is {self.weight}, but must be from 0 to below 1: use 0.1, say.")
+    window: int = setting(500, "Positions that it looks back.", at_least=1)
+    theta: float = setting(1.0, "Factor of the products of hidden vectors.", at_least=0, below=math.inf)
+    weight: float = setting(0.1, "Weight of its probability beside the model's.", at_least=0, below=1)
 
     @classmethod
-    def of(cls, cache: NeuralCache | str) -> NeuralCache:
-        """A cache, or the text of its three numbers, such as 500,1.0,0.1."""
-        if isinstance(cache, NeuralCache):
-            return cache
-        try:
-            window, theta, weight = cache.split(",")
-            numbers = int(window), float(theta), float(weight)
-        except ValueError:
+    def of(cls, text: str) -> NeuralCache:
+        """From three numbers, as in 500,1.0,0.1."""
+        values = text.split(",")
+        if len(values) != 3:
             name = option("neural_cache")
-            raise UserError(f"{name} is {cache!r}, but must be three numbers, as in 500,1.0,0.1.") from None
-        return cls(*numbers)
+            raise UserError(f"{name} is {text!r}, but must be three numbers, as in 500,1.0,0.1.")
+        return cls.read(dict(zip(("window", "theta", "weight"), values, strict=True)), "neural_cache")
 
     def __str__(self) -> str:
         return f"a neural cache of {self.window} positions, theta {self.theta:g}, weight {self.weight:g}"
 
-    def predict(self, model: LanguageModel) -> Predict:
-        """What ``evaluate`` calls instead of the model; make one for each text, since it remembers what it saw."""
-        return _CachedPrediction(model, [self])
+    def over(self, model: LanguageModel) -> CachedModel:
+        """What ``evaluate`` takes in place of the model."""
+        return CachedModel(model, [self])
 
 
 def tune_neural_cache(
@@ -76,28 +66,31 @@ def tune_neural_cache(
     progress: Progress | None = None,
 ) -> tuple[NeuralCache, float]:
     """The best of ``choices`` on a validation text and its nats a token, in one pass over the text."""
-    if choices is None:
-        choices = [NeuralCache(*values) for values in product(WINDOWS, THETAS, WEIGHTS)]
-    if not choices:
-        raise UserError("There is no setting of the cache to choose from.")
-    predict = _CachedPrediction(model, choices)
-    nats = total_nats(model, text, start_token, predict, batch_size=batch_size, length=length, progress=progress)
+    choices = choices or [NeuralCache(*values) for values in product(WINDOWS, THETAS, WEIGHTS)]
+    nats = total_nats(CachedModel(model, choices), text, start_token, batch_size, length, progress)
     best = int(nats.argmin())
     return choices[best], float(nats[best]) / len(text)
 
 
-class _CachedPrediction:
-    """Nats of a text under several settings at once; hidden vectors are compared once for all of them."""
+class CachedModel(nn.Module):
+    """A language model with neural caches, to be evaluated: its losses are those of each of the ``choices``.
+
+    Hidden vectors are compared once for all of them. Make one for each text, since it remembers what it saw.
+    """
 
     def __init__(self, model: LanguageModel, choices: Sequence[NeuralCache]) -> None:
-        self.model, self.choices = model, choices
-        self.window = max(choice.window for choice in choices)
+        super().__init__()
+        self.model: LanguageModel = model
+        self.initial_state, self.host_hint, self.carried = model.initial_state, model.host_hint, model.carried
+        self.choices, self.window = choices, max(choice.window for choice in choices)
         self.keys: Tensor | None = None  # (B, W, d): the last hidden vectors
         self.words: Tensor | None = None  # (B, W): what followed them
 
-    def __call__(self, inputs: Tensor, targets: Tensor, state: State, hint: HostHint | None) -> tuple[Tensor, State]:
+    def forward(
+        self, ids: Tensor, targets: Tensor, state: State, reduction: Literal["sum"], hint: HostHint | None = None
+    ) -> tuple[Losses, State]:
         distinct, bands = hint or HostHint()
-        hidden, state = self.model.hidden(inputs, state, distinct)  # (B, T, d)
+        hidden, state = self.model.hidden(ids, state, distinct)  # (B, T, d)
         losses = self.model.output.loss(hidden, targets, reduction="none", hint=bands)  # (B, T)
         begins = self.keys is None  # the first position of a text has nothing to look back at
         keys = hidden if self.keys is None else torch.cat((self.keys, hidden), 1)  # (B, W + T, d)
@@ -116,7 +109,8 @@ class _CachedPrediction:
                 mixed[:, 0] = losses[:, 0]
             nats.append(mixed[targets != IGNORE].double().sum())
         self.keys, self.words = keys[:, -self.window :], words[:, -self.window :]
-        return torch.stack(nats), state
+        total = torch.stack(nats)
+        return Losses(total, total), state
 
 
 def _cache_probability(scores: Tensor, follows: Tensor, window: int, theta: float) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from numbers import Integral
 from pathlib import Path
@@ -40,7 +40,7 @@ class LanguageRun(Run):
         self,
         split: str = "test",
         *,
-        data: str | Path | None = None,
+        data: str | Path | TokenFile | None = None,
         batch_size: int | None = None,
         length: int | None = None,
         memory: int | None = None,
@@ -54,41 +54,15 @@ class LanguageRun(Run):
         Settings that are None are as in the recipe; ``memory`` and ``clamp`` are how far back a Transformer-XL looks.
         ``cache`` adds a neural cache, which learns from the text while it reads it.
         """
-        own = self.recipe.eval
-        with self._remembering(memory, clamp):
-            return evaluate(
-                self.model,
-                self._text(split, data),
-                self.tokenization.eos_id,
-                batch_size=own.batch_size if batch_size is None else batch_size,
-                length=own.length if length is None else length,
-                predict=None if cache is None else cache.predict(self.model),
-                note="" if cache is None else f", {cache}",
-                progress=progress,
-            )
+        model, note = (self.model, "") if cache is None else (cache.over(self.model), f", {cache}")
+        given = {"batch_size": batch_size, "length": length, "memory": memory, "clamp": clamp}
+        with self._protocol(split, data, **given) as how:
+            return evaluate(model, **how, note=note, progress=progress)
 
-    def tune_cache(
-        self,
-        *,
-        data: str | Path | None = None,
-        batch_size: int | None = None,
-        length: int | None = None,
-        memory: int | None = None,
-        clamp: int | None = None,
-        progress: Progress | None = None,
-    ) -> NeuralCache:
-        """The neural cache that does best on the validation text under the settings of an evaluation."""
-        own = self.recipe.eval
-        with self._remembering(memory, clamp):
-            best, _ = tune_neural_cache(
-                self.model,
-                self._text("valid", data),
-                self.tokenization.eos_id,
-                batch_size=own.batch_size if batch_size is None else batch_size,
-                length=own.length if length is None else length,
-                progress=progress,
-            )
-        return best
+    def tune_cache(self, *, progress: Progress | None = None, **settings: Any) -> NeuralCache:
+        """The neural cache that does best on the validation text; ``settings`` are those of ``evaluate``."""
+        with self._protocol("valid", **settings) as how:
+            return tune_neural_cache(self.model, **how, progress=progress)[0]
 
     def unigram_perplexity(self, split: str = "test", *, data: str | Path | None = None) -> float:
         """The perplexity of a model that only counts the words, or subwords, of the training text."""
@@ -110,7 +84,7 @@ class LanguageRun(Run):
         tune_cache: bool = False,
     ) -> Measured:
         """Perplexities, bits per byte and the protocol, in lines and as facts."""
-        cache = None if neural_cache is None else NeuralCache.of(neural_cache)
+        cache = NeuralCache.of(neural_cache) if isinstance(neural_cache, str) else neural_cache
         how: dict[str, Any] = {"data": data, "length": length, "memory": memory, "clamp": clamp, "progress": progress}
         unigram, lines = self.unigram_perplexity(split, data=data), []
         if tune_cache:
@@ -125,8 +99,7 @@ class LanguageRun(Run):
         ]
         if found.unknown_share > MANY_UNKNOWN:
             lines.append("So many unknown words flatter a model: compare with the same vocabulary only.")
-        streams = self.recipe.eval.batch_size if batch_size is None else batch_size
-        if short := short_stream_warning(found.tokens, streams):
+        if short := short_stream_warning(found.tokens, batch_size or self.recipe.eval.batch_size):
             lines.append(f"{short} --batch-size 1 is exact.")
         facts = {**found.to_dict(), "unigram_perplexity": unigram}
         if cache is not None:
@@ -198,15 +171,28 @@ class LanguageRun(Run):
             path = resolve_corpus(self.recipe.data.corpus if data is None else data)
         return encode_corpus(path, vocabulary=self.tokenization, split=split).splits[split]
 
-    def _remembering(self, memory: int | None, clamp: int | None) -> AbstractContextManager[None]:
-        """Within it, a context model that can looks back farther, or less far."""
-        if memory is None and clamp is None:
-            return nullcontext()
-        context: Any = self.model.context
-        if not hasattr(context, "remembering"):
+    @contextmanager
+    def _protocol(
+        self,
+        split: str,
+        data: str | Path | TokenFile | None = None,
+        batch_size: int | None = None,
+        length: int | None = None,
+        memory: int | None = None,
+        clamp: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """The text and the settings of an evaluation; within it the context model looks back as far as asked."""
+        own, context = self.recipe.eval, self.model.context
+        remembers = memory is not None or clamp is not None
+        if remembers and not hasattr(context, "remembering"):
             raise UserError("Only a Transformer-XL can be evaluated with another memory or clamp: leave them out.")
-        remembering: AbstractContextManager[None] = context.remembering(memory, clamp)
-        return remembering
+        with context.remembering(memory, clamp) if remembers else nullcontext():
+            yield {
+                "text": data if isinstance(data, TokenFile) else self._text(split, data),
+                "start_token": self.tokenization.eos_id,
+                "batch_size": own.batch_size if batch_size is None else batch_size,
+                "length": own.length if length is None else length,
+            }
 
 
 @torch.no_grad()

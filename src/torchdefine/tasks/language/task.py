@@ -86,18 +86,13 @@ class LanguageTask(Task):
         valid, start = data.splits["valid"], data.tokenization.eos_id
         return partial(evaluate, model, valid, start, batch_size=streams, length=recipe.eval.length)
 
-    def result(self, recipe: LanguageRecipe, model: LanguageModel, data: Corpus) -> dict[str, Any]:
+    def result(self, run: LanguageRun, data: Corpus) -> dict[str, Any]:
         tokens = data.tokenization
         texts = {split: data.splits[split] for split in ("valid", "test") if split in data.splits}
-
-        def measured(streams: int) -> dict[str, Evaluation]:
-            start, length = tokens.eos_id, recipe.eval.length
-            return {
-                split: evaluate(model, text, start, batch_size=streams, length=length) for split, text in texts.items()
-            }
-
-        found = measured(recipe.eval.batch_size)
-        public = measured(PUBLIC_STREAMS) if recipe.eval.public else {}
+        found = {split: run.evaluate(data=text) for split, text in texts.items()}
+        public = {}
+        if run.recipe.eval.public:
+            public = {split: run.evaluate(data=text, batch_size=PUBLIC_STREAMS) for split, text in texts.items()}
         counts = data.splits["train"].counts(len(tokens))
         return {
             "data": {

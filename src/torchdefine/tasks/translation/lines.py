@@ -1,10 +1,10 @@
-"""Lines of text in, lines of text out: as many, in the same order, whatever they contain. BLEU and chrF score them."""
+"""From a line of text to pieces that can be translated, and back; BLEU and chrF of many lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from importlib.util import find_spec
 
 from torchdefine.data.bitext import one_line
 from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair
@@ -48,35 +48,6 @@ class Translation:
     score: float = 0.0
 
 
-OnLongLine = Callable[[int, int, int], None]
-"""Told the number of a line, from 1, its tokens and its pieces, where it is too long to be translated as a whole."""
-
-
-def translate_lines(
-    model: Translator,
-    tokenization: TokenizerPair,
-    lines: Sequence[str],
-    longest: int,
-    options: TranslationOptions | None = None,
-    *,
-    progress: Progress | None = None,
-    on_long_line: OnLongLine | None = None,
-) -> list[list[Translation]]:
-    """The ``n_best`` translations of every line, best first; an empty line's translation is empty.
-
-    Lines of more than ``longest`` tokens, which the model has not seen in training, are cut, after a sentence's end or
-    between words where possible, and their pieces are translated one by one.
-    """
-    options = options or TranslationOptions()
-    encoded = tokenization.source.encode_sentences([one_line(line) for line in lines])
-    cut = [cut_sentence(ids, longest, tokenization.source) for ids in encoded]
-    for number, (ids, pieces) in enumerate(zip(encoded, cut, strict=True), start=1):
-        if len(pieces) > 1 and on_long_line is not None:
-            on_long_line(number, len(ids), len(pieces))
-    found = iter(_translate_pieces(model, tokenization, [ids for pieces in cut for ids in pieces], options, progress))
-    return [_joined([next(found) for _ in pieces], tokenization.target, options.n_best) for pieces in cut]
-
-
 def cut_sentence(ids: list[int], longest: int, tokenizer: SubwordTokenizer) -> list[list[int]]:
     """A sentence's ids in pieces of at most ``longest``; none for an empty one.
 
@@ -95,12 +66,12 @@ def cut_sentence(ids: list[int], longest: int, tokenizer: SubwordTokenizer) -> l
     return [*pieces, ids] if ids else pieces
 
 
-def _translate_pieces(
+def translate_pieces(
     model: Translator,
     tokenization: TokenizerPair,
     pieces: list[list[int]],
     options: TranslationOptions,
-    progress: Progress | None,
+    progress: Progress | None = None,
 ) -> list[list[Hypothesis]]:
     """Search in batches of about equal length, the longest first, and put the results back in order."""
     source, target = tokenization.source, tokenization.target
@@ -126,7 +97,7 @@ def _translate_pieces(
     return found
 
 
-def _joined(pieces: list[list[Hypothesis]], tokenizer: SubwordTokenizer, n_best: int) -> list[Translation]:
+def joined(pieces: list[list[Hypothesis]], tokenizer: SubwordTokenizer, n_best: int) -> list[Translation]:
     """The translations of a line from those of its pieces: the best of each together, the second best, and so on."""
     if not pieces:
         return [Translation("")]
@@ -151,13 +122,12 @@ class TranslationScores:
         return [f"BLEU {self.bleu:.2f}  {self.bleu_signature}", f"chrF {self.chrf:.2f}  {self.chrf_signature}"]
 
 
-def require_sacrebleu() -> Any:
-    """The package, or a UserError that says how to get it; called before long work that ends with scores."""
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise UserError("BLEU and chrF need the package sacrebleu: pip install 'torchdefine[mt]'.") from error
-    return sacrebleu
+def require_packages() -> None:
+    """Called before any long work that ends with scores."""
+    if missing := [name for name in ("tokenizers", "sacrebleu") if find_spec(name) is None]:
+        raise UserError(
+            f"Translation needs {' and '.join(missing)}, for subwords and BLEU: pip install 'torchdefine[mt]'."
+        )
 
 
 def score_translations(translations: Sequence[str], references: Sequence[str]) -> TranslationScores:
@@ -168,7 +138,9 @@ def score_translations(translations: Sequence[str], references: Sequence[str]) -
         )
     if not translations:
         raise UserError("There are no translations to score.")
-    metrics = require_sacrebleu().metrics
-    bleu, chrf = metrics.BLEU(), metrics.CHRF()
+    require_packages()
+    import sacrebleu
+
+    bleu, chrf = sacrebleu.metrics.BLEU(), sacrebleu.metrics.CHRF()
     scores = [metric.corpus_score(list(translations), [list(references)]).score for metric in (bleu, chrf)]
     return TranslationScores(scores[0], str(bleu.get_signature()), scores[1], str(chrf.get_signature()))

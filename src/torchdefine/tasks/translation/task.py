@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,10 +17,10 @@ from torchdefine.embedding import EMBEDDINGS, UNITS, TokenEmbedding, VocabularyF
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.task import Task, register_task
-from torchdefine.tasks.translation.evaluate import evaluate_pairs, evaluate_translator, open_bitext
+from torchdefine.tasks.translation.lines import require_packages
 from torchdefine.tasks.translation.model import Translator
 from torchdefine.tasks.translation.recipe import TranslationRecipe, TranslationTrainConfig
-from torchdefine.tasks.translation.run import TranslationRun
+from torchdefine.tasks.translation.run import TranslationRun, evaluate_pairs, open_bitext
 from torchdefine.training.batches import Batch, Part, TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
@@ -38,10 +37,7 @@ class TranslationTask(Task):
     scores: ClassVar = {"test_bleu": "BLEU", "test_chrf": "chrF"}
 
     def check_packages(self) -> None:
-        if missing := [name for name in ("tokenizers", "sacrebleu") if find_spec(name) is None]:
-            raise UserError(
-                f"Translation needs {' and '.join(missing)}, for subwords and BLEU: pip install 'torchdefine[mt]'."
-            )
+        require_packages()
 
     def open_data(self, recipe: TranslationRecipe, progress: Progress | None) -> Bitext:
         return open_bitext(recipe, progress)
@@ -82,13 +78,13 @@ class TranslationTask(Task):
         pairs, tokens = data.splits["valid"], recipe.train.batch_tokens
         return partial(evaluate_pairs, model, pairs, data.tokenization, batch_tokens=tokens)
 
-    def result(self, recipe: TranslationRecipe, model: Translator, data: Bitext) -> dict[str, Any]:
+    def result(self, run: TranslationRun, data: Bitext) -> dict[str, Any]:
         evaluations: dict[str, dict[str, Any]] = {}
         written: dict[str, Any] = {}
-        if validate := self.validation(recipe, data, model):
+        if validate := self.validation(run.recipe, data, run.model):
             evaluations["valid"] = validate().to_dict()
         if "test" in data.splits:
-            test = evaluate_translator(recipe, model, data.tokenization, "test", bitext=data)
+            test = run.evaluate("test", bitext=data)
             evaluations["test"] = test.to_dict()
             written = {
                 "test_bleu": test.scores.bleu,
