@@ -100,15 +100,35 @@ class Split(Protocol):
 
     def verify(self) -> None: ...
 
+    def facts(self) -> dict[str, Any]:
+        """What a result says of it: ``tokens``, ``text_sha256``, ``tokens_sha256`` …"""
+
 
 class Data(Protocol):
     """Encoded texts, by the names train, valid and test, and what they were encoded with."""
+
+    name: str
 
     @property
     def splits(self) -> Mapping[str, Split]: ...
 
     @property
     def tokenization(self) -> Tokens: ...
+
+
+def described(data: Any, evaluations: Mapping[str, Any]) -> dict[str, Any]:
+    """What every result says of its data and of its evaluations by split."""
+    found = {split: evaluation.to_dict() for split, evaluation in evaluations.items()}
+    return {
+        "data": {
+            "corpus": data.name,
+            "vocabulary_size": len(data.tokenization),
+            "vocabulary_sha256": data.tokenization.sha256,
+            "splits": {split: text.facts() for split, text in data.splits.items()},
+        },
+        **{f"{split}_perplexity": one["perplexity"] for split, one in found.items()},
+        "evaluation": found,
+    }
 
 
 class Task(ABC):
@@ -158,7 +178,7 @@ class Task(ABC):
 
     @abstractmethod
     def result(self, run: Any, data: Any) -> dict[str, Any]:
-        """What the result of a run says of its data and of its measures: ``data``, ``evaluation`` …"""
+        """What the result of a run says beside its training: that which is ``described``, and more."""
 
     def amount(self, data: Any) -> str:
         """How much training text there is, in words."""

@@ -26,7 +26,7 @@ from torchdefine.output import Losses
 from torchdefine.run import Run
 from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.run.run import Measured
-from torchdefine.task import Recipe, Task, section
+from torchdefine.task import Recipe, Task, described, section
 from torchdefine.training import AVERAGING, OPTIMIZERS, SCHEDULES, ConstantConfig, Interrupted, OptimizerConfig
 from torchdefine.training.batches import Batch, Part
 from torchdefine.training.evaluation import Evaluation, perplexity
@@ -100,11 +100,15 @@ class Bags:
 
     def verify(self) -> None: ...
 
+    def facts(self) -> dict[str, Any]:
+        return {"tokens": len(self), "text_sha256": self.tokens_sha256, "tokens_sha256": self.tokens_sha256}
+
 
 @dataclass(frozen=True)
 class BagData:
     splits: dict[str, Bags]
     tokenization: BagTokens
+    name: str = "drawn bags"
 
 
 class BagModel(nn.Module):
@@ -211,20 +215,8 @@ class BagTask(Task):
 
     def result(self, run: BagRun, data: BagData) -> dict[str, Any]:
         found = {split: evaluate(run.model, data.splits[split]) for split in ("valid", "test")}
-        return {
-            "data": {
-                "corpus": "drawn bags",
-                "vocabulary_size": len(data.tokenization),
-                "vocabulary_sha256": data.tokenization.sha256,
-                "splits": {
-                    name: {"tokens": len(bags), "text_sha256": bags.tokens_sha256, "tokens_sha256": bags.tokens_sha256}
-                    for name, bags in data.splits.items()
-                },
-            },
-            **{f"{split}_perplexity": evaluation.perplexity for split, (evaluation, _) in found.items()},
-            **{f"{split}_right": right for split, (_, right) in found.items()},
-            "evaluation": {split: evaluation.to_dict() for split, (evaluation, _) in found.items()},
-        }
+        result = described(data, {split: evaluation for split, (evaluation, _) in found.items()})
+        return {**result, **{f"{split}_right": right for split, (_, right) in found.items()}}
 
     def headline(self, result: Any) -> list[str]:
         return [f"{result['test_right']:.1%} are right"]

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -96,6 +97,10 @@ class TokenFile:
     def tokens_sha256(self) -> str:
         """Equal for equal ids in the same order."""
         return self.header.tokens_sha256
+
+    def facts(self) -> dict[str, Any]:
+        """What the result of a run says of it."""
+        return {name: getattr(self.header, name) for name in ("tokens", "text_sha256", "tokens_sha256", "lost_share")}
 
     def verify(self) -> None:
         """Read all the data and compare its hash to the header's."""

@@ -182,7 +182,8 @@ class LanguageRun(Run):
         clamp: int | None = None,
     ) -> Iterator[dict[str, Any]]:
         """The text and the settings of an evaluation; within it the context model looks back as far as asked."""
-        own, context = self.recipe.eval, self.model.context
+        context: Any = self.model.context
+        own = self.recipe.eval
         remembers = memory is not None or clamp is not None
         if remembers and not hasattr(context, "remembering"):
             raise UserError("Only a Transformer-XL can be evaluated with another memory or clamp: leave them out.")

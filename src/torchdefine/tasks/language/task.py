@@ -27,7 +27,7 @@ from torchdefine.data.token_file import LOSS_THAT_COUNTS
 from torchdefine.embedding import VocabularyFacts, build_embedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.task import Task, register_task
+from torchdefine.task import Task, described, register_task
 from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_stream_warning, unigram_perplexity
 from torchdefine.tasks.language.model import LanguageModel
 from torchdefine.tasks.language.recipe import LanguageRecipe, LanguageTrainConfig
@@ -87,33 +87,16 @@ class LanguageTask(Task):
         return partial(evaluate, model, valid, start, batch_size=streams, length=recipe.eval.length)
 
     def result(self, run: LanguageRun, data: Corpus) -> dict[str, Any]:
-        tokens = data.tokenization
         texts = {split: data.splits[split] for split in ("valid", "test") if split in data.splits}
-        found = {split: run.evaluate(data=text) for split, text in texts.items()}
-        public = {}
+        counts = data.splits["train"].counts(len(data.tokenization))
+        result = {
+            **described(data, {split: run.evaluate(data=text) for split, text in texts.items()}),
+            **{f"{split}_unigram_perplexity": unigram_perplexity(counts, text.tokens) for split, text in texts.items()},
+        }
         if run.recipe.eval.public:
             public = {split: run.evaluate(data=text, batch_size=PUBLIC_STREAMS) for split, text in texts.items()}
-        counts = data.splits["train"].counts(len(tokens))
-        return {
-            "data": {
-                "corpus": data.name,
-                "vocabulary_size": len(tokens),
-                "vocabulary_sha256": tokens.sha256,
-                "splits": {
-                    split: {
-                        "tokens": len(text),
-                        "text_sha256": text.header.text_sha256,
-                        "tokens_sha256": text.header.tokens_sha256,
-                        "lost_share": text.header.lost_share,
-                    }
-                    for split, text in data.splits.items()
-                },
-            },
-            **{f"{split}_perplexity": one.perplexity for split, one in found.items()},
-            **{f"{split}_unigram_perplexity": unigram_perplexity(counts, text.tokens) for split, text in texts.items()},
-            "evaluation": {split: one.to_dict() for split, one in found.items()},
-            **({"public_evaluation": {split: one.to_dict() for split, one in public.items()}} if public else {}),
-        }
+            result["public_evaluation"] = {split: one.to_dict() for split, one in public.items()}
+        return result
 
     def amount(self, data: Corpus) -> str:
         counted = "words and line ends" if data.tokenization.kind == "words" else "subwords"

@@ -16,7 +16,7 @@ from torchdefine.data import Bitext, BitextBatches, TokenizerPair
 from torchdefine.embedding import EMBEDDINGS, UNITS, TokenEmbedding, VocabularyFacts, build_embedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.task import Task, register_task
+from torchdefine.task import Task, described, register_task
 from torchdefine.tasks.translation.lines import require_packages
 from torchdefine.tasks.translation.model import Translator
 from torchdefine.tasks.translation.recipe import TranslationRecipe, TranslationTrainConfig
@@ -79,39 +79,20 @@ class TranslationTask(Task):
         return partial(evaluate_pairs, model, pairs, data.tokenization, batch_tokens=tokens)
 
     def result(self, run: TranslationRun, data: Bitext) -> dict[str, Any]:
-        evaluations: dict[str, dict[str, Any]] = {}
+        validate = self.validation(run.recipe, data, run.model)
+        found: dict[str, Any] = {"valid": validate()} if validate else {}
         written: dict[str, Any] = {}
-        if validate := self.validation(run.recipe, data, run.model):
-            evaluations["valid"] = validate().to_dict()
         if "test" in data.splits:
-            test = run.evaluate("test", bitext=data)
-            evaluations["test"] = test.to_dict()
+            found["test"] = test = run.evaluate("test", bitext=data)
             written = {
                 "test_bleu": test.scores.bleu,
                 "test_chrf": test.scores.chrf,
                 "decoded_sentences_per_second": test.sentences_per_second,
                 "translations": test.examples,
             }
-        return {
-            "data": {
-                "corpus": data.name,
-                "vocabulary_size": len(data.tokenization),
-                "vocabulary_sha256": data.tokenization.sha256,
-                "left_out_pairs": data.left_out,
-                "splits": {
-                    split: {
-                        "pairs": len(pairs),
-                        "tokens": len(pairs.target),
-                        "text_sha256": pairs.text_sha256,
-                        "tokens_sha256": pairs.tokens_sha256,
-                    }
-                    for split, pairs in data.splits.items()
-                },
-            },
-            **{f"{split}_perplexity": evaluation["perplexity"] for split, evaluation in evaluations.items()},
-            **written,
-            "evaluation": evaluations,
-        }
+        result = described(data, found)
+        result["data"]["left_out_pairs"] = data.left_out
+        return {**result, **written}
 
     def amount(self, data: Bitext) -> str:
         return f"{len(data.splits['train']):,} pairs of sentences"
