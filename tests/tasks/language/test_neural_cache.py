@@ -10,7 +10,8 @@ from torchdefine.cli import main
 from torchdefine.data import encode_corpus
 from torchdefine.errors import UserError
 from torchdefine.run import Run
-from torchdefine.tasks.language import NeuralCache, evaluate, tune_neural_cache
+from torchdefine.tasks.language import CachedModel, NeuralCache, evaluate
+from torchdefine.tasks.language.evaluate import total_nats
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def brute_force(run: Run, tokens: np.ndarray, cache: NeuralCache) -> float:
 def test_equals_a_loop_over_tokens_whatever_the_segments(run: Run, corpus: Path, length: int) -> None:
     text = encode_corpus(corpus, vocabulary=run.tokenization).splits["valid"]
     cache = NeuralCache(window=25, theta=2.0, weight=0.2)
-    result = evaluate(cache.over(run.model), text, run.tokenization.eos_id, length=length, note=f", {cache}")
+    result = evaluate(CachedModel(run.model, [cache]), text, run.tokenization.eos_id, length=length, note=f", {cache}")
     assert result.loss == pytest.approx(brute_force(run, np.asarray(text.tokens), cache), rel=1e-5)
     assert "neural cache of 25 positions, theta 2, weight 0.2" in result.protocol
 
@@ -66,12 +67,12 @@ def test_a_weight_of_zero_changes_nothing_and_streams_keep_their_own_memory(run:
 def test_tuning_finds_the_best_of_its_choices_in_one_pass(run: Run, corpus: Path) -> None:
     text = encode_corpus(corpus, vocabulary=run.tokenization).splits["valid"]
     choices = [NeuralCache(w, t, s) for w in (5, 40) for t in (0.0, 1.5) for s in (0.05, 0.3)]
-    best, loss = tune_neural_cache(run.model, text, run.tokenization.eos_id, batch_size=2, choices=choices)
     losses = [run.evaluate("valid", batch_size=2, cache=choice).loss for choice in choices]
+    best = run.tune_cache(batch_size=2, choices=choices)
     assert best == choices[int(np.argmin(losses))]
-    assert loss == pytest.approx(min(losses), rel=1e-6)
-    only = tune_neural_cache(run.model, text, run.tokenization.eos_id, batch_size=2, choices=choices[:1])
-    assert only == (choices[0], pytest.approx(losses[0], rel=1e-6))
+    nats = total_nats(CachedModel(run.model, choices), text, run.tokenization.eos_id, 2, 140)
+    assert (nats / len(text)).tolist() == pytest.approx(losses, rel=1e-6)
+    assert run.tune_cache(batch_size=2, choices=choices[:1]) == choices[0]
 
 
 def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,11 +100,11 @@ def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture
 def test_a_cache_is_tuned_under_the_settings_that_it_is_used_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict = {}
 
-    def remember(*_: object, **settings: object) -> tuple[NeuralCache, float]:
+    def remember(*_: object, **settings: object) -> torch.Tensor:
         seen.update(settings)
-        return NeuralCache(), 0.0
+        return torch.zeros(1)
 
-    monkeypatch.setattr("torchdefine.tasks.language.run.tune_neural_cache", remember)
+    monkeypatch.setattr("torchdefine.tasks.language.run.total_nats", remember)
     with pytest.raises(SystemExit) as done:
         main(["eval", str(run.folder.path), "--tune-cache", "--length", "9", "--batch-size", "3", "--device", "cpu"])
     assert done.value.code == 0

@@ -22,7 +22,6 @@ from torchdefine.tasks.translation import (  # noqa: E402
     TranslationOptions,
     TranslationRun,
     beam_search,
-    open_bitext,
     score_translations,
 )
 from torchdefine.tasks.translation.lines import cut_sentence  # noqa: E402
@@ -35,7 +34,7 @@ TOKENIZER = train_bpe_on(
 @pytest.fixture(scope="module")
 def untrained(translation_recipe: Path) -> TranslationRun:
     recipe = load_recipe(str(translation_recipe))
-    pair = open_bitext(recipe).tokenization
+    pair = find_task("translation").open_data(recipe, None).tokenization
     folder = RunFolder("nowhere")
     return TranslationRun(folder, recipe, pair, find_task("translation").build(recipe, pair), folder.best)
 

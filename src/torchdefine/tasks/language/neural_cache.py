@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal
 
 import torch
@@ -17,14 +16,13 @@ from torch import Tensor, nn
 
 from torchdefine.config import Config, setting
 from torchdefine.context import State
-from torchdefine.data import IGNORE, TokenFile
+from torchdefine.data import IGNORE
 from torchdefine.errors import UserError
-from torchdefine.files import Progress
 from torchdefine.output import HostHint, Losses
 from torchdefine.spelling import option
-from torchdefine.tasks.language.evaluate import total_nats
 from torchdefine.tasks.language.model import LanguageModel
 
+# What is tried by tuning.
 WINDOWS = (100, 500, 1000, 2000, 3785)
 THETAS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5)
 WEIGHTS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
@@ -49,27 +47,6 @@ class NeuralCache(Config):
 
     def __str__(self) -> str:
         return f"a neural cache of {self.window} positions, theta {self.theta:g}, weight {self.weight:g}"
-
-    def over(self, model: LanguageModel) -> CachedModel:
-        """What ``evaluate`` takes in place of the model."""
-        return CachedModel(model, [self])
-
-
-def tune_neural_cache(
-    model: LanguageModel,
-    text: TokenFile,
-    start_token: int,
-    *,
-    batch_size: int = 1,
-    length: int = 140,
-    choices: Sequence[NeuralCache] | None = None,
-    progress: Progress | None = None,
-) -> tuple[NeuralCache, float]:
-    """The best of ``choices`` on a validation text and its nats a token, in one pass over the text."""
-    choices = choices or [NeuralCache(*values) for values in product(WINDOWS, THETAS, WEIGHTS)]
-    nats = total_nats(CachedModel(model, choices), text, start_token, batch_size, length, progress)
-    best = int(nats.argmin())
-    return choices[best], float(nats[best]) / len(text)
 
 
 class CachedModel(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from itertools import product
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,15 @@ from torchdefine.export import Exportable
 from torchdefine.files import Progress
 from torchdefine.modes import evaluating
 from torchdefine.run.run import Measured, Run, Sample, check_split
-from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_stream_warning, unigram_perplexity
+from torchdefine.tasks.language.evaluate import (
+    PUBLIC_STREAMS,
+    evaluate,
+    short_stream_warning,
+    total_nats,
+    unigram_perplexity,
+)
 from torchdefine.tasks.language.model import LanguageModel
-from torchdefine.tasks.language.neural_cache import NeuralCache, tune_neural_cache
+from torchdefine.tasks.language.neural_cache import THETAS, WEIGHTS, WINDOWS, CachedModel, NeuralCache
 from torchdefine.tasks.language.programs import exportable
 from torchdefine.tasks.language.recipe import LanguageRecipe
 from torchdefine.tasks.sampling import SamplingOptions, draw
@@ -54,15 +61,19 @@ class LanguageRun(Run):
         Settings that are None are as in the recipe; ``memory`` and ``clamp`` are how far back a Transformer-XL looks.
         ``cache`` adds a neural cache, which learns from the text while it reads it.
         """
-        model, note = (self.model, "") if cache is None else (cache.over(self.model), f", {cache}")
+        model, note = (self.model, "") if cache is None else (CachedModel(self.model, [cache]), f", {cache}")
         given = {"batch_size": batch_size, "length": length, "memory": memory, "clamp": clamp}
         with self._protocol(split, data, **given) as how:
             return evaluate(model, **how, note=note, progress=progress)
 
-    def tune_cache(self, *, progress: Progress | None = None, **settings: Any) -> NeuralCache:
-        """The neural cache that does best on the validation text; ``settings`` are those of ``evaluate``."""
+    def tune_cache(
+        self, *, choices: Sequence[NeuralCache] | None = None, progress: Progress | None = None, **settings: Any
+    ) -> NeuralCache:
+        """The neural cache that does best on the validation text, in one pass, with settings of ``evaluate``."""
+        choices = choices or [NeuralCache(*values) for values in product(WINDOWS, THETAS, WEIGHTS)]
         with self._protocol("valid", **settings) as how:
-            return tune_neural_cache(self.model, **how, progress=progress)[0]
+            nats = total_nats(CachedModel(self.model, choices), **how, progress=progress)
+        return choices[int(nats.argmin())]
 
     def unigram_perplexity(self, split: str = "test", *, data: str | Path | None = None) -> float:
         """The perplexity of a model that only counts the words, or subwords, of the training text."""

@@ -10,20 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdefine.data import (
-    EOS,
-    UNK,
-    Corpus,
-    SegmentPlan,
-    TextConfig,
-    Tokenization,
-    TokenStreams,
-    encode_corpus,
-    load_tokenization,
-    resolve_corpus,
-    shard,
-)
+from torchdefine.data.batches import SegmentPlan, TokenStreams, shard
+from torchdefine.data.corpus import Corpus, TextConfig, encode_corpus
+from torchdefine.data.sources import resolve_corpus
 from torchdefine.data.token_file import LOSS_THAT_COUNTS
+from torchdefine.data.tokenizer import load_tokenization
+from torchdefine.data.vocabulary import EOS, UNK, Tokenization
 from torchdefine.embedding import VocabularyFacts, build_embedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress

@@ -4,5 +4,5 @@ from torchdefine.tasks.translation.beam import BeamConfig, TargetTokens, beam_se
 from torchdefine.tasks.translation.lines import Translation, TranslationOptions, TranslationScores, score_translations
 from torchdefine.tasks.translation.model import Translator
 from torchdefine.tasks.translation.recipe import TranslationRecipe, TranslationTrainConfig
-from torchdefine.tasks.translation.run import TranslationEvaluation, TranslationRun, evaluate_pairs, open_bitext
+from torchdefine.tasks.translation.run import TranslationEvaluation, TranslationRun, evaluate_pairs
 from torchdefine.tasks.translation.task import PairData, TranslationTask, build_translator

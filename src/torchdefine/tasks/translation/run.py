@@ -11,17 +11,9 @@ from typing import Any
 import torch
 
 from torchdefine.config import to_plain
-from torchdefine.data import (
-    Bitext,
-    BitextBatches,
-    SentencePairs,
-    Tokenization,
-    TokenizerPair,
-    encode_bitext,
-    resolve_bitext,
-)
-from torchdefine.data.bitext import one_line
-from torchdefine.data.sources import find_bitext
+from torchdefine.data import BitextBatches, Tokenization, TokenizerPair
+from torchdefine.data.bitext import Bitext, SentencePairs, encode_bitext, one_line
+from torchdefine.data.sources import find_bitext, resolve_bitext
 from torchdefine.data.text_files import read_pairs
 from torchdefine.export import Exportable
 from torchdefine.files import Progress
@@ -111,9 +103,10 @@ class TranslationRun(Run):
         check_split(split)
         require_packages()
         recipe, pair = self.recipe, self.tokenization
-        pairs = (bitext or open_bitext(recipe, data=data, tokenization=pair, split=split)).splits[split]
-        predicted = evaluate_pairs(self.model, pairs, pair, batch_tokens=recipe.train.batch_tokens, progress=progress)
         path = resolve_bitext(recipe.data.corpus if data is None else data)
+        bitext = bitext or encode_bitext(path, recipe.data, tokenization=pair, split=split, progress=progress)
+        pairs, batch_tokens = bitext.splits[split], recipe.train.batch_tokens
+        predicted = evaluate_pairs(self.model, pairs, pair, batch_tokens=batch_tokens, progress=progress)
         files = find_bitext(path, recipe.data.source, recipe.data.target, require_train=False)
         blocks = list(read_pairs(files[split]))
         sources = [one_line(line) for block in blocks for line in block.source]
@@ -159,21 +152,6 @@ class TranslationRun(Run):
     @property
     def names_of_tokens(self) -> Tokenization:
         return self.tokenization.target
-
-
-def open_bitext(
-    recipe: TranslationRecipe,
-    progress: Progress | None = None,
-    *,
-    data: str | Path | None = None,
-    tokenization: TokenizerPair | None = None,
-    split: str | None = None,
-) -> Bitext:
-    """The recipe's bitext, encoded; or another one, with tokenizers that exist already, and maybe one split of it."""
-    if tokenization is None and recipe.data.tokenizer is not None:
-        tokenization = TokenizerPair.load(recipe.data.tokenizer)
-    path = resolve_bitext(recipe.data.corpus if data is None else data)
-    return encode_bitext(path, recipe.data, tokenization=tokenization, split=split, progress=progress)
 
 
 @torch.no_grad()

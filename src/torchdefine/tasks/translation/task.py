@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from torchdefine.data import Bitext, BitextBatches, TokenizerPair
+from torchdefine.data import Bitext, BitextBatches, TokenizerPair, encode_bitext, resolve_bitext
 from torchdefine.embedding import EMBEDDINGS, UNITS, TokenEmbedding, VocabularyFacts, build_embedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
@@ -20,7 +20,7 @@ from torchdefine.task import Task, described, register_task
 from torchdefine.tasks.translation.lines import require_packages
 from torchdefine.tasks.translation.model import Translator
 from torchdefine.tasks.translation.recipe import TranslationRecipe, TranslationTrainConfig
-from torchdefine.tasks.translation.run import TranslationRun, evaluate_pairs, open_bitext
+from torchdefine.tasks.translation.run import TranslationRun, evaluate_pairs
 from torchdefine.training.batches import Batch, Part, TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
@@ -40,7 +40,9 @@ class TranslationTask(Task):
         require_packages()
 
     def open_data(self, recipe: TranslationRecipe, progress: Progress | None) -> Bitext:
-        return open_bitext(recipe, progress)
+        given = recipe.data.tokenizer
+        pair = None if given is None else TokenizerPair.load(given)
+        return encode_bitext(resolve_bitext(recipe.data.corpus), recipe.data, tokenization=pair, progress=progress)
 
     def load_tokens(self, folder: Path) -> TokenizerPair:
         return TokenizerPair.load(folder)
