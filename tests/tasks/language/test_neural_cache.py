@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from torchdefine.data import encode_corpus
 from torchdefine.errors import UserError
 from torchdefine.run import Run
 from torchdefine.tasks.language import CachedModel, NeuralCache, evaluate
-from torchdefine.tasks.language.evaluate import total_nats
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,8 @@ def test_tuning_finds_the_best_of_its_choices_in_one_pass(run: Run, corpus: Path
     losses = [run.evaluate("valid", batch_size=2, cache=choice).loss for choice in choices]
     best = run.tune_cache(batch_size=2, choices=choices)
     assert best == choices[int(np.argmin(losses))]
-    nats = total_nats(CachedModel(run.model, choices), text, run.tokenization.eos_id, 2, 140)
-    assert (nats / len(text)).tolist() == pytest.approx(losses, rel=1e-6)
+    evaluate(cached := CachedModel(run.model, choices), text, run.tokenization.eos_id, batch_size=2)
+    assert (cached.nats / len(text)).tolist() == pytest.approx(losses, rel=1e-6)
     assert run.tune_cache(batch_size=2, choices=choices[:1]) == choices[0]
 
 
@@ -98,19 +98,15 @@ def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture
 
 
 def test_a_cache_is_tuned_under_the_settings_that_it_is_used_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict = {}
-
-    def remember(*_: object, **settings: object) -> torch.Tensor:
-        seen.update(settings)
-        return torch.zeros(1)
-
-    monkeypatch.setattr("torchdefine.tasks.language.run.total_nats", remember)
+    monkeypatch.setattr("torchdefine.tasks.language.run.evaluate", asked := Mock(wraps=evaluate))
     with pytest.raises(SystemExit) as done:
         main(["eval", str(run.folder.path), "--tune-cache", "--length", "9", "--batch-size", "3", "--device", "cpu"])
     assert done.value.code == 0
-    assert (seen["length"], seen["batch_size"]) == (9, 3)
-    seen.clear()
+    tuned, used = asked.call_args_list
+    assert tuned.args[1].path.name == "valid.tokens"
+    assert [(call.kwargs["length"], call.kwargs["batch_size"]) for call in (tuned, used)] == [(9, 3)] * 2
+    asked.reset_mock()
     with pytest.raises(SystemExit) as refused:  # an LSTM has no such memory
         main(["eval", str(run.folder.path), "--tune-cache", "--memory", "9", "--device", "cpu"])
     assert refused.value.code == 2
-    assert not seen, "what is refused must not be tuned first"
+    assert not asked.called, "what is refused must not be tuned first"

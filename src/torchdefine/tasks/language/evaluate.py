@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchdefine.context import State
 from torchdefine.data import TokenFile, evaluation_streams
@@ -28,6 +27,7 @@ SHORT_STREAM = 200
 """Tokens; in shorter streams the words without context count so much that the perplexity is clearly too high."""
 
 
+@torch.no_grad()
 def evaluate(
     model: Any,
     text: TokenFile,
@@ -43,43 +43,29 @@ def evaluate(
     ``model`` is a ``LanguageModel``, or one with a neural cache, of which ``note`` tells in the protocol.
     With ``batch_size`` streams, each but the first starts without the context that came before it; 1 is exact.
     """
-    nats = float(total_nats(model, text, start_token, batch_size, length, progress))
-    streams = min(batch_size, len(text))
-    protocol = (
-        f"{streams} stream{'s' if streams > 1 else ''} from an empty state, {model.carried} carried over segments of "
-        f"{length} tokens, every token predicted once, {arithmetic(model)}{note}"
-    )
-    return Evaluation.of(nats, text.header, protocol)
-
-
-@torch.no_grad()
-def total_nats(
-    model: Any, text: TokenFile, start_token: int, batch_size: int, length: int, progress: Progress | None = None
-) -> Tensor:
-    """The sum of the losses of all segments of a text, in float64; in the shape that the model gives them."""
     for name, value in (("batch_size", batch_size), ("length", length)):
         if not isinstance(value, Integral) or value < 1:
             raise UserError(f"The {name} of an evaluation is {value!r}, but must be a whole number of at least 1.")
-    device = next(model.parameters()).device
-    streams = evaluation_streams(np.asarray(text.tokens), min(batch_size, len(text)), start_token, device)
+    device, count = next(model.parameters()).device, min(batch_size, len(text))
+    streams = evaluation_streams(np.asarray(text.tokens), count, start_token, device)
+    nats = torch.zeros((), dtype=torch.float64, device=device)
     state: State = None
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    # Launching a short segment takes longer than computing it, so it is replayed from a CUDA graph, in place.
+    # Launching a short segment takes longer than computing it, so that work is recorded as a CUDA graph and replayed.
     worthwhile = device.type == "cuda" and streams.length > FEWEST_RECORDED * length
     recorded = worthwhile and isinstance(model, LanguageModel)
 
     def add(inputs: Inputs, hints: Sequence[Hint]) -> None:
-        nonlocal state, total
+        nonlocal nats, state
         ((ids, targets),) = inputs
         losses, after = model(ids, targets, state, reduction="sum", hint=hints[0])
+        nats += losses.cross_entropy.double()
         if recorded:
-            total += losses.cross_entropy.double()
             copy_state(state, after)
         else:
-            total, state = total + losses.cross_entropy.double(), after
+            state = after
 
     with evaluating(model):
-        state = model.initial_state(streams.batch_size)
+        state = model.initial_state(count)
         if recorded:
             state = own_copy(state)
         add_segment = Recorder(add, device) if recorded else add
@@ -88,7 +74,11 @@ def total_nats(
             add_segment([(inputs, targets)], [model.host_hint(streams.host_targets(start, length))])
             if progress:
                 progress(min(start + length, streams.length), streams.length)
-    return total
+    protocol = (
+        f"{count} stream{'s' if count > 1 else ''} from an empty state, {model.carried} carried over segments of "
+        f"{length} tokens, every token predicted once, {arithmetic(model)}{note}"
+    )
+    return Evaluation.of(float(nats), text.header, protocol)
 
 
 def short_stream_warning(tokens: int, streams: int) -> str:

@@ -22,10 +22,10 @@ from torchdefine.output import HostHint, Losses
 from torchdefine.spelling import option
 from torchdefine.tasks.language.model import LanguageModel
 
-# What is tried by tuning.
 WINDOWS = (100, 500, 1000, 2000, 3785)
 THETAS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5)
 WEIGHTS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
+"""What tuning tries."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class NeuralCache(Config):
 
 
 class CachedModel(nn.Module):
-    """A language model with neural caches, to be evaluated: its losses are those of each of the ``choices``.
+    """A language model with a neural cache, to be evaluated; of several, its losses are those of the first.
 
     Hidden vectors are compared once for all of them. Make one for each text, since it remembers what it saw.
     """
@@ -60,8 +60,15 @@ class CachedModel(nn.Module):
         self.model: LanguageModel = model
         self.initial_state, self.host_hint, self.carried = model.initial_state, model.host_hint, model.carried
         self.choices, self.window = choices, max(choice.window for choice in choices)
+        self.nats: Tensor | None = None  # (choices,): of all targets so far
         self.keys: Tensor | None = None  # (B, W, d): the last hidden vectors
         self.words: Tensor | None = None  # (B, W): what followed them
+
+    @property
+    def best(self) -> NeuralCache:
+        """The cache that made the targets so far most probable."""
+        assert self.nats is not None
+        return self.choices[int(self.nats.argmin())]
 
     def forward(
         self, ids: Tensor, targets: Tensor, state: State, reduction: Literal["sum"], hint: HostHint | None = None
@@ -86,8 +93,8 @@ class CachedModel(nn.Module):
                 mixed[:, 0] = losses[:, 0]
             nats.append(mixed[targets != IGNORE].double().sum())
         self.keys, self.words = keys[:, -self.window :], words[:, -self.window :]
-        total = torch.stack(nats)
-        return Losses(total, total), state
+        self.nats = torch.stack(nats) if self.nats is None else self.nats + torch.stack(nats)
+        return Losses(nats[0], nats[0]), state
 
 
 def _cache_probability(scores: Tensor, follows: Tensor, window: int, theta: float) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import product
 from numbers import Integral
@@ -18,13 +18,7 @@ from torchdefine.export import Exportable
 from torchdefine.files import Progress
 from torchdefine.modes import evaluating
 from torchdefine.run.run import Measured, Run, Sample, check_split
-from torchdefine.tasks.language.evaluate import (
-    PUBLIC_STREAMS,
-    evaluate,
-    short_stream_warning,
-    total_nats,
-    unigram_perplexity,
-)
+from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_stream_warning, unigram_perplexity
 from torchdefine.tasks.language.model import LanguageModel
 from torchdefine.tasks.language.neural_cache import THETAS, WEIGHTS, WINDOWS, CachedModel, NeuralCache
 from torchdefine.tasks.language.programs import exportable
@@ -52,28 +46,41 @@ class LanguageRun(Run):
         length: int | None = None,
         memory: int | None = None,
         clamp: int | None = None,
-        cache: NeuralCache | None = None,
+        cache: NeuralCache | CachedModel | None = None,
         progress: Progress | None = None,
     ) -> Evaluation:
         """Perplexity on a split of the run's own corpus, or of another one encoded with the run's vocabulary.
 
         ``data`` is a folder, a named corpus, or a single text file, which is a test text.
         Settings that are None are as in the recipe; ``memory`` and ``clamp`` are how far back a Transformer-XL looks.
-        ``cache`` adds a neural cache, which learns from the text while it reads it.
+        ``cache`` adds a neural cache, which learns from the text while it reads it; a ``CachedModel`` has several.
         """
-        model, note = (self.model, "") if cache is None else (CachedModel(self.model, [cache]), f", {cache}")
-        given = {"batch_size": batch_size, "length": length, "memory": memory, "clamp": clamp}
-        with self._protocol(split, data, **given) as how:
-            return evaluate(model, **how, note=note, progress=progress)
+        own, note = self.recipe.eval, ""
+        context: Any = self.model.context
+        model: LanguageModel | CachedModel = self.model
+        if cache is not None:
+            model = cached = cache if isinstance(cache, CachedModel) else CachedModel(self.model, [cache])
+            note = f", {cached.choices[0]}"
+        remembers = memory is not None or clamp is not None
+        if remembers and not hasattr(context, "remembering"):
+            raise UserError("Only a Transformer-XL can be evaluated with another memory or clamp: leave them out.")
+        with context.remembering(memory, clamp) if remembers else nullcontext():
+            return evaluate(
+                model,
+                data if isinstance(data, TokenFile) else self._text(split, data),
+                self.tokenization.eos_id,
+                batch_size=own.batch_size if batch_size is None else batch_size,
+                length=own.length if length is None else length,
+                note=note,
+                progress=progress,
+            )
 
-    def tune_cache(
-        self, *, choices: Sequence[NeuralCache] | None = None, progress: Progress | None = None, **settings: Any
-    ) -> NeuralCache:
+    def tune_cache(self, *, choices: Sequence[NeuralCache] | None = None, **settings: Any) -> NeuralCache:
         """The neural cache that does best on the validation text, in one pass, with settings of ``evaluate``."""
         choices = choices or [NeuralCache(*values) for values in product(WINDOWS, THETAS, WEIGHTS)]
-        with self._protocol("valid", **settings) as how:
-            nats = total_nats(CachedModel(self.model, choices), **how, progress=progress)
-        return choices[int(nats.argmin())]
+        cached = CachedModel(self.model, choices)
+        self.evaluate("valid", cache=cached, **settings)
+        return cached.best
 
     def unigram_perplexity(self, split: str = "test", *, data: str | Path | None = None) -> float:
         """The perplexity of a model that only counts the words, or subwords, of the training text."""
@@ -181,30 +188,6 @@ class LanguageRun(Run):
         else:
             path = resolve_corpus(self.recipe.data.corpus if data is None else data)
         return encode_corpus(path, vocabulary=self.tokenization, split=split).splits[split]
-
-    @contextmanager
-    def _protocol(
-        self,
-        split: str,
-        data: str | Path | TokenFile | None = None,
-        batch_size: int | None = None,
-        length: int | None = None,
-        memory: int | None = None,
-        clamp: int | None = None,
-    ) -> Iterator[dict[str, Any]]:
-        """The text and the settings of an evaluation; within it the context model looks back as far as asked."""
-        context: Any = self.model.context
-        own = self.recipe.eval
-        remembers = memory is not None or clamp is not None
-        if remembers and not hasattr(context, "remembering"):
-            raise UserError("Only a Transformer-XL can be evaluated with another memory or clamp: leave them out.")
-        with context.remembering(memory, clamp) if remembers else nullcontext():
-            yield {
-                "text": data if isinstance(data, TokenFile) else self._text(split, data),
-                "start_token": self.tokenization.eos_id,
-                "batch_size": own.batch_size if batch_size is None else batch_size,
-                "length": own.length if length is None else length,
-            }
 
 
 @torch.no_grad()
