@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -356,3 +357,13 @@ def test_what_it_cannot_do_is_refused(run: BagRun, recipe_file: Path, capsys) ->
         register_task(BagTask)
     with pytest.raises(UserError, match=r"data\.bags is 0"):
         load_recipe(recipe_file, {"data": {"bags": 0}})
+
+
+def test_no_other_room_names_a_task() -> None:
+    package = Path(task.__file__).parent
+    names = "|".join(file.parent.name for file in package.glob("tasks/*/__init__.py"))
+    asks = rf"tasks\.({names})\b|[\"\']({names})[\"\']|\.task [!=]= |isinstance\([^)]*(Translator|LanguageModel)"
+    assert names.count("|") >= 1
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).parts[0] != "tasks":
+            assert re.search(asks, path.read_text(encoding="utf-8")) is None, path
