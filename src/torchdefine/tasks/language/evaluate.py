@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from torchdefine.context import State
-from torchdefine.data import TokenFile, evaluation_streams
+from torchdefine.data import TokenFile, TokenStreams
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.modes import evaluating
@@ -47,7 +47,7 @@ def evaluate(
         if not isinstance(value, Integral) or value < 1:
             raise UserError(f"The {name} of an evaluation is {value!r}, but must be a whole number of at least 1.")
     device, count = next(model.parameters()).device, min(batch_size, len(text))
-    streams = evaluation_streams(np.asarray(text.tokens), count, start_token, device)
+    streams = TokenStreams(np.asarray(text.tokens), count, device, start_token, pad=True)
     nats = torch.zeros((), dtype=torch.float64, device=device)
     state: State = None
     # Launching a short segment takes longer than computing it, so that work is recorded as a CUDA graph and replayed.
