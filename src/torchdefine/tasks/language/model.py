@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torchdefine.config import setting
 from torchdefine.context import ContextModel, State
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.embedding.distinct import count_distinct
-from torchdefine.embedding.token_embedding import count_parameters, embedded
+from torchdefine.embedding.token_embedding import count_distinct, count_parameters, embedded
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output import HostHint, LossConfig, Losses, OutputLayer
@@ -118,8 +117,8 @@ class LanguageModel(nn.Module):
 
     def host_hint(self, targets: np.ndarray) -> HostHint:
         """What embedding and output layer need to know about the targets (B, T) before they are on the device."""
-        bands, shared = self.output.host_hint(targets), self.embedding.shared
-        if shared is None or shared.on_cpu_only:
+        bands = self.output.host_hint(targets)
+        if not self.embedding.shares or self.embedding.unit is None:  # then only a CPU shares, and counts by itself
             return HostHint(None, bands)
         # The ids are the targets one position later, except for the first of every row and the id used for padding.
         return HostHint(count_distinct(targets, self.embedding.num_embeddings) + targets.shape[0] + 1, bands)
