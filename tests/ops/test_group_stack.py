@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torchdefine.embedding import DefineUnit, UnitConfig
-from torchdefine.ops import group_stack
+from torchdefine.ops import Impl, group_stack, has_fused_kernels
 from torchdefine.ops.group_stack import Seam, StackForm, Statistics, backward_seam, forward_seam
 
 
@@ -23,8 +24,8 @@ def unit_of(n: int, k: int, m: int, depth: int, variant: str = "define", **chang
     return unit
 
 
-def in_one(unit: DefineUnit, x: Tensor, dtype: torch.dtype) -> Tensor:
-    return group_stack(x, unit._stack(), unit._form(), dtype)
+def in_one(unit: DefineUnit, x: Tensor, dtype: torch.dtype, impl: Impl = "auto") -> Tensor:
+    return group_stack(x, unit._stack(), unit._form(), dtype, impl)
 
 
 def results(work: Any, unit: DefineUnit, x: Tensor, upstream: Tensor) -> list[Tensor]:
@@ -134,30 +135,49 @@ def test_kernels_give_the_numbers_of_plain_torch(
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_a_whole_unit_by_kernels(kernel_device: str, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
-    monkeypatch.setattr(sys.modules["torchdefine.ops.group_stack"], "kernels_run", lambda like: True)
+def test_a_whole_unit_by_kernels(kernel_device: str, depth: int) -> None:
     torch.manual_seed(0)
     unit = unit_of(32, 112, 48, depth, groups="cycle", norm="layer").to(kernel_device)
     x, upstream = torch.randn(37, 32, device=kernel_device), torch.randn(37, 48, device=kernel_device)
-    together = results(lambda x: in_one(unit, x, torch.float32), unit, x, upstream)
+    together = results(lambda x: in_one(unit, x, torch.float32, "kernel"), unit, x, upstream)
     for one, other in zip(together, results(unit, unit, x, upstream), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.fixture
+def runs_in_one(monkeypatch: pytest.MonkeyPatch) -> Callable[[DefineUnit, Tensor], bool]:
+    """Whether a unit takes the one operation, on a device that has kernels."""
+    module = sys.modules[DefineUnit.__module__]
+    calls: list[Tensor] = []
+    monkeypatch.setattr(module, "has_fused_kernels", lambda x: True)
+    monkeypatch.setattr(module, "group_stack", lambda x, *given: calls.append(x) or group_stack(x, *given))
+
+    def answer(unit: DefineUnit, x: Tensor) -> bool:
+        calls.clear()
+        unit(x)
+        return bool(calls)
+
+    return answer
+
+
 @pytest.mark.parametrize("part", ["", ".linear", ".norm"])
-def test_a_unit_with_a_hook_goes_layer_by_layer(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    monkeypatch.setattr(sys.modules["torchdefine.embedding.unit"], "has_fused_kernels", lambda x: True)
+def test_a_unit_with_a_hook_goes_layer_by_layer(runs_in_one: Callable[[DefineUnit, Tensor], bool], part: str) -> None:
     unit, x = unit_of(16, 48, 16, 3, norm="layer"), torch.randn(2, 16)
-    assert unit._in_one(x)
+    assert not runs_in_one(unit, x)
+    unit.prepare()
+    assert runs_in_one(unit, x)
     unit.get_submodule(f"expansions.1{part}").register_forward_hook(lambda *given: None)
-    assert not unit._in_one(x)
+    unit.prepare()
+    assert not runs_in_one(unit, x)
 
 
-def test_a_unit_with_dropout_goes_layer_by_layer_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["torchdefine.embedding.unit"], "has_fused_kernels", lambda x: True)
+def test_a_unit_with_dropout_goes_layer_by_layer_in_training(
+    runs_in_one: Callable[[DefineUnit, Tensor], bool],
+) -> None:
     unit, x = unit_of(16, 48, 16, 3, dropout=0.1), torch.randn(2, 16)
-    assert not unit._in_one(x)
-    assert unit.eval()._in_one(x)
+    unit.prepare()
+    assert not runs_in_one(unit, x)
+    assert runs_in_one(unit.eval(), x)
 
 
 @pytest.mark.gpu
@@ -172,7 +192,8 @@ def test_under_autocast_it_is_as_near_to_float64_as_the_unit_layer_by_layer(
     rules = {"groups": "cycle", "reach_expand_dim": False, "rounding": "down", "equalised": depth == 3}
     unit = unit_of(n, k, m, depth, norm="layer", **rules).cuda()
     x, upstream = torch.randn(tokens, n, device="cuda"), torch.randn(tokens, m, device="cuda").to(dtype)
-    assert not unit._in_one(x)
+    unit.prepare()
+    assert not has_fused_kernels(x)
 
     def layer_by_layer(x: Tensor) -> Tensor:
         with torch.autocast("cuda", dtype):
@@ -180,7 +201,8 @@ def test_under_autocast_it_is_as_near_to_float64_as_the_unit_layer_by_layer(
 
     def together(x: Tensor) -> Tensor:
         with torch.autocast("cuda", dtype):
-            assert unit._in_one(x)
+            assert unit.fused
+            assert has_fused_kernels(x)
             return unit(x)
 
     results(together, unit, x, upstream)

@@ -1,5 +1,4 @@
 import copy
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +9,7 @@ from tests.ops.philox import drawn_mask
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdefine.ops import has_fused_kernels, relu_dropout, residual_norm
+from torchdefine.ops import has_fused_kernels, kernel_gate, relu_dropout, residual_norm
 from torchdefine.ops.dropout_mask import Kept, dropout_mask, kept_features
 from torchdefine.ops.residual_norm import Given, Incoming, Statistics, backward_rows, forward_rows
 
@@ -164,11 +163,10 @@ def test_backward_keeps_what_forward_kept_whatever_the_gate_says_by_then(
     kernel_device: str, by_kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine with several GPUs, the current one may differ between the two."""
-    module = sys.modules[Given.__module__]
     x, update = torch.zeros(40, 24, device=kernel_device), torch.ones(40, 24, device=kernel_device, requires_grad=True)
-    monkeypatch.setattr(module, "kernels_run", lambda like: by_kernels)
+    monkeypatch.setattr(kernel_gate, "kernels_run", lambda like: by_kernels)
     total, _ = residual_norm(x, update, norm_of(24, torch.float32, kernel_device), 0.5, pre=True)
-    monkeypatch.setattr(module, "kernels_run", lambda like: not by_kernels)
+    monkeypatch.setattr(kernel_gate, "kernels_run", lambda like: not by_kernels)
     (gradient,) = torch.autograd.grad(total.sum(), update)
     assert 0 < (total != 0).sum() < total.numel()
     assert torch.equal(gradient, total)
