@@ -1,10 +1,14 @@
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from torchdefine.ops.persistent_lstm import padded, persistent_lstm, row_blocks
+from torchdefine.ops import lstm as lstm_layer
+from torchdefine.ops.lstm import padded, row_blocks
+
+by_kernel = partial(lstm_layer, impl="kernel")
 
 
 def layer_and_inputs(
@@ -32,7 +36,7 @@ def test_plain_loops_equal_torchs_lstm_in_float64_with_gradients(
     input_dim: int, hidden_dim: int, batch: int, length: int
 ) -> None:
     lstm, weights, x, state = layer_and_inputs(input_dim, hidden_dim, batch, length, "cpu", torch.float64)
-    y, h, c = persistent_lstm(x, *state, weights)
+    y, h, c = by_kernel(x, *state, weights)
     expected, (expected_h, expected_c) = lstm(x, state)
     for ours, theirs in ((y, expected), (h, expected_h), (c, expected_c)):
         torch.testing.assert_close(ours, theirs)
@@ -48,7 +52,7 @@ def test_plain_loops_equal_torchs_lstm_in_float64_with_gradients(
 
 def test_what_is_given_back_is_the_callers() -> None:
     _, weights, x, state = layer_and_inputs(16, 128, 3, 4, "cpu", torch.float64)
-    y, h, c = persistent_lstm(x, *state, weights)
+    y, h, c = by_kernel(x, *state, weights)
     expected = torch.autograd.grad(y.sum(), [x, *weights], retain_graph=True)
     for kept in (h, c):
         kept.zero_()  # a state may be emptied before the backward pass
@@ -60,7 +64,7 @@ def test_what_is_given_back_is_the_callers() -> None:
 
 def test_a_second_derivative_is_refused() -> None:
     _, weights, x, state = layer_and_inputs(5, 6, 2, 3, "cpu", torch.float64)
-    y = persistent_lstm(x, *state, weights)[0]
+    y = by_kernel(x, *state, weights)[0]
     (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
@@ -70,8 +74,8 @@ def test_inputs_may_be_a_view_of_other_memory() -> None:
     """Batches come as (B, T, …) and are only turned round."""
     _, weights, _, state = layer_and_inputs(8, 6, 3, 4, "cpu", torch.float64)
     x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
-    turned = torch.autograd.grad(persistent_lstm(x.transpose(0, 1), *state, weights)[0].square().sum(), [x, *weights])
-    copied = persistent_lstm(x.transpose(0, 1).contiguous(), *state, weights)[0]
+    turned = torch.autograd.grad(by_kernel(x.transpose(0, 1), *state, weights)[0].square().sum(), [x, *weights])
+    copied = by_kernel(x.transpose(0, 1).contiguous(), *state, weights)[0]
     for ours, theirs in zip(turned, torch.autograd.grad(copied.square().sum(), [x, *weights]), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -95,7 +99,7 @@ def test_kernels_equal_the_exact_lstm_to_half_precision(
 ) -> None:
     lstm, weights, x, state = layer_and_inputs(input_dim, hidden_dim, batch, length, "cuda", torch.float32)
     with torch.autocast("cuda", dtype):
-        y, h, c = persistent_lstm(x, *state, weights)
+        y, h, c = by_kernel(x, *state, weights)
     exact = copy.deepcopy(lstm).double()
     with torch.backends.cudnn.flags(enabled=False):
         expected, (expected_h, expected_c) = exact(x.double(), tuple(s.double() for s in state))

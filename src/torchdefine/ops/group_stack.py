@@ -68,16 +68,6 @@ class Seam(NamedTuple):
     def width(self) -> int:
         return self.groups * self.chunk
 
-    @property
-    def hidden_place(self) -> tuple[int, int]:
-        """How many features of the previous output a group has, and where they begin in it.
-
-        Unless ``mixed``: the size of a group, and where they begin in the whole row.
-        """
-        if self.form.mixed:
-            return self.width // self.next_groups, self.form.seen // self.next_groups
-        return self.next_chunk, self.form.seen
-
 
 class Statistics(NamedTuple):
     """What backward needs of a norm."""
@@ -94,35 +84,38 @@ def group_stack(
     finishing: list[Tensor | None] = []
     for layer in layers[:-1]:
         finishing += [layer.bias, *(layer.norm or (None, None))]
-    finished: Tensor = _GroupStack.apply(x, len(layers), form, dtype, impl, *weights, *finishing)
-    return finished
+    output: Tensor = _GroupStack.apply(x, len(layers), form, dtype, by_kernel(impl, x), *weights, *finishing)
+    return output
 
 
 class _GroupStack(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, depth: int, form: StackForm, dtype: torch.dtype, impl: Impl, *parameters: Any
+        ctx: Any, x: Tensor, depth: int, form: StackForm, dtype: torch.dtype, by_kernels: bool, *parameters: Any
     ) -> Tensor:
         weights, finishing = parameters[:depth], parameters[depth:]
         rows = x.reshape(-1, x.shape[-1]).contiguous()  # (T, n)
         padded = [_filled_up(weight, dtype) for weight in weights]
-        seams = [_seam(one, other, form) for one, other in itertools.pairwise(weights)]
         entering = _split(rows.to(dtype), weights[0].shape[0], padded[0].shape[1])  # (g, T, a)
         kept: list[Tensor] = []
-        for index, seam in enumerate(seams):
+        seams: list[Seam] = []
+        for index, (one, other) in enumerate(itertools.pairwise(weights)):
+            (groups, _, chunk), (next_groups, next_chunk, _) = one.shape, other.shape
+            seam = Seam(groups, chunk, _aligned(chunk), next_groups, next_chunk, _aligned(next_chunk), form)
             leaving = torch.bmm(entering, padded[index])  # (g, T, w)
             kept += [entering, leaving]
             statistics = Statistics(*(rows.new_empty(len(rows), dtype=exact_dtype(rows)) for _ in range(2)))
+            entering = leaving.new_empty(next_groups, len(rows), seam.next_room)
             finish = finishing[3 * index : 3 * index + 3]
-            entering = leaving.new_empty(seam.next_groups, len(rows), seam.next_room)
-            _seams(leaving, impl)[0](leaving, finish, rows, seam, statistics, entering)
+            _seam_passes(by_kernels)[0](leaving, finish, rows, seam, statistics, entering)
             kept += statistics
+            seams.append(seam)
         leaving = torch.bmm(entering, padded[-1])
         ctx.save_for_backward(*kept, entering, *padded, *finishing)
-        ctx.seams, ctx.form, ctx.shape, ctx.dtype, ctx.impl = seams, form, x.shape, x.dtype, impl
+        ctx.seams, ctx.form, ctx.shape, ctx.dtype, ctx.by_kernels = seams, form, x.shape, x.dtype, by_kernels
         ctx.weights = [(weight.shape, weight.dtype) for weight in weights]
-        finished = _joined(leaving, weights[-1].shape[2])
-        return finished.view(*x.shape[:-1], finished.shape[1])
+        output = _joined(leaving, weights[-1].shape[2])
+        return output.view(*x.shape[:-1], output.shape[1])
 
     @staticmethod
     @once_differentiable
@@ -134,9 +127,8 @@ class _GroupStack(torch.autograd.Function):
         grad_x = entering.new_empty(tokens, ctx.shape[-1], dtype=exact_dtype(entering))
         of_weights: list[Tensor] = []
         of_finishing: list[Tensor | None] = []
-        leaving = _split(
-            gradient.reshape(tokens, gradient.shape[-1]).to(entering.dtype), padded[-1].shape[0], padded[-1].shape[2]
-        )  # (g, T, w)
+        rows = gradient.reshape(tokens, gradient.shape[-1]).to(entering.dtype)
+        leaving = _split(rows, padded[-1].shape[0], padded[-1].shape[2])  # (g, T, w)
         for index in reversed(range(depth)):
             shape, dtype = ctx.weights[index]
             of_weight = torch.bmm(entering.mT, leaving)  # (g, a, w)
@@ -144,17 +136,14 @@ class _GroupStack(torch.autograd.Function):
             of_entering = torch.bmm(leaving, padded[index].mT)  # (g, T, a)
             if index == 0:
                 break
-            seam, finish = seams[index - 1], finishing[3 * index - 3 : 3 * index]
+            finish, fresh = finishing[3 * index - 3 : 3 * index], index == depth - 1
             entering, outputs, *statistics = kept[4 * index - 4 : 4 * index]
             leaving = torch.empty_like(outputs)
-            fresh = index == depth - 1
-            sums = _seams(outputs, ctx.impl)[1](
-                of_entering, outputs, finish, seam, Statistics(*statistics), fresh, leaving, grad_x
+            sums = _seam_passes(ctx.by_kernels)[1](
+                of_entering, outputs, finish, seams[index - 1], Statistics(*statistics), fresh, leaving, grad_x
             )  # (3, width)
-            of_finishing[:0] = [
-                None if parameter is None else total.to(parameter.dtype)
-                for parameter, total in zip(finish, sums, strict=True)
-            ]
+            totals = zip(finish, sums, strict=True)
+            of_finishing[:0] = [None if given is None else total.to(given.dtype) for given, total in totals]
         first = _joined(of_entering, ctx.shape[-1] // ctx.weights[0][0][0])
         summed = first if not (seams and ctx.form.seen) else grad_x.add_(first)
         return summed.to(ctx.dtype).view(ctx.shape), None, None, None, None, *of_weights[::-1], *of_finishing
@@ -162,11 +151,6 @@ class _GroupStack(torch.autograd.Function):
 
 def _aligned(features: int) -> int:
     return -(-features // ALIGNED) * ALIGNED
-
-
-def _seam(weight: Tensor, following: Tensor, form: StackForm) -> Seam:
-    (groups, _, chunk), (next_groups, next_chunk, _) = weight.shape, following.shape
-    return Seam(groups, chunk, _aligned(chunk), next_groups, next_chunk, _aligned(next_chunk), form)
 
 
 def _filled_up(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -190,8 +174,8 @@ def _joined(chunks: Tensor, chunk: int) -> Tensor:
     return chunks[:, :, :chunk].transpose(0, 1).flatten(1)
 
 
-def _seams(like: Tensor, impl: Impl) -> tuple[Any, Any]:
-    if not by_kernel(impl, like):
+def _seam_passes(by_kernels: bool) -> tuple[Any, Any]:
+    if not by_kernels:
         return forward_seam, backward_seam
     from torchdefine.ops import group_stack_kernels
 
@@ -206,15 +190,21 @@ def forward_seam(
     leaving: Tensor, finish: Finish, x: Tensor, seam: Seam, statistics: Statistics, entering: Tensor
 ) -> None:
     """Fill the statistics, and ``entering`` (g', T, next_room) from ``leaving`` (g, T, room) and ``x`` (T, n)."""
-    exact = _finish(leaving, finish, seam, statistics)
-    output = ACTIVATIONS[seam.form.activation](exact).to(entering.dtype)
-    entering.zero_()
+    bias, weight, norm_bias = finish
+    total = _joined(leaving, seam.chunk).to(statistics.mean.dtype)  # (T, width)
+    total = total if bias is None else total + bias
+    if weight is not None and norm_bias is not None:
+        statistics.mean.copy_(total.mean(1))
+        centred = total - statistics.mean[:, None]
+        statistics.scale.copy_((centred.square().mean(1) + seam.form.eps).rsqrt())
+        total = centred * statistics.scale[:, None] * weight + norm_bias
+    parts = [x.to(entering.dtype)] if seam.form.seen or not seam.form.mixed else []
+    parts.append(ACTIVATIONS[seam.form.activation](total).to(entering.dtype))
     if seam.form.mixed:
-        chunks = [x.to(entering.dtype)] if seam.form.seen else []
-        chunks = [part.unflatten(-1, (seam.next_groups, -1)) for part in [*chunks, output]]
-        joined = torch.cat(chunks, -1)  # (T, g', a')
+        joined = torch.cat([part.unflatten(-1, (seam.next_groups, -1)) for part in parts], -1)  # (T, g', a')
     else:
-        joined = torch.cat((x.to(entering.dtype), output), -1).unflatten(-1, (seam.next_groups, -1))
+        joined = torch.cat(parts, -1).unflatten(-1, (seam.next_groups, -1))
+    entering.zero_()
     entering[:, :, : seam.next_chunk] = joined.transpose(0, 1)
 
 
@@ -242,7 +232,7 @@ def backward_seam(
         grad_x.copy_(of_seen if fresh else grad_x + of_seen)
     bias, weight, norm_bias = finish
     with torch.enable_grad():
-        product = leaving[:, :, : seam.chunk].transpose(0, 1).flatten(1).to(grad_x.dtype).requires_grad_()
+        product = _joined(leaving, seam.chunk).to(grad_x.dtype).requires_grad_()
         total = product if bias is None else product + bias
         normed = total if weight is None else (total - statistics.mean[:, None]) * statistics.scale[:, None]
         ready = normed if weight is None or norm_bias is None else normed * weight + norm_bias
@@ -256,16 +246,3 @@ def backward_seam(
     of_leaving.zero_()
     of_leaving[:, :, : seam.chunk] = of_total.unflatten(-1, (seam.groups, -1)).transpose(0, 1)
     return torch.stack((of_total.sum(0), (of_ready * normed).sum(0), of_ready.sum(0)))
-
-
-def _finish(leaving: Tensor, finish: Finish, seam: Seam, statistics: Statistics) -> Tensor:
-    """Bias and norm, (T, width)."""
-    bias, weight, norm_bias = finish
-    total = leaving[:, :, : seam.chunk].transpose(0, 1).flatten(1).to(statistics.mean.dtype)
-    total = total if bias is None else total + bias
-    if weight is None or norm_bias is None:
-        return total
-    statistics.mean.copy_(total.mean(1))
-    centred = total - statistics.mean[:, None]
-    statistics.scale.copy_((centred.square().mean(1) + seam.form.eps).rsqrt())
-    return centred * statistics.scale[:, None] * weight + norm_bias

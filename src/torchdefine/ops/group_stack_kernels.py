@@ -28,22 +28,13 @@ MULTIPROCESSORS = 132
 def forward_seam(
     leaving: Tensor, finish: Finish, x: Tensor, seam: Seam, statistics: Statistics, entering: Tensor
 ) -> None:
-    tokens = leaving.shape[1]
-    if not tokens:
-        return
-    launch = _launch(seam, TILE, 8)
-    _seam_forward[(triton.cdiv(tokens, launch["tile_tokens"]),)](
-        leaving,
-        *_stand_ins(finish, statistics.mean),
-        x,
-        *statistics,
-        entering,
-        tokens,
-        *_sizes(seam),
-        seam.form.eps,
-        **_kinds(finish, seam),
-        **launch,
-    )
+    tokens, launch = leaving.shape[1], _launch(seam, TILE, 8)
+    given, kinds = _given(finish, seam, statistics.mean)
+    grid = (triton.cdiv(tokens, launch["tile_tokens"]),)
+    if tokens:
+        _seam_forward[grid](
+            leaving, *given, x, *statistics, entering, tokens, *_sizes(seam), seam.form.eps, **kinds, **launch
+        )
 
 
 def backward_seam(
@@ -58,23 +49,14 @@ def backward_seam(
 ) -> Tensor:
     """Partial sums are added up in a fixed order, so that the same inputs always give the same bits."""
     tokens, launch = leaving.shape[1], _launch(seam, BACKWARD_TILE, 4)
+    given, kinds = _given(finish, seam, statistics.mean)
     tiles, most = triton.cdiv(tokens, launch["tile_tokens"]), MULTIPROCESSORS * (48 // launch["num_warps"])
     programs = triton.cdiv(tiles, triton.cdiv(tiles, most)) if tiles else 0  # equal shares
     partial = torch.empty(3, programs, seam.width, dtype=torch.float32, device=leaving.device)
+    made, sizes = (of_leaving, grad_x, partial), _sizes(seam)
     if tiles:
         _seam_backward[(programs,)](
-            of_entering,
-            leaving,
-            *_stand_ins(finish, statistics.mean),
-            *statistics,
-            of_leaving,
-            grad_x,
-            partial,
-            tokens,
-            *_sizes(seam),
-            fresh=fresh,
-            **_kinds(finish, seam),
-            **launch,
+            of_entering, leaving, *given, *statistics, *made, tokens, *sizes, fresh=fresh, **kinds, **launch
         )
     return sum_rows(partial, partial.new_empty(3, seam.width))
 
@@ -95,36 +77,21 @@ def _launch(seam: Seam, tile: int, numbers: int) -> dict[str, int]:
 
 @lru_cache(maxsize=256)
 def _sizes(seam: Seam) -> tuple[int, ...]:
-    hidden_share, hidden_start = seam.hidden_place
-    seen_share = seam.form.seen // seam.next_groups if seam.form.mixed else seam.next_chunk
-    return (
-        seam.groups,
-        seam.chunk,
-        seam.room,
-        seam.next_groups,
-        seam.next_chunk,
-        seam.next_room,
-        seam.form.seen,
-        max(seen_share, 1),
-        hidden_share,
-        hidden_start,
-    )
+    """The seam's own, and where its parts go: the features of x and of the previous output that a group has, and where
+    the latter begin in it. Unless ``mixed``: the size of a group twice, and where they begin in the whole row."""
+    *sizes, form = seam
+    if not form.mixed:
+        return *sizes, form.seen, seam.next_chunk, seam.next_chunk, form.seen
+    share = form.seen // seam.next_groups
+    return *sizes, form.seen, max(share, 1), seam.width // seam.next_groups, share
 
 
-def _kinds(finish: Finish, seam: Seam) -> dict[str, Any]:
+def _given(finish: Finish, seam: Seam, instead: Tensor) -> tuple[list[Tensor], dict[str, Any]]:
+    """Bias and norm, with a tensor even for those that will not be read, and what the kernel is compiled for."""
     bias, weight, _ = finish
-    return {
-        "biased": bias is not None,
-        "normed": weight is not None,
-        "sees": seam.form.seen > 0,
-        "mixed": seam.form.mixed,
-        "activation": seam.form.activation,
-    }
-
-
-def _stand_ins(finish: Finish, instead: Tensor) -> list[Tensor]:
-    """A kernel needs a tensor even for arguments that it will not read."""
-    return [instead if tensor is None else tensor for tensor in finish]
+    kinds: dict[str, Any] = {"biased": bias is not None, "normed": weight is not None, "sees": seam.form.seen > 0}
+    kinds |= {"mixed": seam.form.mixed, "activation": seam.form.activation}
+    return [instead if tensor is None else tensor for tensor in finish], kinds
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchdefine.ops.persistent_lstm import ROWS_PER_PROGRAM, UNITS_PER_PROGRAM, row_blocks
+from torchdefine.ops.lstm import ROWS_PER_PROGRAM, UNITS_PER_PROGRAM, row_blocks
 
 OLDER_COMPILER = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3)
 """Older compilers need more shared memory for the same work."""
@@ -22,43 +22,29 @@ def forward_loop(from_inputs: Tensor, recurrent: Tensor, outputs: Tensor, cells:
     length, rows, _, width = from_inputs.shape
     programs = width // UNITS_PER_PROGRAM
     by_program = recurrent.view(4, programs, UNITS_PER_PROGRAM, width).transpose(0, 1).contiguous()
-    _lstm_forward[(programs, row_blocks(rows))](
-        from_inputs,
-        by_program,
-        outputs,
-        cells,
-        gates,
-        _counters(from_inputs, row_blocks(rows)),
-        length,
-        rows,
-        programs,
-        width=width,
-        units=UNITS_PER_PROGRAM,
-        **FORWARD_LAUNCH[_block_rows(rows)],
+    grid, counters, sizes = _start(from_inputs, width)
+    launch = FORWARD_LAUNCH[_block_rows(rows)]
+    _lstm_forward[grid](
+        from_inputs, by_program, outputs, cells, gates, counters, length, rows, programs, **sizes, **launch
     )
 
 
 def backward_loop(incoming: Tensor, recurrent: Tensor, cells: Tensor, gates: Tensor, grad_gates: Tensor) -> None:
     length, rows, width = incoming.shape
-    programs = width // UNITS_PER_PROGRAM
-    _lstm_backward[(programs, row_blocks(rows))](
-        incoming,
-        recurrent.permute(2, 0, 1).contiguous(),
-        cells,
-        gates,
-        grad_gates,
-        _counters(incoming, row_blocks(rows)),
-        length,
-        rows,
-        programs,
-        width=width,
-        units=UNITS_PER_PROGRAM,
-        **BACKWARD_LAUNCH[_block_rows(rows)],
+    transposed = recurrent.permute(2, 0, 1).contiguous()
+    grid, counters, sizes = _start(incoming, width)
+    launch = BACKWARD_LAUNCH[_block_rows(rows)]
+    _lstm_backward[grid](
+        incoming, transposed, cells, gates, grad_gates, counters, length, rows, grid[0], **sizes, **launch
     )
 
 
-def _counters(like: Tensor, blocks: int) -> Tensor:
-    return torch.zeros(blocks, len(like), dtype=torch.int32, device=like.device)
+def _start(given: Tensor, width: int) -> tuple[tuple[int, int], Tensor, dict[str, int]]:
+    """The grid of programs, the counters by which they wait for each other, and what they are compiled for."""
+    length, rows = given.shape[:2]
+    counters = torch.zeros(row_blocks(rows), length, dtype=torch.int32, device=given.device)
+    sizes = {"width": width, "units": UNITS_PER_PROGRAM}
+    return (width // UNITS_PER_PROGRAM, row_blocks(rows)), counters, sizes
 
 
 def _block_rows(rows: int) -> int:
