@@ -99,19 +99,19 @@ def softmax_ways(setting: Setting) -> dict[str, Work]:
 def lstm_ways(setting: Setting) -> dict[str, Work]:
     """Forward and backward of a layer as wide as its inputs, under autocast; torch's is cuDNN's on a GPU."""
     length, rows, width = LSTM_SIZES[setting.small]
-    layer = nn.LSTM(width, width, device=setting.device)
+    module = nn.LSTM(width, width, device=setting.device)
     x = torch.randn(length, rows, width, device=setting.device).to(dtype_of(setting)).requires_grad_()
     state = torch.zeros(1, rows, width, device=setting.device)
-    weights = list(layer.parameters())  # in the order that ours takes, too
+    weights = list(module.parameters())  # in the order that ours takes, too
     half = partial(torch.autocast, setting.device.type, torch.bfloat16, enabled=setting.on_gpu)
 
     def torchs() -> Sequence[Tensor]:
         with half():
-            return (layer(x, (state, state))[0],)
+            return (module(x, (state, state))[0],)
 
     def ours() -> Sequence[Tensor]:
         with half():
-            return (lstm(x, state, state, weights, "kernel")[0],)
+            return (lstm(x, state, state, weights, impl="kernel")[0],)
 
     inputs, upstream = (x, *weights), (torch.randn_like(x),)
     return {TORCHS: partial(both_passes, torchs, inputs, upstream), OURS: partial(both_passes, ours, inputs, upstream)}
