@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -11,8 +12,8 @@ from torch.nn import functional as F
 
 from torchdefine.embedding.map import check_ids, widened_ids
 from torchdefine.errors import UserError
-from torchdefine.ops import autocast_dtype, exact_dtype
-from torchdefine.ops.softmax_loss import Classes, add_column_sums, add_onto, softmax_loss
+from torchdefine.ops import add_column_sums, add_onto, autocast_dtype, exact_dtype, softmax_loss
+from torchdefine.ops.softmax_loss import Classes
 
 Reduction = Literal["mean", "sum", "none"]
 REDUCTIONS = get_args(Reduction)  # computed here: older versions of torch.compile cannot trace get_args
@@ -48,41 +49,6 @@ def linear_cross_entropy(
         tokens_at_once: by default as many as make 64 MiB of logits, but no fewer than 256.
     """
     check_loss_options(reduction, label_smoothing)
-    _check_shapes(hidden, weight, targets, bias)
-    if tokens_at_once is None:
-        tokens_at_once = fitting_tokens(weight.shape[0])
-    elif tokens_at_once < 1:
-        raise UserError(f"tokens_at_once is {tokens_at_once}, but must be at least 1: leave it out for the default.")
-    targets = widened_ids(targets)
-    counted = targets != ignore_index
-    columns = torch.where(counted, targets, 0)
-    check_ids(columns, weight.shape[0])
-    task = _Task(columns.long(), counted, label_smoothing, tokens_at_once, _product_dtype(hidden, weight))
-    if reduction == "none":
-        return _TokenLosses.apply(hidden, weight, bias, *task)
-    total: Tensor = _TotalLoss.apply(hidden, weight, bias, *task, torch.is_grad_enabled())
-    return total if reduction == "sum" else mean_over(total, counted)
-
-
-def mean_over(total: Tensor, counted: Tensor) -> Tensor:
-    """The mean loss of the counted tokens; nan with zero gradients if there are none, as in torch."""
-    count = counted.sum()
-    return torch.where(count > 0, total / count.clamp(min=1), math.nan)
-
-
-def fitting_tokens(num_embeddings: int) -> int:
-    """How many tokens to take at once, so that memory does not grow with their number."""
-    return max(FEWEST_TOKENS_AT_ONCE, LOGITS_AT_ONCE // num_embeddings)
-
-
-def check_loss_options(reduction: str, label_smoothing: float) -> None:
-    if reduction not in REDUCTIONS:
-        raise UserError(f"The reduction {reduction!r} is unknown: use mean, sum or none.")
-    if not 0 <= label_smoothing <= 1:
-        raise UserError(f"label_smoothing is {label_smoothing}, but must lie between 0 and 1: use 0.1, say.")
-
-
-def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise UserError(
             f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not match: pass (T, d) and (V, d)."
@@ -96,16 +62,71 @@ def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor 
         raise UserError(
             f"bias {tuple(bias.shape)} needs one number for each of the {weight.shape[0]} rows of weight: resize it."
         )
+    if tokens_at_once is not None and tokens_at_once < 1:
+        raise UserError(f"tokens_at_once is {tokens_at_once}, but must be at least 1: leave it out for the default.")
+    ids, counted = checked_targets(targets, ignore_index, weight.shape[0])
+    table, per_token = Table(weight, bias), reduction == "none"
+    losses = table_losses(hidden, table, ids, counted, label_smoothing, per_token, tokens_at_once)
+    return mean_over(losses, counted) if reduction == "mean" else losses
 
 
-def _product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    if (autocast := autocast_dtype(hidden)) is not None:
-        return autocast
-    if hidden.dtype != weight.dtype:
+def check_loss_options(reduction: str, label_smoothing: float) -> None:
+    if reduction not in REDUCTIONS:
+        raise UserError(f"The reduction {reduction!r} is unknown: use mean, sum or none.")
+    if not 0 <= label_smoothing <= 1:
+        raise UserError(f"label_smoothing is {label_smoothing}, but must lie between 0 and 1: use 0.1, say.")
+
+
+def checked_targets(targets: Tensor, ignore_index: int, num_embeddings: int) -> tuple[Tensor, Tensor]:
+    """The ids (T,), 0 where a token does not count, and whether it does."""
+    targets = widened_ids(targets)
+    counted = targets != ignore_index
+    ids = torch.where(counted, targets, 0)
+    check_ids(ids, num_embeddings)
+    return ids.long(), counted
+
+
+def mean_over(total: Tensor, counted: Tensor) -> Tensor:
+    """The mean loss of the counted tokens; nan with zero gradients if there are none, as in torch."""
+    count = counted.sum()
+    return torch.where(count > 0, total / count.clamp(min=1), math.nan)
+
+
+def fitting_tokens(num_embeddings: int) -> int:
+    """How many tokens to take at once, so that memory does not grow with their number."""
+    return max(FEWEST_TOKENS_AT_ONCE, LOGITS_AT_ONCE // num_embeddings)
+
+
+class Table(NamedTuple):
+    """The rows that hidden vectors are compared with, (V, d), and their biases, (V,)."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+def table_losses(
+    hidden: Tensor,
+    table: Table,
+    columns: Tensor,
+    counted: Tensor,
+    label_smoothing: float = 0.0,
+    per_token: bool = False,
+    tokens_at_once: int | None = None,
+) -> Tensor:
+    """`linear_cross_entropy` of what was checked: losses (T,) or their sum; ``columns`` are 0 where none counts."""
+    dtype = autocast_dtype(hidden)
+    if dtype is None and hidden.dtype != table.weight.dtype:
         raise UserError(
-            f"hidden is {hidden.dtype} and weight {weight.dtype}: convert one to the other, or work under autocast."
+            f"hidden is {hidden.dtype} and weight {table.weight.dtype}: convert one to the other, or work under "
+            "autocast."
         )
-    return hidden.dtype
+    at_once = tokens_at_once or fitting_tokens(len(table.weight))
+    task = _Task(columns, counted, label_smoothing, at_once, dtype or hidden.dtype)
+    if per_token or not torch.is_grad_enabled():
+        losses: Tensor = _Losses.apply(hidden, *table, False, *task)
+        return losses if per_token else losses.sum()
+    total: Tensor = _Losses.apply(hidden, *table, True, *task)
+    return total
 
 
 class _Task(NamedTuple):
@@ -118,91 +139,46 @@ class _Task(NamedTuple):
     product_dtype: torch.dtype
 
 
-class _TotalLoss(torch.autograd.Function):
-    """The sum over tokens. Gradients are of the plain sum and only scaled in backward, where float16 would lose
-    small ones if they had been divided by the number of tokens."""
+class _Losses(torch.autograd.Function):
+    """The losses of all tokens or their sum.
+
+    Gradients of the sum are worked out beside it and only scaled in backward, where float16 would lose small ones if
+    they had been divided by the number of tokens. The losses of single tokens may get different gradients, so that
+    backward makes the pass again.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        columns: Tensor,
-        counted: Tensor,
-        label_smoothing: float,
-        tokens_at_once: int,
-        product_dtype: torch.dtype,
-        grad_enabled: bool,  # needs_input_grad does not know about no_grad
-    ) -> Tensor:
-        task = _Task(columns, counted, label_smoothing, tokens_at_once, product_dtype)
-        wanted = ctx.needs_input_grad[:3] if grad_enabled else (False, False, False)
-        incoming = torch.ones_like(columns, dtype=product_dtype) if any(wanted) else None
-        losses, gradients = _through_chunks(hidden, weight, bias, task, incoming, wanted)
-        ctx.save_for_backward(*gradients)
-        ctx.dtypes = [None if given is None else given.dtype for given in (hidden, weight, bias)]
-        return losses.sum()
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, summed: bool, *task: Any) -> Tensor:
+        columns, counted, *ctx.options = task
+        wanted = ctx.needs_input_grad[:3] if summed else (False, False, False)
+        incoming = torch.ones_like(columns, dtype=ctx.options[-1]) if any(wanted) else None
+        losses, gradients = _through_chunks(hidden, Table(weight, bias), _Task(*task), incoming, wanted)
+        ctx.save_for_backward(*(gradients if summed else (hidden, weight, bias, columns, counted)))
+        ctx.summed, ctx.dtypes = summed, [None if given is None else given.dtype for given in (hidden, weight, bias)]
+        return losses.sum() if summed else losses
 
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
-        scaled = [
-            None if gradient is None else (gradient * incoming).to(dtype)
-            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        ]
-        return (*scaled, None, None, None, None, None, None)
-
-
-def _refuse_second_derivatives() -> None:
-    """once_differentiable would not notice a gradient penalty, since the first gradient is computed in advance."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise RuntimeError(
-            "linear_cross_entropy has no second derivatives: leave create_graph out, or use F.cross_entropy."
-        )
-
-
-class _TokenLosses(torch.autograd.Function):
-    """The loss of every token; each may get a different gradient, so backward makes the pass again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        columns: Tensor,
-        counted: Tensor,
-        label_smoothing: float,
-        tokens_at_once: int,
-        product_dtype: torch.dtype,
-    ) -> Tensor:
-        task = _Task(columns, counted, label_smoothing, tokens_at_once, product_dtype)
-        losses, _ = _through_chunks(hidden, weight, bias, task, None, (False, False, False))
-        ctx.save_for_backward(hidden, weight, bias, columns, counted)
-        ctx.options = (label_smoothing, tokens_at_once, product_dtype)
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
-        hidden, weight, bias, columns, counted = ctx.saved_tensors
-        task = _Task(columns, counted, *ctx.options)
-        _, gradients = _through_chunks(hidden, weight, bias, task, incoming, ctx.needs_input_grad[:3])
-        given = (hidden, weight, bias)
-        cast = [None if g is None else g.to(of.dtype) for g, of in zip(gradients, given, strict=True)]
-        return (*cast, None, None, None, None, None)
+        # once_differentiable would not notice a gradient penalty, since gradients may be computed in advance
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "linear_cross_entropy has no second derivatives: leave create_graph out, or use F.cross_entropy."
+            )
+        if ctx.summed:
+            gradients = [None if gradient is None else gradient * incoming for gradient in ctx.saved_tensors]
+        else:
+            hidden, weight, bias, *counted = ctx.saved_tensors
+            task, wanted = _Task(*counted, *ctx.options), ctx.needs_input_grad[:3]
+            _, gradients = _through_chunks(hidden, Table(weight, bias), task, incoming, wanted)
+        cast = [None if g is None else g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True)]
+        return (*cast, *(None,) * 6)
 
 
 def _through_chunks(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    task: _Task,
-    incoming: Tensor | None,
-    wanted: tuple[bool, bool, bool],
-) -> tuple[Tensor, tuple[Tensor | None, Tensor | None, Tensor | None]]:
+    hidden: Tensor, table: Table, task: _Task, incoming: Tensor | None, wanted: Sequence[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
     """The losses (T,) and the wanted gradients of Σ incoming · losses; those of weight and bias in full precision."""
-    exact = exact_dtype(hidden)
+    exact, (weight, bias) = exact_dtype(hidden), table
     (classes, width), (columns, features) = weight.shape, _aligned_shape(weight)  # (V, d) and (P, f)
     losses = torch.empty_like(task.columns, dtype=exact)  # (T,)
     grad_hidden = torch.empty_like(hidden) if wanted[0] else None  # (T, d)
@@ -222,7 +198,8 @@ def _through_chunks(
             weights = torch.where(held_against.counted, incoming[chunk], 0)  # (t,)
             if grad_bias is not None:
                 add_column_sums(grad_bias, gradient, weights)
-            factor = _factor(weights)  # multiplied into (t, f) tensors, not into (t, P)
+            seen = weights.is_cpu and not torch.compiler.is_compiling()  # a CPU can see that all are one
+            factor = None if seen and bool((weights == 1).all()) else weights.unsqueeze(1)  # for (t, f), not (t, P)
             gradient = gradient.to(task.product_dtype)  # (t, P), still without incoming
             if grad_hidden is not None:
                 _fill_product(grad_hidden[chunk], gradient, matrix, factor)
@@ -231,11 +208,8 @@ def _through_chunks(
                 _add_product(grad_weight, gradient.T, weighted, first=start == 0)
     if grad_weight is not None and not len(hidden):
         grad_weight.zero_()
-    return losses, (
-        grad_hidden,
-        None if grad_weight is None else grad_weight[:classes, :width],
-        None if grad_bias is None else grad_bias[:classes],
-    )
+    grad_weight = None if grad_weight is None else grad_weight[:classes, :width]
+    return losses, [grad_hidden, grad_weight, None if grad_bias is None else grad_bias[:classes]]
 
 
 def _aligned_shape(weight: Tensor) -> tuple[int, int]:
@@ -260,13 +234,6 @@ def _filled_up(values: Tensor, rows: int | None, features: int, dtype: torch.dty
     return filled
 
 
-def _factor(weights: Tensor) -> Tensor | None:
-    """Weights of rows as a factor, (t, 1); None where a CPU sees that all are one."""
-    if weights.device.type == "cpu" and not torch.compiler.is_compiling() and bool((weights == 1).all()):
-        return None
-    return weights.unsqueeze(1)
-
-
 def _fill_product(total: Tensor, left: Tensor, right: Tensor, factor: Tensor | None) -> None:
     """Fill ``total`` with the rows of a product, each times its factor; extra columns are left out."""
     if factor is None and total.dtype == left.dtype and total.shape[1] == right.shape[1]:
@@ -276,17 +243,15 @@ def _fill_product(total: Tensor, left: Tensor, right: Tensor, factor: Tensor | N
         total.copy_((product if factor is None else product * factor)[:, : total.shape[1]])
 
 
-def _wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """A float32 product of float16 matrices: sums over many tokens may be too large for float16."""
-    if left.is_cuda and HAS_WIDE_PRODUCTS:
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()
-
-
 def _add_product(total: Tensor, left: Tensor, right: Tensor, first: bool) -> None:
     """Add to the products before; the first fills memory that holds nothing yet."""
     if left.dtype != total.dtype:
-        product = _wide_product(left, right) if left.dtype == torch.float16 else left @ right
+        if left.dtype != torch.float16:
+            product = left @ right
+        elif left.is_cuda and HAS_WIDE_PRODUCTS:  # sums over many tokens may be too large for float16
+            product = torch.mm(left, right, out_dtype=torch.float32)
+        else:
+            product = left.float() @ right.float()
         total.copy_(product) if first else add_onto(total, product)
     elif first:
         torch.mm(left, right, out=total)
