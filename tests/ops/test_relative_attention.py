@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -26,14 +25,6 @@ from torchdefine.ops.relative_attention import (
 )
 
 by_kernels = partial(relative_attention, impl="kernel")
-
-
-@pytest.fixture
-def _forgotten_memory_is_nan() -> Iterator[None]:
-    """What a kernel leaves as it was when it should have written it spoils the result."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def inputs(

@@ -4,7 +4,7 @@ torch goes from one batched product to the next in a dozen passes: transpose, bi
 conversion. Here each such seam is one pass, which reads the outputs of a product where they lie, group by group, and
 writes the inputs of the next one as it wants them. Chunks that tensor cores would not take are filled up with zeros.
 
-What kernels do at a seam exists in plain torch as well (`forward_seam`, `backward_seam`), with the same numbers.
+The same exists in plain torch (`plain_group_stack`), with the same numbers up to rounding.
 Letters: T tokens, n features that every layer sees again, g groups, a and w features of a group that enter and leave.
 """
 
@@ -76,23 +76,46 @@ class Statistics(NamedTuple):
     scale: Tensor  # (T,): one over the standard deviation
 
 
+Finish = Sequence[Tensor | None]
+"""The bias of a product, and weight and bias of the norm behind it."""
+
+
 def group_stack(
     x: Tensor, layers: Sequence[StackLayer], form: StackForm, dtype: torch.dtype, impl: Impl = "auto"
 ) -> Tensor:
     """(…, n) → (…, g · w of the last layer), with products in ``dtype``, everything else in full precision."""
+    if not by_kernel(impl, x):
+        return plain_group_stack(x, layers, form, dtype)
     weights = [layer.weight for layer in layers]
     finishing: list[Tensor | None] = []
     for layer in layers[:-1]:
         finishing += [layer.bias, *(layer.norm or (None, None))]
-    output: Tensor = _GroupStack.apply(x, len(layers), form, dtype, by_kernel(impl, x), *weights, *finishing)
+    output: Tensor = _ByKernels.apply(x, len(layers), form, dtype, *weights, *finishing)
     return output
 
 
-class _GroupStack(torch.autograd.Function):
+def plain_group_stack(x: Tensor, layers: Sequence[StackLayer], form: StackForm, dtype: torch.dtype) -> Tensor:
+    exact, rows = exact_dtype(x), x.reshape(-1, x.shape[-1])  # (T, n)
+    output = rows
+    for index, (weight, bias, norm) in enumerate(layers):
+        parts = [part.to(dtype) for part in ((rows, output) if index and form.seen else (output,))]
+        if form.mixed:
+            entering = torch.cat([part.unflatten(1, (len(weight), -1)) for part in parts], -1)  # (T, g, a)
+        else:
+            entering = torch.cat(parts, -1).unflatten(1, (len(weight), -1))  # (T, g, a)
+        output = torch.bmm(entering.transpose(0, 1), weight.to(dtype)).transpose(0, 1).flatten(1)  # (T, g · w)
+        if index < len(layers) - 1:
+            total = output.to(exact) if bias is None else output.to(exact) + bias
+            normed = total if norm is None else F.layer_norm(total, total.shape[1:], *norm, form.eps)
+            output = ACTIVATIONS[form.activation](normed)
+    return output.view(*x.shape[:-1], output.shape[1])
+
+
+class _ByKernels(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, depth: int, form: StackForm, dtype: torch.dtype, by_kernels: bool, *parameters: Any
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, depth: int, form: StackForm, dtype: torch.dtype, *parameters: Any) -> Tensor:
+        from torchdefine.ops.group_stack_kernels import forward_seam
+
         weights, finishing = parameters[:depth], parameters[depth:]
         rows = x.reshape(-1, x.shape[-1]).contiguous()  # (T, n)
         padded = [_filled_up(weight, dtype) for weight in weights]
@@ -107,12 +130,12 @@ class _GroupStack(torch.autograd.Function):
             statistics = Statistics(*(rows.new_empty(len(rows), dtype=exact_dtype(rows)) for _ in range(2)))
             entering = leaving.new_empty(next_groups, len(rows), seam.next_room)
             finish = finishing[3 * index : 3 * index + 3]
-            _seam_passes(by_kernels)[0](leaving, finish, rows, seam, statistics, entering)
+            forward_seam(leaving, finish, rows, seam, statistics, entering)
             kept += statistics
             seams.append(seam)
         leaving = torch.bmm(entering, padded[-1])
         ctx.save_for_backward(*kept, entering, *padded, *finishing)
-        ctx.seams, ctx.form, ctx.shape, ctx.dtype, ctx.by_kernels = seams, form, x.shape, x.dtype, by_kernels
+        ctx.seams, ctx.form, ctx.shape, ctx.dtype = seams, form, x.shape, x.dtype
         ctx.weights = [(weight.shape, weight.dtype) for weight in weights]
         output = _joined(leaving, weights[-1].shape[2])
         return output.view(*x.shape[:-1], output.shape[1])
@@ -120,6 +143,8 @@ class _GroupStack(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from torchdefine.ops.group_stack_kernels import backward_seam
+
         seams, depth = ctx.seams, len(ctx.weights)
         kept, rest = ctx.saved_tensors[: 4 * len(seams)], ctx.saved_tensors[4 * len(seams) :]
         entering, padded, finishing = rest[0], rest[1 : 1 + depth], rest[1 + depth :]
@@ -139,14 +164,14 @@ class _GroupStack(torch.autograd.Function):
             finish, fresh = finishing[3 * index - 3 : 3 * index], index == depth - 1
             entering, outputs, *statistics = kept[4 * index - 4 : 4 * index]
             leaving = torch.empty_like(outputs)
-            sums = _seam_passes(ctx.by_kernels)[1](
+            sums = backward_seam(
                 of_entering, outputs, finish, seams[index - 1], Statistics(*statistics), fresh, leaving, grad_x
             )  # (3, width)
             totals = zip(finish, sums, strict=True)
             of_finishing[:0] = [None if given is None else total.to(given.dtype) for given, total in totals]
         first = _joined(of_entering, ctx.shape[-1] // ctx.weights[0][0][0])
         summed = first if not (seams and ctx.form.seen) else grad_x.add_(first)
-        return summed.to(ctx.dtype).view(ctx.shape), None, None, None, None, *of_weights[::-1], *of_finishing
+        return summed.to(ctx.dtype).view(ctx.shape), None, None, None, *of_weights[::-1], *of_finishing
 
 
 def _aligned(features: int) -> int:
@@ -172,77 +197,3 @@ def _split(rows: Tensor, groups: int, room: int) -> Tensor:
 def _joined(chunks: Tensor, chunk: int) -> Tensor:
     """(g, T, room) → (T, g · chunk)."""
     return chunks[:, :, :chunk].transpose(0, 1).flatten(1)
-
-
-def _seam_passes(by_kernels: bool) -> tuple[Any, Any]:
-    if not by_kernels:
-        return forward_seam, backward_seam
-    from torchdefine.ops import group_stack_kernels
-
-    return group_stack_kernels.forward_seam, group_stack_kernels.backward_seam
-
-
-Finish = Sequence[Tensor | None]
-"""The bias of a product, and weight and bias of the norm behind it."""
-
-
-def forward_seam(
-    leaving: Tensor, finish: Finish, x: Tensor, seam: Seam, statistics: Statistics, entering: Tensor
-) -> None:
-    """Fill the statistics, and ``entering`` (g', T, next_room) from ``leaving`` (g, T, room) and ``x`` (T, n)."""
-    bias, weight, norm_bias = finish
-    total = _joined(leaving, seam.chunk).to(statistics.mean.dtype)  # (T, width)
-    total = total if bias is None else total + bias
-    if weight is not None and norm_bias is not None:
-        statistics.mean.copy_(total.mean(1))
-        centred = total - statistics.mean[:, None]
-        statistics.scale.copy_((centred.square().mean(1) + seam.form.eps).rsqrt())
-        total = centred * statistics.scale[:, None] * weight + norm_bias
-    parts = [x.to(entering.dtype)] if seam.form.seen or not seam.form.mixed else []
-    parts.append(ACTIVATIONS[seam.form.activation](total).to(entering.dtype))
-    if seam.form.mixed:
-        joined = torch.cat([part.unflatten(-1, (seam.next_groups, -1)) for part in parts], -1)  # (T, g', a')
-    else:
-        joined = torch.cat(parts, -1).unflatten(-1, (seam.next_groups, -1))
-    entering.zero_()
-    entering[:, :, : seam.next_chunk] = joined.transpose(0, 1)
-
-
-def backward_seam(
-    of_entering: Tensor,
-    leaving: Tensor,
-    finish: Finish,
-    seam: Seam,
-    statistics: Statistics,
-    fresh: bool,
-    of_leaving: Tensor,
-    grad_x: Tensor,
-) -> Tensor:
-    """Fill ``of_leaving`` and add to ``grad_x``, or fill that too if it is ``fresh``.
-
-    Returns the gradients of the product's bias and of the norm's weight and bias, (3, width).
-    """
-    joined = of_entering[:, :, : seam.next_chunk].transpose(0, 1).to(grad_x.dtype)  # (T, g', a')
-    if seam.form.mixed:
-        share = seam.form.seen // seam.next_groups
-        of_seen, of_output = joined[:, :, :share].flatten(1), joined[:, :, share:].flatten(1)
-    else:
-        of_seen, of_output = joined.flatten(1).tensor_split((seam.form.seen,), -1)
-    if seam.form.seen:
-        grad_x.copy_(of_seen if fresh else grad_x + of_seen)
-    bias, weight, norm_bias = finish
-    with torch.enable_grad():
-        product = _joined(leaving, seam.chunk).to(grad_x.dtype).requires_grad_()
-        total = product if bias is None else product + bias
-        normed = total if weight is None else (total - statistics.mean[:, None]) * statistics.scale[:, None]
-        ready = normed if weight is None or norm_bias is None else normed * weight + norm_bias
-        (of_ready,) = torch.autograd.grad(ACTIVATIONS[seam.form.activation](ready), ready, of_output)
-    normed = normed.detach()
-    of_total = of_ready
-    if weight is not None:
-        weighted = of_ready * weight
-        level, slope = weighted.mean(1, keepdim=True), (weighted * normed).mean(1, keepdim=True)
-        of_total = (weighted - level - normed * slope) * statistics.scale[:, None]
-    of_leaving.zero_()
-    of_leaving[:, :, : seam.chunk] = of_total.unflatten(-1, (seam.groups, -1)).transpose(0, 1)
-    return torch.stack((of_total.sum(0), (of_ready * normed).sum(0), of_ready.sum(0)))

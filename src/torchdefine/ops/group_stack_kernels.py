@@ -28,6 +28,7 @@ MULTIPROCESSORS = 132
 def forward_seam(
     leaving: Tensor, finish: Finish, x: Tensor, seam: Seam, statistics: Statistics, entering: Tensor
 ) -> None:
+    """Fill the statistics, and ``entering`` (g', T, next_room) from ``leaving`` (g, T, room) and ``x`` (T, n)."""
     tokens, launch = leaving.shape[1], _launch(seam, TILE, 8)
     given, kinds = _given(finish, seam, statistics.mean)
     grid = (triton.cdiv(tokens, launch["tile_tokens"]),)
@@ -47,7 +48,11 @@ def backward_seam(
     of_leaving: Tensor,
     grad_x: Tensor,
 ) -> Tensor:
-    """Partial sums are added up in a fixed order, so that the same inputs always give the same bits."""
+    """Fill ``of_leaving`` and add to ``grad_x``, or fill that too if it is ``fresh``.
+
+    Returns the gradients of the product's bias and of the norm's weight and bias, (3, width), of partial sums that are
+    added up in a fixed order: the same inputs always give the same bits.
+    """
     tokens, launch = leaving.shape[1], _launch(seam, BACKWARD_TILE, 4)
     given, kinds = _given(finish, seam, statistics.mean)
     tiles, most = triton.cdiv(tokens, launch["tile_tokens"]), MULTIPROCESSORS * (48 // launch["num_warps"])
