@@ -61,7 +61,7 @@ def test_kernels_draw_nothing_where_nothing_is_dropped(p: float) -> None:
 def test_the_share_is_the_one_that_kernels_keep(kernel_device: str, p: float) -> None:
     from torchdefine.ops.dropout_kernels import dropped_steps
 
-    share = kept_features(torch.empty(2, 2), p, by_kernels=True).share
+    share = kept_features(torch.empty(2, 2), p, by_kernels=True).probability
     assert 0 < share < 1
     assert share == 1 - dropped_steps(share) / 65536
     assert share == pytest.approx(1 - p, abs=1.6e-5)

@@ -51,7 +51,7 @@ def test_kernels_give_the_numbers_of_plain_torch(
     z = torch.randn(rows, width, device=kernel_device).to(dtype).requires_grad_()
     gradient = torch.randn_like(z)
     seeded = kept_features(z, 0.3 if masked else 0.0, by_kernels=True)
-    known = seeded if seeded.by is None else seeded._replace(by=drawn_mask(seeded.by, rows, width, seeded.share))
+    known = seeded if seeded.by is None else seeded._replace(by=drawn_mask(seeded.by, rows, width, seeded.probability))
     bias = torch.randn(width, device=kernel_device, requires_grad=True) if summed else None
     wanted = [z] if bias is None else [z, bias]
     results = []

@@ -97,7 +97,7 @@ def by_both(
 
     width = x.shape[-1]
     norm, rows = norm_of(width, torch.float32, x.device.type), x.numel() // width
-    known = seeded if seeded.by is None else seeded._replace(by=drawn_mask(seeded.by, rows, width, seeded.share))
+    known = seeded if seeded.by is None else seeded._replace(by=drawn_mask(seeded.by, rows, width, seeded.probability))
     inputs = [x, update, norm.weight, norm.bias, *([] if shift is None else [shift])]
     for tensor in inputs:
         tensor.requires_grad_()

@@ -94,7 +94,14 @@ class AttentionByKernels(torch.autograd.Function):
             held = own.new_empty(heads * len(own) + SPARE_ROWS, columns)
             scores = held[:-SPARE_ROWS].view(heads, len(own), columns)
             torch.bmm(sizes.query_heads(of_own), distances.permute(1, 2, 0), out=scores)
-            mixed, log_sums = _forward(projected, scores, sizes, scoring)
+        mixed = own.new_empty(streams, length, sizes.features)
+        padded_length = triton.cdiv(length, kernels.ROWS.value) * kernels.ROWS.value
+        log_sums = own.new_empty(streams, heads, padded_length, dtype=torch.float32)
+        launch, kinds = _launch(FORWARD, sizes), {**sizes.constants, "same_length": scoring.same_length}
+        numbers = (*sizes.runtime, scoring.scale * math.log2(math.e))
+        kernels.attention_forward[(triton.cdiv(length, launch["block_queries"]), streams * heads)](
+            projected, scores, scoring.filled, mixed, log_sums, *numbers, **kinds, **launch
+        )
         ctx.save_for_backward(own, remembered, weight, distances, projected, scores, mixed, log_sums, scoring.filled)
         ctx.sizes, ctx.scale, ctx.same_length = sizes, scoring.scale, scoring.same_length
         return mixed
@@ -119,25 +126,12 @@ class AttentionByKernels(torch.autograd.Function):
         return grad_own, grad_remembered, grad_weight, grad_bias, grad_distances.transpose(0, 1), None
 
 
-def _forward(projected: Tensor, scores: Tensor, sizes: Sizes, scoring: Scoring) -> tuple[Tensor, Tensor]:
-    """What every head of every query reads, (B, T, H · P), and the log-sums of its scores, (B, H, T')."""
-    mixed = projected.new_empty(sizes.streams, sizes.queries, sizes.features)
-    rows = triton.cdiv(sizes.queries, kernels.ROWS.value) * kernels.ROWS.value
-    log_sums = projected.new_empty(sizes.streams, sizes.heads, rows, dtype=torch.float32)
-    launch, kinds = _launch(FORWARD, sizes), {**sizes.constants, "same_length": scoring.same_length}
-    numbers = (*sizes.runtime, scoring.scale * math.log2(math.e))
-    kernels.attention_forward[(triton.cdiv(sizes.queries, launch["block_queries"]), sizes.streams * sizes.heads)](
-        projected, scores, scoring.filled, mixed, log_sums, *numbers, **kinds, **launch
-    )
-    return mixed, log_sums
-
-
 def _backward(
     grad_mixed: Tensor, made: Sequence[Tensor], distances: Tensor, sizes: Sizes, scoring: Scoring
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of what ``_forward`` read, in the same layouts, and that of the bias, (3 · H · P,).
+    """The gradients of projections and scores by distance, in the same layouts, and of the bias, (3 · H · P,).
 
-    ``made`` are projections, scores by distance, and the two results of ``_forward``.
+    ``made`` are projections, scores by distance, what the heads read, and the log-sums of the scores.
     """
     projected, scores, mixed, log_sums = made
     grad_projected, grad_scores = torch.empty_like(projected), torch.empty_like(scores)

@@ -31,7 +31,7 @@ def locked_dropout(x: Tensor, p: float, time_dim: int) -> Tensor:
 class Kept(NamedTuple):
     by: Tensor | None
     """True for each feature that is kept, (N, d), or for kernels a seed, (1,); None if all are kept."""
-    share: float
+    probability: float
     """The probability that a feature is kept; kept features are divided by it."""
 
 
@@ -62,5 +62,5 @@ def relu_dropout(z: Tensor, dropout: float = 0.0, bias: Tensor | None = None, im
 def plain_relu_dropout(z: Tensor, bias: Tensor | None, kept: Kept) -> Tensor:
     exact = z.to(exact_dtype(z))
     passed = (exact if bias is None else exact + bias).relu()
-    dropped = passed / kept.share if kept.by is None else passed * kept.by.view(z.shape) / kept.share
+    dropped = passed / kept.probability if kept.by is None else passed * kept.by.view(z.shape) / kept.probability
     return dropped.to(z.dtype)

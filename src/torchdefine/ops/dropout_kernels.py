@@ -23,27 +23,27 @@ Tiles are small, so that all programs of a usual step run at the same time; two 
 """
 
 
-def dropped_steps(share: float) -> int:
-    """How many of the values that a feature's bits can take drop it, if ``share`` is kept."""
-    return round((1 - share) * 2**BITS)
+def dropped_steps(probability: float) -> int:
+    """How many of the values that a feature's bits can take drop it, if ``probability`` is kept."""
+    return round((1 - probability) * 2**BITS)
 
 
 class ReluDropout(torch.autograd.Function):
     """Only the output is kept for backward: where it is above zero, the input was, and was kept by dropout."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, bias: Tensor | None, seed: Tensor | None, share: float) -> Tensor:
+    def forward(ctx: Any, z: Tensor, bias: Tensor | None, seed: Tensor | None, probability: float) -> Tensor:
         z = z.contiguous()
         out, columns = torch.empty_like(z), z.shape[-1]
         rows = z.numel() // columns
         ctx.save_for_backward(out)
-        ctx.share, ctx.bias_dtype = share, None if bias is None else bias.dtype
+        ctx.probability, ctx.bias_dtype = probability, None if bias is None else bias.dtype
         kinds = {"biased": bias is not None, "masked": seed is not None}
         added, drawn_from = z if bias is None else bias, z if seed is None else seed  # z where nothing is read
         if rows:
             grid = (triton.cdiv(columns, TILE["tile_columns"]), triton.cdiv(rows, TILE["tile_rows"]))
             _relu_forward[grid](
-                z, added, drawn_from, out, rows, columns, 1 / share, dropped_steps(share), **kinds, **TILE
+                z, added, drawn_from, out, rows, columns, 1 / probability, dropped_steps(probability), **kinds, **TILE
             )
         return out
 
@@ -58,7 +58,7 @@ class ReluDropout(torch.autograd.Function):
         partial = torch.empty(strips if summed else 0, columns, dtype=torch.float32, device=out.device)
         if rows:
             _relu_backward[(triton.cdiv(columns, STRIP["tile_columns"]), strips)](
-                gradient.contiguous(), out, grad_z, partial, rows, columns, 1 / ctx.share, summed=summed, **STRIP
+                gradient.contiguous(), out, grad_z, partial, rows, columns, 1 / ctx.probability, summed=summed, **STRIP
             )
         if not summed:
             return grad_z, None, None, None

@@ -5,7 +5,8 @@ conversion. Here each such seam is one pass, which reads the outputs of a produc
 writes the inputs of the next one as it wants them. Chunks that tensor cores would not take are filled up with zeros.
 
 The same exists in plain torch (`plain_group_stack`), with the same numbers up to rounding.
-Letters: T tokens, n features that every layer sees again, g groups, a and w features of a group that enter and leave.
+Letters: T tokens, n features of the input, which skip connections lead to every layer, g groups, a and w features of a
+group that enter and leave.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class StackLayer(NamedTuple):
 class StackForm(NamedTuple):
     """Everything about a stack except its weights."""
 
-    seen: int
-    """n, or 0 if layers after the first see the previous output alone."""
+    skipped: int
+    """n, or 0 without skip connections."""
     mixed: bool
-    """Whether every group has its share of the input; else the whole input stands before the previous output."""
+    """Whether every group has its part of the input; else the whole input stands before the previous output."""
     activation: str
     eps: float
 
@@ -67,13 +68,6 @@ class Seam(NamedTuple):
     @property
     def width(self) -> int:
         return self.groups * self.chunk
-
-
-class Statistics(NamedTuple):
-    """What backward needs of a norm."""
-
-    mean: Tensor  # (T,)
-    scale: Tensor  # (T,): one over the standard deviation
 
 
 Finish = Sequence[Tensor | None]
@@ -98,7 +92,7 @@ def plain_group_stack(x: Tensor, layers: Sequence[StackLayer], form: StackForm, 
     exact, rows = exact_dtype(x), x.reshape(-1, x.shape[-1])  # (T, n)
     output = rows
     for index, (weight, bias, norm) in enumerate(layers):
-        parts = [part.to(dtype) for part in ((rows, output) if index and form.seen else (output,))]
+        parts = [part.to(dtype) for part in ((rows, output) if index and form.skipped else (output,))]
         if form.mixed:
             entering = torch.cat([part.unflatten(1, (len(weight), -1)) for part in parts], -1)  # (T, g, a)
         else:
@@ -126,12 +120,9 @@ class _ByKernels(torch.autograd.Function):
             (groups, _, chunk), (next_groups, next_chunk, _) = one.shape, other.shape
             seam = Seam(groups, chunk, _aligned(chunk), next_groups, next_chunk, _aligned(next_chunk), form)
             leaving = torch.bmm(entering, padded[index])  # (g, T, w)
-            kept += [entering, leaving]
-            statistics = Statistics(*(rows.new_empty(len(rows), dtype=exact_dtype(rows)) for _ in range(2)))
-            entering = leaving.new_empty(next_groups, len(rows), seam.next_room)
-            finish = finishing[3 * index : 3 * index + 3]
-            forward_seam(leaving, finish, rows, seam, statistics, entering)
-            kept += statistics
+            following, *statistics = forward_seam(leaving, finishing[3 * index : 3 * index + 3], rows, seam)
+            kept += [entering, leaving, *statistics]
+            entering = following
             seams.append(seam)
         leaving = torch.bmm(entering, padded[-1])
         ctx.save_for_backward(*kept, entering, *padded, *finishing)
@@ -149,7 +140,7 @@ class _ByKernels(torch.autograd.Function):
         kept, rest = ctx.saved_tensors[: 4 * len(seams)], ctx.saved_tensors[4 * len(seams) :]
         entering, padded, finishing = rest[0], rest[1 : 1 + depth], rest[1 + depth :]
         tokens = entering.shape[1]
-        grad_x = entering.new_empty(tokens, ctx.shape[-1], dtype=exact_dtype(entering))
+        grad_x = entering.new_empty(tokens, ctx.shape[-1], dtype=torch.float32)
         of_weights: list[Tensor] = []
         of_finishing: list[Tensor | None] = []
         rows = gradient.reshape(tokens, gradient.shape[-1]).to(entering.dtype)
@@ -163,14 +154,11 @@ class _ByKernels(torch.autograd.Function):
                 break
             finish, fresh = finishing[3 * index - 3 : 3 * index], index == depth - 1
             entering, outputs, *statistics = kept[4 * index - 4 : 4 * index]
-            leaving = torch.empty_like(outputs)
-            sums = backward_seam(
-                of_entering, outputs, finish, seams[index - 1], Statistics(*statistics), fresh, leaving, grad_x
-            )  # (3, width)
+            leaving, sums = backward_seam(of_entering, outputs, finish, seams[index - 1], statistics, fresh, grad_x)
             totals = zip(finish, sums, strict=True)
             of_finishing[:0] = [None if given is None else total.to(given.dtype) for given, total in totals]
         first = _joined(of_entering, ctx.shape[-1] // ctx.weights[0][0][0])
-        summed = first if not (seams and ctx.form.seen) else grad_x.add_(first)
+        summed = first if not (seams and ctx.form.skipped) else grad_x.add_(first)
         return summed.to(ctx.dtype).view(ctx.shape), None, None, None, *of_weights[::-1], *of_finishing
 
 

@@ -85,8 +85,8 @@ def attend_plainly(
     column = (q.shape[2] - 1 - i + j).clamp(max=k.shape[2] - 1).expand(*q.shape[:3], -1)
     scores = q.to(exact) @ k.to(exact).mT + by_distance.gather(3, column).to(exact)  # (B, H, T, K)
     hidden = ~visible(q.shape[2], remembered.shape[1], scoring)
-    shares = (scores * scoring.scale).masked_fill(hidden, -torch.inf).softmax(-1)
-    return (shares.to(v.dtype).to(exact) @ v.to(exact)).to(v.dtype).transpose(1, 2).flatten(2)
+    probabilities = (scores * scoring.scale).masked_fill(hidden, -torch.inf).softmax(-1)
+    return (probabilities.to(v.dtype).to(exact) @ v.to(exact)).to(v.dtype).transpose(1, 2).flatten(2)
 
 
 def visible(queries: int, remembered: int, scoring: Scoring) -> Tensor:

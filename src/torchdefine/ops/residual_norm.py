@@ -59,7 +59,7 @@ def plain_residual_norm(
 ) -> tuple[Tensor, Tensor]:
     exact = exact_dtype(x)
     added = update.to(exact) if update_bias is None else update.to(exact) + update_bias
-    added = added / kept.share if kept.by is None else added * kept.by.view(x.shape) / kept.share
+    added = added / kept.probability if kept.by is None else added * kept.by.view(x.shape) / kept.probability
     total = x.to(exact) + added
     normed = F.layer_norm(total, total.shape[-1:], norm.weight.to(exact), norm.bias.to(exact), norm.eps)
     return total if pre else normed, normed.to(update.dtype)

@@ -35,7 +35,7 @@ class ResidualNorm(torch.autograd.Function):
         bias: Tensor,
         update_bias: Tensor | None,
         seed: Tensor | None,
-        share: float,
+        probability: float,
         eps: float,
         pre: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ class ResidualNorm(torch.autograd.Function):
         normed, mean, scale = total if pre else torch.empty_like(total), total.new_empty(rows), total.new_empty(rows)
         kinds = {"biased": update_bias is not None, "masked": seed is not None, "exact_too": not pre}
         added, drawn_from = weight if update_bias is None else update_bias, x if seed is None else seed
-        numbers, launch = (rows, width, 1 / share, dropped_steps(share), eps), forward_launch(width)
+        numbers, launch = (rows, width, 1 / probability, dropped_steps(probability), eps), forward_launch(width)
         if rows:
             _norm_forward[(triton.cdiv(rows, launch["tile_rows"]),)](
                 x,
@@ -65,7 +65,7 @@ class ResidualNorm(torch.autograd.Function):
                 **launch,
             )
         ctx.save_for_backward(total, mean, scale, weight, seed)
-        ctx.share, ctx.pre, ctx.biased = share, pre, update_bias is not None
+        ctx.probability, ctx.pre, ctx.biased = probability, pre, update_bias is not None
         ctx.dtypes = x.dtype, update.dtype
         ctx.set_materialize_grads(False)
         return normed, read
@@ -88,7 +88,7 @@ class ResidualNorm(torch.autograd.Function):
             read, *places = _where_it_lies(grad_x if read is None else read)
             past, drawn_from = grad_x if past is None else past.contiguous(), grad_x if seed is None else seed
             given, made = (past, read, total, mean, scale, weight, drawn_from), (grad_x, grad_update, partial)
-            numbers = (rows, width, *places, 1 / ctx.share, dropped_steps(ctx.share))
+            numbers = (rows, width, *places, 1 / ctx.probability, dropped_steps(ctx.probability))
             _norm_backward[(programs,)](*given, *made, *numbers, pre=ctx.pre, **kinds, **launch)
         of_weight, of_bias, of_update = sum_rows(partial, partial.new_empty(3, width)).to(weight.dtype).unbind()
         return grad_x, grad_update, of_weight, of_bias, of_update if ctx.biased else None, *(None,) * 4
