@@ -243,7 +243,7 @@ class MapSoftmax(OutputLayer):
 
     def extra_repr(self) -> str:
         tie = "own tables" if self.own_map is not None else "tied to the map"
-        return f"{self.hidden_dim} → {self.num_embeddings:,}, {tie}"
+        return f"{self.hidden_dim} → {self.num_embeddings:,}, {tie}, bias={self.bias is not None}"
 
     def _projected(self, rows: Tensor) -> Tensor:
         return rows if self.projection is None else self.projection(rows)  # (T, map_dim)
@@ -338,6 +338,3 @@ class FullSoftmax(MapSoftmax):
         bias = self._checked_bias()
         logits = logits if bias is None else logits + bias
         return F.log_softmax(logits, dim=-1).reshape(*hidden.shape[:-1], self.num_embeddings)  # (…, V)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, bias={self.bias is not None}"

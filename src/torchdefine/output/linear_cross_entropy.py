@@ -121,7 +121,7 @@ def table_losses(
             "autocast."
         )
     at_once = tokens_at_once or fitting_tokens(len(table.weight))
-    task = _Task(columns, counted, label_smoothing, at_once, dtype or hidden.dtype)
+    task: Task = (columns, counted, label_smoothing, at_once, dtype or hidden.dtype)
     if per_token or not torch.is_grad_enabled():
         losses: Tensor = _Losses.apply(hidden, *table, False, *task)
         return losses if per_token else losses.sum()
@@ -129,14 +129,9 @@ def table_losses(
     return total
 
 
-class _Task(NamedTuple):
-    """What a pass over the tokens needs beside the three inputs that may need a gradient."""
-
-    columns: Tensor  # (T,) of the targets; any column where the token is not counted
-    counted: Tensor  # (T,)
-    label_smoothing: float
-    tokens_at_once: int
-    product_dtype: torch.dtype
+Task = tuple[Tensor, Tensor, float, int, torch.dtype]
+"""What a pass over the tokens needs beside the three inputs that may need a gradient: the targets' columns (T,) and
+which tokens count, (T,), label smoothing, tokens at once, and the dtype of products."""
 
 
 class _Losses(torch.autograd.Function):
@@ -152,7 +147,7 @@ class _Losses(torch.autograd.Function):
         columns, counted, *ctx.options = task
         wanted = ctx.needs_input_grad[:3] if summed else (False, False, False)
         incoming = torch.ones_like(columns, dtype=ctx.options[-1]) if any(wanted) else None
-        losses, gradients = _through_chunks(hidden, Table(weight, bias), _Task(*task), incoming, wanted)
+        losses, gradients = _through_chunks(hidden, Table(weight, bias), task, incoming, wanted)
         ctx.save_for_backward(*(gradients if summed else (hidden, weight, bias, columns, counted)))
         ctx.summed, ctx.dtypes = summed, [None if given is None else given.dtype for given in (hidden, weight, bias)]
         return losses.sum() if summed else losses
@@ -167,31 +162,32 @@ class _Losses(torch.autograd.Function):
         if ctx.summed:
             gradients = [None if gradient is None else gradient * incoming for gradient in ctx.saved_tensors]
         else:
-            hidden, weight, bias, *counted = ctx.saved_tensors
-            task, wanted = _Task(*counted, *ctx.options), ctx.needs_input_grad[:3]
+            hidden, weight, bias, *targets = ctx.saved_tensors
+            task, wanted = (*targets, *ctx.options), ctx.needs_input_grad[:3]
             _, gradients = _through_chunks(hidden, Table(weight, bias), task, incoming, wanted)
         cast = [None if g is None else g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True)]
         return (*cast, *(None,) * 6)
 
 
 def _through_chunks(
-    hidden: Tensor, table: Table, task: _Task, incoming: Tensor | None, wanted: Sequence[bool]
+    hidden: Tensor, table: Table, task: Task, incoming: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The losses (T,) and the wanted gradients of Σ incoming · losses; those of weight and bias in full precision."""
-    exact, (weight, bias) = exact_dtype(hidden), table
+    (target_columns, counted, label_smoothing, tokens_at_once, dtype), (weight, bias) = task, table
+    exact = exact_dtype(hidden)
     (classes, width), (columns, features) = weight.shape, _aligned_shape(weight)  # (V, d) and (P, f)
-    losses = torch.empty_like(task.columns, dtype=exact)  # (T,)
+    losses = torch.empty_like(target_columns, dtype=exact)  # (T,)
     grad_hidden = torch.empty_like(hidden) if wanted[0] else None  # (T, d)
     grad_weight = weight.new_empty(columns, features, dtype=exact) if wanted[1] else None  # (P, f)
     grad_bias = bias.new_zeros(columns, dtype=exact) if bias is not None and wanted[2] else None  # (P,)
     with torch.autocast(hidden.device.type, enabled=False):  # the dtype of the products is already chosen
-        matrix = _filled_up(weight, columns, features, task.product_dtype)  # (P, f)
+        matrix = _filled_up(weight, columns, features, dtype)  # (P, f)
         added = None if bias is None else F.pad(bias, (0, columns - classes)).contiguous()  # (P,)
-        for start in range(0, hidden.shape[0], task.tokens_at_once):
-            chunk = slice(start, start + task.tokens_at_once)
-            rows = _filled_up(hidden[chunk], None, features, task.product_dtype)  # (t, f)
+        for start in range(0, hidden.shape[0], tokens_at_once):
+            chunk = slice(start, start + tokens_at_once)
+            rows = _filled_up(hidden[chunk], None, features, dtype)  # (t, f)
             logits = rows @ matrix.T  # (t, P)
-            held_against = Classes(task.columns[chunk], task.counted[chunk], classes, added, task.label_smoothing)
+            held_against = Classes(target_columns[chunk], counted[chunk], classes, added, label_smoothing)
             losses[chunk], gradient = softmax_loss(logits, held_against, with_gradient=incoming is not None)
             if incoming is None or gradient is None:
                 continue
@@ -200,7 +196,7 @@ def _through_chunks(
                 add_column_sums(grad_bias, gradient, weights)
             seen = weights.is_cpu and not torch.compiler.is_compiling()  # a CPU can see that all are one
             factor = None if seen and bool((weights == 1).all()) else weights.unsqueeze(1)  # for (t, f), not (t, P)
-            gradient = gradient.to(task.product_dtype)  # (t, P), still without incoming
+            gradient = gradient.to(dtype)  # (t, P), still without incoming
             if grad_hidden is not None:
                 _fill_product(grad_hidden[chunk], gradient, matrix, factor)
             if grad_weight is not None:
