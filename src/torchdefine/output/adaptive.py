@@ -23,8 +23,8 @@ from torchdefine.embedding import (
 from torchdefine.embedding.map import check_ids
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, taken_rows
-from torchdefine.output.layer import MapSoftmax, OutputConfig, Targets
-from torchdefine.output.linear_cross_entropy import Table, table_losses
+from torchdefine.output.layer import MapSoftmax, OutputConfig
+from torchdefine.output.linear_cross_entropy import Table, Targets, table_losses
 
 
 class BandedSoftmax(MapSoftmax):
@@ -72,18 +72,18 @@ class BandedSoftmax(MapSoftmax):
         band_of = torch.where(counted, band_of, tails + 1)  # tokens that do not count are sorted last
         sizes = torch.stack([(band_of == band).sum() for band in range(tails + 1)])
         ends, order = sizes.cumsum(0), torch.argsort(band_of.short(), stable=True)  # a GPU sorts byte by byte
-        places, seats = [], []  # of each tail: the tokens that it is computed for, their columns and which count
+        places, held = [], []  # of each tail: the tokens that it is computed for, and their columns
         for index, (start, room) in enumerate(zip(self.cutoffs, self._rooms(sizes, hint), strict=True), start=1):
             seat = torch.arange(room if len(ranks) else 0, device=ranks.device)
             places.append(order[(ends[index - 1] + seat).clamp(max=len(ranks) - 1)])  # the first sizes[index] count
-            seats.append((torch.where(seat < sizes[index], ranks[places[-1]] - start, 0), seat < sizes[index]))
+            counts = seat < sizes[index]
+            held.append(targets._replace(ids=torch.where(counts, ranks[places[-1]] - start, 0), counted=counts))
         facing, *tail_rows = taken_rows(self._projected(rows), places)  # (T, …) and (room, …)
         head, *bands = self._bands()
-        loss = table_losses(self._facing(facing, 0), head, columns, counted, per_token=per_token)
+        loss = table_losses(self._facing(facing, 0), head, targets._replace(ids=columns))
         # A band without tokens takes part as well, so that its own parameters get a gradient on every worker.
         for index, band in enumerate(bands):
-            facing = self._facing(tail_rows[index], index + 1)
-            added = table_losses(facing, band, *seats[index], per_token=per_token)  # (room,) or ()
+            added = table_losses(self._facing(tail_rows[index], index + 1), band, held[index])  # (room,) or ()
             loss = loss.index_add(0, places[index], added) if per_token else loss + added
         return loss
 

@@ -24,6 +24,7 @@ from torchdefine.ops import exact_dtype
 from torchdefine.output.linear_cross_entropy import (
     Reduction,
     Table,
+    Targets,
     check_loss_options,
     checked_targets,
     fitting_tokens,
@@ -72,20 +73,6 @@ class OutputConfig(Config):
     def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> OutputLayer:
         """The layer for vectors of ``hidden_dim``; ``embedding`` is what it ties to."""
         raise NotImplementedError
-
-
-class Targets(NamedTuple):
-    """What vectors are held against, checked."""
-
-    ids: Tensor
-    """(T,): 0 where a token does not count."""
-    counted: Tensor
-    """(T,)"""
-    label_smoothing: float
-    per_token: bool
-    """Whether the loss of each token is asked for, rather than their sum."""
-    hint: Sequence[int] | None
-    """The output layer's ``host_hint``."""
 
 
 class OutputLayer(nn.Module, ABC):
@@ -331,7 +318,7 @@ class FullSoftmax(MapSoftmax):
 
     def losses(self, hidden: Tensor, targets: Targets) -> Tensor:
         rows, table = self._projected(self._rows(hidden)), Table(self.weight, self._checked_bias())
-        return table_losses(rows, table, *targets[:4])
+        return table_losses(rows, table, targets)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         logits = F.linear(self._projected(self._rows(hidden)), self.weight).to(exact_dtype(hidden))  # (T, V)

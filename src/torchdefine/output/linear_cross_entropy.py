@@ -65,8 +65,8 @@ def linear_cross_entropy(
     if tokens_at_once is not None and tokens_at_once < 1:
         raise UserError(f"tokens_at_once is {tokens_at_once}, but must be at least 1: leave it out for the default.")
     ids, counted = checked_targets(targets, ignore_index, weight.shape[0])
-    table, per_token = Table(weight, bias), reduction == "none"
-    losses = table_losses(hidden, table, ids, counted, label_smoothing, per_token, tokens_at_once)
+    checked = Targets(ids, counted, label_smoothing, reduction == "none")
+    losses = table_losses(hidden, Table(weight, bias), checked, tokens_at_once)
     return mean_over(losses, counted) if reduction == "mean" else losses
 
 
@@ -104,16 +104,22 @@ class Table(NamedTuple):
     bias: Tensor | None = None
 
 
-def table_losses(
-    hidden: Tensor,
-    table: Table,
-    columns: Tensor,
-    counted: Tensor,
-    label_smoothing: float = 0.0,
-    per_token: bool = False,
-    tokens_at_once: int | None = None,
-) -> Tensor:
-    """`linear_cross_entropy` of what was checked: losses (T,) or their sum; ``columns`` are 0 where none counts."""
+class Targets(NamedTuple):
+    """What vectors are held against, checked."""
+
+    ids: Tensor
+    """(T,): 0 where a token does not count."""
+    counted: Tensor
+    """(T,)"""
+    label_smoothing: float
+    per_token: bool
+    """Whether the loss of each token is asked for, rather than their sum."""
+    hint: Sequence[int] | None = None
+    """The output layer's ``host_hint``."""
+
+
+def table_losses(hidden: Tensor, table: Table, targets: Targets, tokens_at_once: int | None = None) -> Tensor:
+    """`linear_cross_entropy` of what was checked: losses (T,) or their sum."""
     dtype = autocast_dtype(hidden)
     if dtype is None and hidden.dtype != table.weight.dtype:
         raise UserError(
@@ -121,10 +127,10 @@ def table_losses(
             "autocast."
         )
     at_once = tokens_at_once or fitting_tokens(len(table.weight))
-    task: Task = (columns, counted, label_smoothing, at_once, dtype or hidden.dtype)
-    if per_token or not torch.is_grad_enabled():
+    task: Task = (*targets[:3], at_once, dtype or hidden.dtype)
+    if targets.per_token or not torch.is_grad_enabled():
         losses: Tensor = _Losses.apply(hidden, *table, False, *task)
-        return losses if per_token else losses.sum()
+        return losses if targets.per_token else losses.sum()
     total: Tensor = _Losses.apply(hidden, *table, True, *task)
     return total
 

@@ -14,7 +14,8 @@ from torchdefine.embedding import AdaptiveMap, TokenEmbedding, VocabularyFacts
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output.adaptive import AdaptiveSoftmaxConfig
-from torchdefine.output.layer import FullConfig, OutputConfig, OutputLayer, Targets
+from torchdefine.output.layer import FullConfig, OutputConfig, OutputLayer
+from torchdefine.output.linear_cross_entropy import Targets
 
 
 @dataclass(frozen=True)
