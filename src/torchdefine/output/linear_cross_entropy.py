@@ -150,7 +150,7 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, summed: bool, *task: Any) -> Tensor:
-        columns, counted, *ctx.options = task
+        (columns, counted), ctx.options = task[:2], task[2:]
         wanted = ctx.needs_input_grad[:3] if summed else (False, False, False)
         incoming = torch.ones_like(columns, dtype=ctx.options[-1]) if any(wanted) else None
         losses, gradients = _through_chunks(hidden, Table(weight, bias), task, incoming, wanted)
