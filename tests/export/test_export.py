@@ -282,8 +282,8 @@ def test_no_path_of_the_trainers_machine_leaves_it() -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_card_of_a_transformer_xl_runs(recipe_file: Path, tmp_path: Path, format: str) -> None:
     context = {"kind": "transformer-xl", "layers": 2, "heads": 2, "head_dim": 8, "inner_dim": 32, "memory": 6}
-    embedding = {"map": "standard", "unit": "none", "map_dim": 16, "cutoffs": []}
-    settings = {"context": context, "embedding": embedding, "output": {"kind": "full"}}
+    embedding = {"kind": "standard", "map_dim": 16}
+    settings = {"context": context, "embedding": embedding, "unit": {"kind": "none"}, "output": {"kind": "full"}}
     run = train(recipe_file, out=tmp_path / "run", train={"steps": 5}, **settings)
     run.export(tmp_path / "exported", format)
     assert len(run_the_card(tmp_path / "exported").splitlines()[-1].split()) == 10
@@ -295,7 +295,7 @@ def test_the_card_of_a_transformer_xl_runs(recipe_file: Path, tmp_path: Path, fo
 def test_the_card_of_a_translator_translates(
     translation_recipe: Path, tmp_path: Path, format: str, joint: bool
 ) -> None:
-    run = train(translation_recipe, out=tmp_path / "run", train={"steps": 20}, bitext={"joint": joint})
+    run = train(translation_recipe, out=tmp_path / "run", train={"steps": 20}, data={"joint": joint})
     run.export(tmp_path / "exported", format)
     assert run_the_card(tmp_path / "exported").splitlines()[-1].startswith("[")
     card = (tmp_path / "exported" / "README.md").read_text()

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from torchdefine.embedding import DeFINE, DefineUnit, DenseMLP, make_plan
+from torchdefine.embedding import DeFINE, DefineUnit, DenseMLP, UnitConfig
 from torchdefine.errors import UserError
 from torchdefine.tables import (
     CodeLearning,
@@ -56,7 +56,7 @@ TABLES = {
     "codes": lambda: coded_table(matrix(), 4, 4, learning=CodeLearning(steps=20, rounds=2)),
     "bits by importance": lambda: transform_table(matrix(), 3_000, counts=COUNTS, padding_idx=None),
     "ranks by frequency": lambda: transform_table(matrix(), 6_000, counts=COUNTS, storage="float32"),
-    "define": lambda: unit_table(DefineUnit(make_plan(8, 16, M, 2))),
+    "define": lambda: unit_table(DefineUnit(8, UnitConfig(embedding_dim=M, expand_dim=16, depth=2))),
     "mlp": lambda: unit_table(DenseMLP(8, 16, M)),
 }
 

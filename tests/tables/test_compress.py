@@ -14,6 +14,7 @@ from torchdefine.adapt import FitOptions, fit
 from torchdefine.cli import main
 from torchdefine.cli.inference import _settings
 from torchdefine.errors import UserError
+from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
 from torchdefine.tables import (
     METHODS,
     Budget,
@@ -28,7 +29,6 @@ from torchdefine.tables import (
 )
 from torchdefine.tables.code_learning import Codes
 from torchdefine.tables.source import as_weights, lost_variance
-from torchdefine.training.checkpoint import read_checkpoint, write_checkpoint
 
 TRAINING = {
     "codes": CodeLearning(steps=60, rounds=3),

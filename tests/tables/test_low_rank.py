@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from torchdefine.embedding import DefineUnit, DenseMLP, make_plan
+from torchdefine.embedding import DefineUnit, DenseMLP, UnitConfig
 from torchdefine.tables import DenseRows, frequent_rows_table, svd_table
 from torchdefine.tables.low_rank import principal_directions
 from torchdefine.tables.source import as_weights
@@ -40,7 +40,9 @@ def test_frequent_rows_are_kept_whole() -> None:
     assert (table(torch.arange(70)) - x).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("unit", [lambda: DefineUnit(make_plan(8, 32, 24, 3)), lambda: DenseMLP(8, 20, 24)])
+@pytest.mark.parametrize(
+    "unit", [lambda: DefineUnit(8, UnitConfig(embedding_dim=24, expand_dim=32, depth=3)), lambda: DenseMLP(8, 20, 24)]
+)
 def test_unit_rows_are_the_unit_of_the_factor(unit) -> None:
     factor, made = torch.randn(30, 8), unit()
     rows = UnitRows(DenseRows.of(factor), made)

@@ -152,7 +152,7 @@ def _limits(exportable: Exportable, tokenization: Tokenization | TokenizerPair) 
         "A model knows what its text knew, with all its errors and prejudices; it was not tested for any use.",
     ]
     embeddings = exportable.model.embeddings().values()
-    for dtype in {e.finished.dtype for e in embeddings if e.finished is not None} - {torch.float32}:
+    for dtype in {e.cached_vectors.dtype for e in embeddings if e.cached_vectors is not None} - {torch.float32}:
         rounded = str(dtype).removeprefix("torch.")
         limits.append(f"Cached vectors are kept in {rounded}; the comparison was with the model that looks them up.")
     if any(_is_packed(embedding) for embedding in embeddings):
