@@ -27,7 +27,7 @@ from torchdefine.data import encode_corpus, resolve_corpus
 from torchdefine.errors import UserError
 from torchdefine.files import write_json
 from torchdefine.tables import METHODS, compress_embedding
-from torchdefine.tables.code_learning import Codes
+from torchdefine.tables.codes import Codes
 from torchdefine.tables.source import as_weights, lost_variance
 from torchdefine.training.progress import LineReporter
 

@@ -27,7 +27,7 @@ from torchdefine.tables import (
     compress_embedding,
     dense_table,
 )
-from torchdefine.tables.code_learning import Codes
+from torchdefine.tables.codes import Codes
 from torchdefine.tables.source import as_weights, lost_variance
 
 TRAINING = {
@@ -115,7 +115,7 @@ class Halves(Method):
     dtype: str = "float16"
 
     def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
-        yield Candidate(self.dtype, lambda _: dense_table(source.matrix, self.dtype, padding_idx=source.padding_idx))
+        yield Candidate(self.dtype, lambda: dense_table(source, self.dtype))
 
 
 def test_a_new_method_is_an_object_and_a_line(run_copy: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

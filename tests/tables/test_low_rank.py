@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from torchdefine.embedding import DefineUnit, DenseMLP, UnitConfig
+from torchdefine.config import Config
+from torchdefine.embedding import MLPConfig, UnitConfig
 from torchdefine.tables import DenseRows, frequent_rows_table, svd_table
 from torchdefine.tables.low_rank import principal_directions
 from torchdefine.tables.source import as_weights
@@ -41,9 +42,9 @@ def test_frequent_rows_are_kept_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", [lambda: DefineUnit(8, UnitConfig(embedding_dim=24, expand_dim=32, depth=3)), lambda: DenseMLP(8, 20, 24)]
+    "config", [UnitConfig(embedding_dim=24, expand_dim=32, depth=3), MLPConfig(embedding_dim=24, expand_dim=20)]
 )
-def test_unit_rows_are_the_unit_of_the_factor(unit) -> None:
-    factor, made = torch.randn(30, 8), unit()
-    rows = UnitRows(DenseRows.of(factor), made)
-    torch.testing.assert_close(rows.matrix(), made(factor))
+def test_unit_rows_are_the_unit_of_the_factor(config: Config) -> None:
+    factor = torch.randn(30, 8)
+    rows = UnitRows(DenseRows.of(factor), config)
+    torch.testing.assert_close(rows.matrix(), rows.unit(factor))

@@ -15,9 +15,7 @@ from torchdefine.adapt.fitted import Fitted, Measured, Skipped
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress
 from torchdefine.tables import METHODS, Budget, Candidate, CompactTable, Method, Source, table_method
-from torchdefine.tables.bits import metric
-from torchdefine.tables.budget import readable_bytes
-from torchdefine.tables.source import Counts, TableLike, as_matrix, as_weights, lost_variance
+from torchdefine.tables.source import Counts, TableLike, as_matrix, as_weights, lost_variance, readable_bytes
 
 Quality = Callable[[nn.Module], float]
 TICKS = 100
@@ -63,7 +61,6 @@ def fit(
         raise UserError("FitOptions.methods is empty, so there is nothing to try: leave it out.")
     source = Source(as_matrix(table), counts, options.sensitivity, padding_idx)
     judge = _Judge(source.matrix, as_weights(counts, source.matrix), options.quality)
-    metric(options.sensitivity, source.matrix)  # refuses a wrong shape or values, before the work
     whole = 4 * source.matrix.numel()
     if allowed.bytes >= whole:
         raise UserError(f"{allowed} are no less than the {readable_bytes(whole)} of the table itself: allow less.")

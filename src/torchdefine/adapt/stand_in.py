@@ -11,7 +11,7 @@ from torchdefine.embedding import LooksUp, TokenEmbedding, finished_table
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable, DenseRows
-from torchdefine.tables.banded import BandedRows
+from torchdefine.tables.rows import BandedRows
 
 LAYOUT_VERSION = 1
 

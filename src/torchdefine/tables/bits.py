@@ -7,35 +7,42 @@ instead of bits the same rule gives the number of columns each band keeps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
 from torchdefine.errors import UserError
-from torchdefine.tables.banded import already_in, in_bands, place_bytes
-from torchdefine.tables.budget import Budget
-from torchdefine.tables.compact_table import CompactTable
+from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.low_rank import FactorisedRows, principal_directions
-from torchdefine.tables.mixed_bits import mixed_bit_rows
-from torchdefine.tables.quantised import quantise_rows, stored_rows
-from torchdefine.tables.rows import FLOATS, DenseRows, Rows, packed_width
+from torchdefine.tables.quantised import empty_rows, stored_rows
+from torchdefine.tables.rows import (
+    FLOATS,
+    BandedRows,
+    DenseRows,
+    Rows,
+    frozen,
+    in_bands,
+    in_order,
+    pack,
+    packed_width,
+    place_type,
+    stored_as,
+    unpack,
+)
 from torchdefine.tables.source import (
     ROWS_AT_ONCE,
+    Budget,
     Candidate,
-    Counts,
+    Known,
     Method,
     Source,
     TableLike,
-    as_matrix,
-    as_weights,
     by_frequency,
-    candidate,
     centred,
 )
 
@@ -43,14 +50,75 @@ BLOCK = 8
 """Columns that share a bit width: eight numbers of any width fill whole bytes. Floats need no blocks."""
 PROJECTION_BITS = 6
 HALVINGS = 16
+LLOYD_ITERATIONS = 20
+VALUES_LOOKED_AT = 200_000
 TRANSFORM_POWER = 0.5
 """The power of counts. Bits by weight favour frequent rows so much already that a milder power measured best."""
 STEADINESS = 0.05
 """The even sensitivity added to a measured one, relative to its mean, so that no direction is forgotten."""
-
-
 LOSSES = (1.0, 0.3634, 0.1175, 0.03454, 0.009497, 0.002499, 0.000642, 0.000163, 0.0000412)
 """What is left of a normal variable's variance after rounding to the best 2^bits levels, for 0 to 8 bits."""
+
+
+class MixedBitRows(Rows):
+    """Columns come in ``runs`` of [bits, columns]; a number is one of its run's 2^bits levels × its column's scale."""
+
+    kind = "mixed bits"
+    settings = ("num_rows", "runs")
+
+    def __init__(self, num_rows: int, runs: Sequence[Sequence[int]]) -> None:
+        super().__init__(num_rows, sum(columns for _, columns in runs))
+        self.runs, self.own_codes = [list(run) for run in runs], num_rows * self.width
+        packed = sum(packed_width(columns, bits) for bits, columns in self.runs)
+        self.codes: Tensor = nn.Buffer(torch.zeros(num_rows, packed, dtype=torch.uint8))
+        self.levels = frozen(torch.zeros(sum(2**bits for bits, _ in self.runs), dtype=torch.float16))
+        self.scales = frozen(torch.zeros(self.width, dtype=torch.float16))
+
+    def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        packed, levels = self.codes[rows], self.levels.to(dtype)
+        first_byte = first_level = 0
+        parts = []
+        for bits, columns in self.runs:
+            here = packed[..., first_byte : first_byte + packed_width(columns, bits)]
+            parts.append(levels[unpack(here, bits, columns).long() + first_level])  # (…, columns)
+            first_byte += packed_width(columns, bits)
+            first_level += 2**bits
+        return torch.cat(parts, dim=-1) * self.scales.to(dtype)
+
+
+@torch.no_grad()
+def mixed_bit_rows(matrix: Tensor, runs: Sequence[Sequence[int]]) -> MixedBitRows:
+    """Round a matrix; each run's levels are fitted to its numbers (Lloyd's algorithm), each column is scaled to one."""
+    made = MixedBitRows(len(matrix), runs)
+    scales = stored_as(matrix.float().square().mean(0).sqrt().clamp(min=1e-7), torch.float16)
+    levels, codes, start = [], [], 0
+    for bits, columns in runs:
+        part = matrix[:, start : start + columns].float() / scales[start : start + columns].float()
+        fitted = stored_as(fitted_levels(part, bits), torch.float16)
+        levels.append(fitted)
+        codes.append(pack(nearest_levels(part, fitted.float()), bits))
+        start += columns
+    made.codes, made.levels, made.scales = torch.cat(codes, -1), frozen(torch.cat(levels)), frozen(scales)
+    return made
+
+
+def nearest_levels(values: Tensor, levels: Tensor) -> Tensor:
+    """The number of the nearest of some ascending levels, for each value."""
+    return torch.bucketize(values.contiguous(), (levels[1:] + levels[:-1]) / 2)
+
+
+def fitted_levels(values: Tensor, bits: int) -> Tensor:
+    """2^bits ascending levels with little squared error for values of unit variance, (V,) or (V, columns)."""
+    values = values[:: -(-values.numel() // VALUES_LOOKED_AT)].flatten()  # whole rows, so that no column is left out
+    count = 2**bits
+    quantiles = (torch.arange(count, device=values.device) + 0.5) / count
+    levels = torch.erfinv(2 * quantiles - 1) * 6**0.5  # of a normal with variance 3: about as dense as the best levels
+    for _ in range(LLOYD_ITERATIONS):
+        codes = nearest_levels(values, levels)
+        sums = torch.zeros_like(levels).index_add_(0, codes, values)
+        masses = torch.zeros_like(levels).index_add_(0, codes, torch.ones_like(values))
+        levels = torch.where(masses > 0, sums / masses.clamp(min=1), levels).sort().values
+    return levels
 
 
 @dataclass(frozen=True)
@@ -75,27 +143,37 @@ class _Plan:
     """The ladder's step of every band and block of columns, and the first row of every band."""
 
     edges: list[int]
-    steps: Tensor  # (bands, blocks)
+    steps: Tensor  # (bands, blocks), the highest first
     storage: str
 
     @property
-    def columns(self) -> list[int]:
-        return [int((row > 0).sum()) * block_of(self.storage) for row in self.steps]
+    def rank(self) -> int:
+        """The most columns of a band."""
+        return int((self.steps > 0).sum(1).max()) * block_of(self.storage)
 
-    def runs(self, band: int) -> list[list[int]]:
-        widths = self.steps[band][self.steps[band] > 0]
-        return [[int(bits), int((widths == bits).sum()) * BLOCK] for bits in widths.unique().flip(0)]
+    def bands(self, coefficients: Tensor | None) -> list[Rows]:
+        """The rows of each band as planned; None makes rows without values, which show what they would take."""
+        made = []
+        for steps, (start, stop) in zip(self.steps, pairwise(self.edges), strict=True):
+            used = steps[steps > 0]
+            part = None if coefficients is None else coefficients[start:stop, : len(used) * block_of(self.storage)]
+            made.append(_band(used, self.storage, stop - start, part))
+        return made
+
+
+def _band(steps: Tensor, storage: str, count: int, part: Tensor | None) -> Rows:
+    if not len(steps):  # a band that gets no bits: its rows are the mean
+        return DenseRows(count, 1, "float32" if storage == "float32" else "float16")
+    if storage == "mixed":
+        runs = [[int(bits), int((steps == bits).sum()) * BLOCK] for bits in steps.unique().flip(0)]
+        return MixedBitRows(count, runs) if part is None else mixed_bit_rows(part, runs)
+    columns = len(steps) * block_of(storage)
+    return empty_rows(storage, count, columns) if part is None else stored_rows(part, storage)
 
 
 @torch.no_grad()
 def transform_table(
-    table: TableLike,
-    budget: int,
-    *,
-    counts: Counts | None = None,
-    storage: str = "mixed",
-    sensitivity: Tensor | None = None,
-    padding_idx: int | None = None,
+    table: TableLike | Source, budget: int, *, storage: str = "mixed", **known: Unpack[Known]
 ) -> CompactTable:
     """The table of at most ``budget`` bytes that loses least, weighted by frequency if counts are given.
 
@@ -104,21 +182,22 @@ def transform_table(
     """
     if storage not in LADDERS:
         raise UserError(f"Numbers cannot be stored as {storage!r}: use one of {', '.join(LADDERS)}.")
-    matrix = as_matrix(table)
-    weights = as_weights(counts, matrix, TRANSFORM_POWER)
-    rows, mean = centred(matrix, weights)
+    source = Source.of(table, **known)
+    weights = source.weights(TRANSFORM_POWER)
+    rows, mean = centred(source.matrix, weights)
     order = by_frequency(weights)
-    root, back = metric(sensitivity, rows)
+    root, back = metric(source.sensitivity, rows)
     directions = principal_directions(rows @ root, min(rows.shape), weights)  # (r, m)
-    directions = F.pad(directions, (0, 0, 0, -len(directions) % block_of(storage)))  # the last block may be part empty
+    directions = nn.functional.pad(
+        directions, (0, 0, 0, -len(directions) % block_of(storage))
+    )  # the last block may be part empty
     coefficients = ((rows @ root) @ directions.T)[order]  # (V, r), columns in order of variance
-    overhead = 4 * rows.shape[1] + (0 if already_in(order) else place_bytes(len(order)))  # the mean, and the places
-    plan = _plan(coefficients, weights[order], rows.shape[1], budget - overhead, storage)
-    rank = max(plan.columns)
-    packed = _pack(coefficients, plan)
-    rebuilt = in_bands(packed, order)
-    projection = _projection(rebuilt, rows, weights, (directions @ back)[:rank], storage)
-    return CompactTable(FactorisedRows(rebuilt, projection), mean, padding_idx)
+    places = 0 if in_order(order) else len(order) * place_type(len(order)).itemsize
+    plan = _plan(coefficients, weights[order], rows.shape[1], budget - 4 * rows.shape[1] - places, storage)
+    bands = [band.to(rows.device) for band in plan.bands(coefficients)]
+    rebuilt = in_bands(bands, order)
+    projection = _projection(rebuilt, rows, weights, (directions @ back)[: plan.rank], storage)
+    return CompactTable(FactorisedRows(rebuilt, projection), mean, source.padding_idx)
 
 
 def block_of(storage: str) -> int:
@@ -136,18 +215,10 @@ def band_edges(num_rows: int) -> list[int]:
 
 def metric(sensitivity: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
     """A square root of the sensitivity and its inverse, (m, m) each."""
-    width = rows.shape[1]
-    even = torch.eye(width, device=rows.device)
+    even = torch.eye(rows.shape[1], device=rows.device)
     if sensitivity is None:
         return even, even
-    if sensitivity.shape != (width, width):
-        raise UserError(f"The sensitivity has the shape {tuple(sensitivity.shape)}, but rows are {width} wide.")
     given = sensitivity.to(rows.device).double()
-    if not bool(torch.isfinite(given).all()) or not float(given.diagonal().mean()) > 0:
-        raise UserError(
-            "The sensitivity has values that are not finite, or nothing above zero on its diagonal: measure it again "
-            "by Behaviour.sensitivity."
-        )
     mixed = given / given.diagonal().mean() + STEADINESS * even
     values, vectors = torch.linalg.eigh((mixed + mixed.T) / 2)
     roots = values.clamp(min=STEADINESS).sqrt()
@@ -178,19 +249,17 @@ def allocate(importance: Tensor, rows: Tensor, ladder: Ladder, budget_bits: floa
 
 def _plan(coefficients: Tensor, weights: Tensor, width: int, budget: int, storage: str) -> _Plan:
     """Spend the budget; scales and the projection take some of it, so the rest is found by bisection."""
-    edges = band_edges(len(coefficients))
-    block = block_of(storage)
-    bands = list(pairwise(edges))
-    means = [(weights[a:b, None] * coefficients[a:b].square()).mean(0) for a, b in bands]
+    edges, block = band_edges(len(coefficients)), block_of(storage)
+    means = [(weights[a:b, None] * coefficients[a:b].square()).mean(0) for a, b in pairwise(edges)]
     importance = torch.stack(means).unflatten(1, (-1, block)).mean(-1)  # (bands, blocks)
-    sizes = torch.tensor([b - a for a, b in bands])
+    sizes = torch.tensor(edges).diff()
     low, high = 0.0, float(budget)
     best, most = None, 0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         steps = allocate(importance, sizes * block, LADDERS[storage], 8 * middle)
         plan = _Plan(edges, steps.sort(dim=1, descending=True).values, storage)
-        size = _bytes(plan, width)
+        size = table_bytes(partial(_empty, plan, width)) - 4 * width  # beside the mean
         low, high = (low, middle) if size > budget else (middle, high)
         if most < size <= budget:
             best, most = plan, size
@@ -199,34 +268,9 @@ def _plan(coefficients: Tensor, weights: Tensor, width: int, budget: int, storag
     return best
 
 
-def _bytes(plan: _Plan, width: int) -> int:
-    rank = max(plan.columns)
-    total = rank * (packed_width(width, PROJECTION_BITS) + 2) if plan.storage not in FLOATS else 0
-    total += rank * width * FLOATS[plan.storage].itemsize if plan.storage in FLOATS else 0
-    for band, (start, stop) in enumerate(pairwise(plan.edges)):
-        columns, count = plan.columns[band], stop - start
-        if plan.storage in FLOATS:
-            total += count * max(columns, 1) * FLOATS[plan.storage].itemsize
-        elif plan.storage == "mixed":
-            total += sum(count * packed_width(n, bits) + 2 * 2**bits for bits, n in plan.runs(band)) + 2 * columns
-            total += 0 if columns else 2 * count
-        else:
-            bits = int(plan.storage.removeprefix("int"))
-            total += count * (packed_width(columns, bits) + 2 * -(-columns // 32)) if columns else 2 * count
-    return total
-
-
-def _pack(coefficients: Tensor, plan: _Plan) -> list[Rows]:
-    packed: list[Rows] = []
-    for band, (start, stop) in enumerate(pairwise(plan.edges)):
-        part = coefficients[start:stop, : plan.columns[band]]
-        if not plan.columns[band]:  # a band that gets no bits: its rows are the mean
-            packed.append(DenseRows(stop - start, 1, "float32" if plan.storage == "float32" else "float16"))
-        elif plan.storage == "mixed":
-            packed.append(mixed_bit_rows(part, plan.runs(band)))
-        else:
-            packed.append(stored_rows(part, plan.storage))
-    return [rows.to(coefficients.device) for rows in packed]
+def _empty(plan: _Plan, width: int) -> Rows:
+    storage = plan.storage if plan.storage in FLOATS else f"int{PROJECTION_BITS}"
+    return FactorisedRows(BandedRows(plan.bands(None), ranked=False), empty_rows(storage, plan.rank, width, width))
 
 
 def _projection(packed: Rows, rows: Tensor, weights: Tensor, start: Tensor, storage: str) -> Rows:
@@ -241,9 +285,7 @@ def _projection(packed: Rows, rows: Tensor, weights: Tensor, start: Tensor, stor
         towards += weighted.T @ rows[ids].double()
     ridge = 1e-3 * both.diagonal().mean().clamp(min=1e-30) * torch.eye(rank, dtype=torch.float64, device=rows.device)
     best = torch.linalg.solve(both + ridge, towards + ridge @ start.double()).float()
-    if storage in FLOATS:
-        return DenseRows.of(best, storage)
-    return quantise_rows(best, PROJECTION_BITS, group_size=best.shape[1])
+    return stored_rows(best, storage if storage in FLOATS else f"int{PROJECTION_BITS}", group_size=best.shape[1])
 
 
 @dataclass(frozen=True)
@@ -255,5 +297,4 @@ class Bits(Method):
     def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
         for storage in ("float32",) if budget.floats_only else ("mixed", "int4", "int8"):
             label = "bits by importance" if storage == "mixed" else f"ranks by frequency, {storage}"
-            make = partial(transform_table, source.matrix, budget.bytes)
-            yield candidate(label, source, partial(make, storage=storage, sensitivity=source.sensitivity))
+            yield Candidate(label, partial(transform_table, source, budget.bytes, storage=storage))

@@ -1,8 +1,9 @@
-"""The vectors of an embedding packed into few bytes, by any method."""
+"""The ways of packing a table, by name, and the vectors of an embedding packed by one of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,11 +11,50 @@ import torch
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.tables.budget import Budget
-from torchdefine.tables.code_learning import Codes
+from torchdefine.spelling import did_you_mean
+from torchdefine.tables.bits import Bits
+from torchdefine.tables.codes import Codes
 from torchdefine.tables.compact_table import CompactTable
-from torchdefine.tables.methods import table_method
-from torchdefine.tables.source import Counts, Source, as_weights, lost_variance
+from torchdefine.tables.low_rank import FrequentRows, LowRank
+from torchdefine.tables.quantised import Quantised
+from torchdefine.tables.source import Budget, Counts, Method, Source, as_weights, lost_variance
+from torchdefine.tables.units import FittedUnit
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method as a menu shows it."""
+
+    kind: type[Method]
+    summary: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    quick: bool = True
+    """Made in seconds, not minutes."""
+    in_fit: bool = True
+    """False for a size that another entry tries too."""
+
+
+METHODS: dict[str, Entry] = {
+    "bits": Entry(Bits, "rotated, then 0 to 8 bits a number by importance; loses least in most tables"),
+    "svd": Entry(LowRank, "a low rank"),
+    "frequent": Entry(FrequentRows, "frequent rows whole, a low rank for the rest"),
+    "int": Entry(Quantised, "as many bits a number as fit, a step for each row or each 32 numbers"),
+    "int8": Entry(Quantised, "8 bits a number, a step for each 32", {"bits": 8}, in_fit=False),
+    "int4": Entry(Quantised, "4 bits a number, a step for each 32", {"bits": 4}, in_fit=False),
+    "define": Entry(FittedUnit, "a narrow table through a DeFINE unit, fitted", quick=False),
+    "mlp": Entry(FittedUnit, "a narrow table through an MLP, fitted", {"unit": "mlp"}, quick=False),
+    "codes": Entry(
+        Codes, "one of K entries from each of M codebooks, summed; learnt (Shu & Nakayama, 2018)", quick=False
+    ),
+}
+
+
+def table_method(name: str, **settings: Any) -> Method:
+    """A method, with settings of its own in place of the usual ones."""
+    if name not in METHODS:
+        raise UserError(f"The method {name!r} is unknown{did_you_mean(name, METHODS)}")
+    entry = METHODS[name]
+    return entry.kind(**{**entry.settings, **settings})
 
 
 @dataclass(frozen=True)
@@ -63,19 +103,11 @@ def compress_embedding(
         )
     with embedding.computing():
         matrix = embedding.table(dtype=torch.float32)  # (V, m)
-    source = Source(matrix, counts, padding_idx=embedding.padding_idx)
-    best = next(packing.within(source, allowed), None)
+    best = next(packing.within(Source(matrix, counts, padding_idx=embedding.padding_idx), allowed), None)
     if best is None:
         raise UserError(f"No {method} of this table fits {allowed.bytes:,} bytes: ask for more, or another method.")
     table = best.build(progress)
-    weights = None if counts is None else as_weights(counts, matrix, power=1.0)  # as often as they occur
-    return Compressed(
-        table,
-        method,
-        best.label,
-        table.stored_bytes,
-        whole,
-        sum(4 * part.numel() for part in embedding.map.parameters()),  # type: ignore[attr-defined]
-        lost_variance(table, matrix),
-        None if weights is None else lost_variance(table, matrix, weights),
-    )
+    map_numbers = sum(part.numel() for part in embedding.map.parameters())  # type: ignore[attr-defined]
+    by_use = None if counts is None else lost_variance(table, matrix, as_weights(counts, matrix, power=1.0))
+    lost = lost_variance(table, matrix), by_use
+    return Compressed(table, method, best.label, table.stored_bytes, whole, 4 * map_numbers, *lost)

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.tables.budget import Budget
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.rows import FLOATS, DenseRows, Rows, frozen, pack, packed_width, stored_as, unpack
-from torchdefine.tables.source import Candidate, Method, Source, TableLike, as_matrix, candidate, centred
+from torchdefine.tables.source import Budget, Candidate, Known, Method, Source, TableLike, centred
 
-STORAGES = (*FLOATS, *(f"int{bits}" for bits in range(8, 0, -1)))
-"""How rows can be held, by name."""
 GROUP = 32
+_BITS = {f"int{bits}": bits for bits in range(8, 0, -1)}
 ROWS_AT_ONCE = 8_192
 _CLIPS = {1: (0.6, 1.1), 2: (0.5, 1.0), 3: (0.6, 1.0), 4: (0.7, 1.0)}  # where the best step lies, by bits
 _STEPS_TRIED = 12
@@ -34,9 +33,8 @@ class QuantisedRows(Rows):
         super().__init__(num_rows, width)
         self.bits, self.group_size = bits, min(group_size, width)
         self.own_codes, self.num_groups = num_rows * width, -(-width // self.group_size)
-        self.register_buffer("codes", torch.zeros(num_rows, packed_width(width, bits), dtype=torch.uint8))
+        self.codes: Tensor = nn.Buffer(torch.zeros(num_rows, packed_width(width, bits), dtype=torch.uint8))
         self.steps = frozen(torch.zeros(num_rows, self.num_groups, dtype=torch.float16))
-        self.codes: Tensor
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         codes = unpack(self.codes[rows], self.bits, self.width).to(dtype)  # (…, width)
@@ -54,7 +52,7 @@ def quantise_rows(
     for start in range(0, len(matrix), ROWS_AT_ONCE):
         chunk = matrix[start : start + ROWS_AT_ONCE].float()
         spare = made.num_groups * made.group_size - made.width
-        grouped = torch.nn.functional.pad(chunk, (0, spare)).unflatten(-1, (made.num_groups, made.group_size))
+        grouped = nn.functional.pad(chunk, (0, spare)).unflatten(-1, (made.num_groups, made.group_size))
         steps = stored_as(best_steps(grouped, bits), torch.float16)  # (rows, groups)
         codes = nearest_codes(grouped, steps.float().unsqueeze(-1), bits).flatten(-2)[:, : made.width]
         made.codes[start : start + len(chunk)] = pack(codes, bits)
@@ -86,40 +84,42 @@ def best_steps(grouped: Tensor, bits: int) -> Tensor:
     return best
 
 
-def stored_rows(matrix: Tensor, how: str, group_size: int = 32) -> Rows:
+def stored_rows(matrix: Tensor, how: str, group_size: int = GROUP) -> Rows:
     """Rows as ``float32``, ``float16``, ``bfloat16``, or ``int8`` … ``int1`` in groups."""
     if how in FLOATS:
         return DenseRows.of(matrix, how)
-    if how in STORAGES:
-        return quantise_rows(matrix, int(how.removeprefix("int")), group_size)
-    raise UserError(f"Rows cannot be stored as {how!r}: use one of {', '.join(STORAGES)}.")
+    if how not in _BITS:
+        raise UserError(f"Rows cannot be stored as {how!r}: use one of {', '.join((*FLOATS, *_BITS))}.")
+    return quantise_rows(matrix, _BITS[how], group_size)
 
 
-def empty_rows(storage: str, rows: int, width: int, group: int = 32) -> Rows:
+def empty_rows(how: str, rows: int, width: int, group_size: int = GROUP) -> Rows:
     """Rows without values, as ``stored_rows`` would hold them."""
-    if storage in FLOATS:
-        return DenseRows(rows, width, storage)
-    return QuantisedRows(rows, width, int(storage.removeprefix("int")), group)
+    if how in FLOATS:
+        return DenseRows(rows, width, how)
+    return QuantisedRows(rows, width, _BITS[how], group_size)
 
 
-def dense_table(table: TableLike, dtype: str = "float16", *, padding_idx: int | None = None) -> CompactTable:
+def dense_table(table: TableLike | Source, dtype: str = "float16", **known: Unpack[Known]) -> CompactTable:
     """The table as it is, in another number type."""
-    return CompactTable(DenseRows.of(as_matrix(table), dtype), padding_idx=padding_idx)
+    source = Source.of(table, **known)
+    return CompactTable(DenseRows.of(source.matrix, dtype), padding_idx=source.padding_idx)
 
 
 def quantised_table(
-    table: TableLike,
+    table: TableLike | Source,
     bits: int = 4,
-    group_size: int = 32,
+    group_size: int = GROUP,
     *,
-    padding_idx: int | None = None,
     progress: Progress | None = None,
+    **known: Unpack[Known],
 ) -> CompactTable:
     """Every number in ``bits`` bits, with a float16 step for each ``group_size`` of them."""
     if not 1 <= bits <= 8 or group_size < 1:
         raise UserError(f"{bits} bits in groups of {group_size} make no table: use 1 to 8 bits in groups of 32, say.")
-    rows, mean = centred(as_matrix(table))
-    return CompactTable(quantise_rows(rows, bits, group_size, progress), mean, padding_idx)
+    source = Source.of(table, **known)
+    rows, mean = centred(source.matrix)
+    return CompactTable(quantise_rows(rows, bits, group_size, progress), mean, source.padding_idx)
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,14 @@ class Quantised(Method):
         rows, width = source.matrix.shape
         if budget.floats_only:
             return
-        for group in sorted({width, GROUP}, reverse=True) if self.bits is None else (GROUP,):
-            choices = range(1, 9) if self.bits is None else (self.bits,)
-            fitting = [bits for bits in choices if table_bytes(QuantisedRows, rows, width, bits, group) <= budget.bytes]
-            if fitting and (group <= width or self.bits):
+        groups, choices = ((width, GROUP) if width > GROUP else (width,)), range(1, 9)
+        if self.bits is not None:
+            groups, choices = (GROUP,), range(self.bits, self.bits + 1)
+        for group in groups:
+            fitting = [bits for bits in choices if budget.fits(partial(QuantisedRows, rows, width, bits, group))]
+            if fitting:
                 label = f"int{fitting[-1]}, a step a {'row' if group == width else f'{group} numbers'}"
-                make = partial(quantised_table, source.matrix, fitting[-1], group)
-                yield candidate(label, source, make, counted=False, reports=True)
+                yield Candidate(label, partial(quantised_table, source, fitting[-1], group), reports=True)
 
     def usual_bytes(self, rows: int, width: int) -> int | None:
-        return None if self.bits is None else table_bytes(QuantisedRows, rows, width, self.bits, GROUP)
+        return None if self.bits is None else table_bytes(partial(QuantisedRows, rows, width, self.bits, GROUP))
