@@ -3,6 +3,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from torchdefine.tables import (
     CodeLearning,
     Entry,
     Method,
-    Source,
     UnitFitting,
     compress_embedding,
     dense_table,
@@ -114,8 +114,8 @@ class Halves(Method):
 
     dtype: str = "float16"
 
-    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
-        yield Candidate(self.dtype, lambda: dense_table(source, self.dtype))
+    def within(self, rows: int, width: int, budget: Budget) -> Iterator[Candidate]:
+        yield Candidate(self.dtype, partial(dense_table, dtype=self.dtype))
 
 
 def test_a_new_method_is_an_object_and_a_line(run_copy: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

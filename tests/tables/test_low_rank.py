@@ -3,7 +3,7 @@ import torch
 
 from torchdefine.config import Config
 from torchdefine.embedding import MLPConfig, UnitConfig
-from torchdefine.tables import DenseRows, frequent_rows_table, svd_table
+from torchdefine.tables import DenseRows, svd_table
 from torchdefine.tables.low_rank import principal_directions
 from torchdefine.tables.source import as_weights
 from torchdefine.tables.units import UnitRows
@@ -35,7 +35,7 @@ def test_weights_grow_more_slowly_than_counts() -> None:
 
 def test_frequent_rows_are_kept_whole() -> None:
     x, counts = torch.randn(70, 24), torch.randperm(70)
-    table = frequent_rows_table(x, 4, 9, counts=counts)
+    table = svd_table(x, 4, 9, counts=counts)
     frequent = counts.argsort(descending=True)[:9]
     torch.testing.assert_close(table(frequent), x[frequent], rtol=1e-6, atol=1e-6)
     assert (table(torch.arange(70)) - x).abs().max() > 0.1

@@ -6,7 +6,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -67,7 +67,7 @@ def fit(
     planned = list(_planned(methods, source, allowed))
     if not planned:
         raise _too_little(allowed, _least_budget(methods, source, allowed))
-    best = _all_measured(planned, judge, options.polish is not None, progress)
+    best = _all_measured(planned, source, judge, options.polish is not None, progress)
     if best is None:
         least = _least_budget(methods, source, allowed)
         if least is not None and least > allowed.bytes:
@@ -82,11 +82,12 @@ def fit(
 
 
 def _planned(methods: Mapping[str, Method], source: Source, budget: Budget) -> Iterator[tuple[str, Candidate]]:
-    return ((name, one) for name, method in methods.items() for one in method.within(source, budget))
+    rows, width = source.matrix.shape
+    return ((name, one) for name, method in methods.items() for one in method.within(rows, width, budget))
 
 
 def _all_measured(
-    planned: Sequence[tuple[str, Candidate]], judge: _Judge, polish: bool, progress: Progress | None
+    planned: Sequence[tuple[str, Candidate]], source: Source, judge: _Judge, polish: bool, progress: Progress | None
 ) -> tuple[Measured, CompactTable] | None:
     """Make and measure all candidates; the best of them."""
     best: tuple[Measured, CompactTable] | None = None
@@ -94,7 +95,7 @@ def _all_measured(
     for index, (method, candidate) in enumerate(planned):
         began = time.monotonic()
         try:
-            made = candidate.build(_within(progress, index, total))
+            made = candidate.build(replace(source, progress=_within(progress, index, total)))
         except UserError as error:  # a size that this table is too small for
             judge.skipped.append(Skipped(candidate.label, str(error)))
             continue

@@ -30,7 +30,6 @@ from torchdefine.tables.rows import (
     in_order,
     pack,
     packed_width,
-    place_type,
     stored_as,
     unpack,
 )
@@ -58,6 +57,16 @@ STEADINESS = 0.05
 """The even sensitivity added to a measured one, relative to its mean, so that no direction is forgotten."""
 LOSSES = (1.0, 0.3634, 0.1175, 0.03454, 0.009497, 0.002499, 0.000642, 0.000163, 0.0000412)
 """What is left of a normal variable's variance after rounding to the best 2^bits levels, for 0 to 8 bits."""
+
+Ladder = tuple[tuple[float, ...], tuple[float, ...]]
+"""Steps of increasing bits for a number, and the fraction of its variance that each still loses: a convex curve."""
+LADDERS: dict[str, Ladder] = {
+    "mixed": (tuple(range(9)), LOSSES),
+    "int4": ((0, 4.5), (1.0, 0.012)),  # with a float16 step for 32 numbers
+    "int8": ((0, 8.5), (1.0, 0.0001)),
+    "float16": ((0, 16), (1.0, 0.0)),
+    "float32": ((0, 32), (1.0, 0.0)),
+}
 
 
 class MixedBitRows(Rows):
@@ -121,56 +130,6 @@ def fitted_levels(values: Tensor, bits: int) -> Tensor:
     return levels
 
 
-@dataclass(frozen=True)
-class Ladder:
-    """Steps of increasing bits for a number, and the fraction of its variance that each still loses: a convex curve."""
-
-    bits: tuple[float, ...]
-    losses: tuple[float, ...]
-
-
-LADDERS = {
-    "mixed": Ladder(tuple(range(9)), LOSSES),
-    "int4": Ladder((0, 4.5), (1.0, 0.012)),  # with a float16 step for 32 numbers
-    "int8": Ladder((0, 8.5), (1.0, 0.0001)),
-    "float16": Ladder((0, 16), (1.0, 0.0)),
-    "float32": Ladder((0, 32), (1.0, 0.0)),
-}
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The ladder's step of every band and block of columns, and the first row of every band."""
-
-    edges: list[int]
-    steps: Tensor  # (bands, blocks), the highest first
-    storage: str
-
-    @property
-    def rank(self) -> int:
-        """The most columns of a band."""
-        return int((self.steps > 0).sum(1).max()) * block_of(self.storage)
-
-    def bands(self, coefficients: Tensor | None) -> list[Rows]:
-        """The rows of each band as planned; None makes rows without values, which show what they would take."""
-        made = []
-        for steps, (start, stop) in zip(self.steps, pairwise(self.edges), strict=True):
-            used = steps[steps > 0]
-            part = None if coefficients is None else coefficients[start:stop, : len(used) * block_of(self.storage)]
-            made.append(_band(used, self.storage, stop - start, part))
-        return made
-
-
-def _band(steps: Tensor, storage: str, count: int, part: Tensor | None) -> Rows:
-    if not len(steps):  # a band that gets no bits: its rows are the mean
-        return DenseRows(count, 1, "float32" if storage == "float32" else "float16")
-    if storage == "mixed":
-        runs = [[int(bits), int((steps == bits).sum()) * BLOCK] for bits in steps.unique().flip(0)]
-        return MixedBitRows(count, runs) if part is None else mixed_bit_rows(part, runs)
-    columns = len(steps) * block_of(storage)
-    return empty_rows(storage, count, columns) if part is None else stored_rows(part, storage)
-
-
 @torch.no_grad()
 def transform_table(
     table: TableLike | Source, budget: int, *, storage: str = "mixed", **known: Unpack[Known]
@@ -192,11 +151,13 @@ def transform_table(
         directions, (0, 0, 0, -len(directions) % block_of(storage))
     )  # the last block may be part empty
     coefficients = ((rows @ root) @ directions.T)[order]  # (V, r), columns in order of variance
-    places = 0 if in_order(order) else len(order) * place_type(len(order)).itemsize
-    plan = _plan(coefficients, weights[order], rows.shape[1], budget - 4 * rows.shape[1] - places, storage)
-    bands = [band.to(rows.device) for band in plan.bands(coefficients)]
-    rebuilt = in_bands(bands, order)
-    projection = _projection(rebuilt, rows, weights, (directions @ back)[: plan.rank], storage)
+    ranked = not in_order(order)
+    beside = table_bytes(lambda: BandedRows([DenseRows(*rows.shape)], ranked)) - 4 * rows.numel()  # mean and places
+    edges = band_edges(len(rows))
+    steps = _affordable_steps(coefficients, weights[order], edges, rows.shape[1], budget - beside, storage)
+    rebuilt = in_bands([band.to(rows.device) for band in _bands(steps, edges, storage, coefficients)], order)
+    rank = int((steps > 0).sum(1).max()) * block_of(storage)
+    projection = _projection(rebuilt, rows, weights, (directions @ back)[:rank], storage)
     return CompactTable(FactorisedRows(rebuilt, projection), mean, source.padding_idx)
 
 
@@ -232,9 +193,8 @@ def allocate(importance: Tensor, rows: Tensor, ladder: Ladder, budget_bits: floa
     the ladder is convex, taking the steps in order of savings per bit is optimal until one is too expensive; then its
     column stays as it is, and cheaper ones go on.
     """
-    more_bits = torch.tensor(ladder.bits, dtype=torch.float64).diff()
-    less_loss = -torch.tensor(ladder.losses, dtype=torch.float64).diff()
-    saved_by_bit = importance.double().cpu().unsqueeze(-1) * (less_loss / more_bits)  # (bands, columns, steps)
+    more_bits, more_loss = (torch.tensor(one, dtype=torch.float64).diff() for one in ladder)
+    saved_by_bit = importance.double().cpu().unsqueeze(-1) * (-more_loss / more_bits)  # (bands, columns, steps)
     price = (rows.double().cpu()[:, None, None] * more_bits).expand_as(saved_by_bit)
     order = saved_by_bit.flatten().argsort(descending=True)
     prices, left, steps = price.flatten().tolist(), budget_bits, len(more_bits)
@@ -247,30 +207,56 @@ def allocate(importance: Tensor, rows: Tensor, ladder: Ladder, budget_bits: floa
     return torch.tensor(taken).reshape(importance.shape)
 
 
-def _plan(coefficients: Tensor, weights: Tensor, width: int, budget: int, storage: str) -> _Plan:
-    """Spend the budget; scales and the projection take some of it, so the rest is found by bisection."""
-    edges, block = band_edges(len(coefficients)), block_of(storage)
+def _affordable_steps(
+    coefficients: Tensor, weights: Tensor, edges: list[int], width: int, budget: int, storage: str
+) -> Tensor:
+    """The ladder's steps for every band and block of columns, the highest first: (bands, blocks).
+
+    Scales and the projection take some of the budget, so how much the numbers may take is found by bisection.
+    """
+    block = block_of(storage)
     means = [(weights[a:b, None] * coefficients[a:b].square()).mean(0) for a, b in pairwise(edges)]
     importance = torch.stack(means).unflatten(1, (-1, block)).mean(-1)  # (bands, blocks)
     sizes = torch.tensor(edges).diff()
     low, high = 0.0, float(budget)
     best, most = None, 0
+
+    def empty() -> Rows:
+        rank = int((steps > 0).sum(1).max()) * block
+        bands = BandedRows(_bands(steps, edges, storage, None), ranked=False)
+        return FactorisedRows(bands, empty_rows(_of_projection(storage), rank, width, width))
+
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        steps = allocate(importance, sizes * block, LADDERS[storage], 8 * middle)
-        plan = _Plan(edges, steps.sort(dim=1, descending=True).values, storage)
-        size = table_bytes(partial(_empty, plan, width)) - 4 * width  # beside the mean
+        steps = allocate(importance, sizes * block, LADDERS[storage], 8 * middle).sort(dim=1, descending=True).values
+        size = table_bytes(empty) - 4 * width  # beside the mean
         low, high = (low, middle) if size > budget else (middle, high)
         if most < size <= budget:
-            best, most = plan, size
-    if best is None or not best.steps.any():
+            best, most = steps, size
+    if best is None or not best.any():
         raise UserError(f"{max(budget, 0)} bytes beside mean and places are too few for any column: allow more.")
     return best
 
 
-def _empty(plan: _Plan, width: int) -> Rows:
-    storage = plan.storage if plan.storage in FLOATS else f"int{PROJECTION_BITS}"
-    return FactorisedRows(BandedRows(plan.bands(None), ranked=False), empty_rows(storage, plan.rank, width, width))
+def _bands(steps: Tensor, edges: list[int], storage: str, coefficients: Tensor | None) -> list[Rows]:
+    """Each band's rows in as many columns and bits as its steps say; without coefficients, rows without values."""
+    made: list[Rows] = []
+    for row, (start, stop) in zip(steps, pairwise(edges), strict=True):
+        used, count = row[row > 0], stop - start
+        columns = len(used) * block_of(storage)
+        part = None if coefficients is None else coefficients[start:stop, :columns]
+        if not columns:  # a band that gets no bits: its rows are the mean
+            made.append(DenseRows(count, 1, "float32" if storage == "float32" else "float16"))
+        elif storage == "mixed":
+            runs = [[int(bits), int((used == bits).sum()) * BLOCK] for bits in used.unique().flip(0)]
+            made.append(MixedBitRows(count, runs) if part is None else mixed_bit_rows(part, runs))
+        else:
+            made.append(empty_rows(storage, count, columns) if part is None else stored_rows(part, storage))
+    return made
+
+
+def _of_projection(storage: str) -> str:
+    return storage if storage in FLOATS else f"int{PROJECTION_BITS}"
 
 
 def _projection(packed: Rows, rows: Tensor, weights: Tensor, start: Tensor, storage: str) -> Rows:
@@ -285,7 +271,7 @@ def _projection(packed: Rows, rows: Tensor, weights: Tensor, start: Tensor, stor
         towards += weighted.T @ rows[ids].double()
     ridge = 1e-3 * both.diagonal().mean().clamp(min=1e-30) * torch.eye(rank, dtype=torch.float64, device=rows.device)
     best = torch.linalg.solve(both + ridge, towards + ridge @ start.double()).float()
-    return stored_rows(best, storage if storage in FLOATS else f"int{PROJECTION_BITS}", group_size=best.shape[1])
+    return stored_rows(best, _of_projection(storage), group_size=best.shape[1])
 
 
 @dataclass(frozen=True)
@@ -294,7 +280,7 @@ class Bits(Method):
 
     sure_of_its_size: ClassVar[bool] = False
 
-    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
+    def within(self, rows: int, width: int, budget: Budget) -> Iterator[Candidate]:
         for storage in ("float32",) if budget.floats_only else ("mixed", "int4", "int8"):
             label = "bits by importance" if storage == "mixed" else f"ranks by frequency, {storage}"
-            yield Candidate(label, partial(transform_table, source, budget.bytes, storage=storage))
+            yield Candidate(label, partial(transform_table, budget=budget.bytes, storage=storage))

@@ -93,9 +93,7 @@ def coded_table(
     table: TableLike | Source,
     codebooks: int = 32,
     entries: int = 16,
-    *,
     learning: CodeLearning | None = None,
-    progress: Progress | None = None,
     **known: Unpack[Known],
 ) -> CompactTable:
     """Compositional codes: each row is a sum of one entry from each codebook."""
@@ -103,7 +101,7 @@ def coded_table(
     source = Source.of(table, **known)
     weights = None if source.counts is None else source.weights()
     rows, mean = centred(source.matrix, weights)
-    coded = learn_code_rows(rows, codebooks, entries, learning=learning, weights=weights, progress=progress)
+    coded = learn_code_rows(rows, codebooks, entries, learning=learning, weights=weights, progress=source.progress)
     return CompactTable(coded, mean, source.padding_idx)
 
 
@@ -270,14 +268,12 @@ def best_entries(points: Tensor, codes: Tensor, books: Tensor, mass: Tensor) -> 
     """
     count, entries, width = books.shape
     total = count * entries
-    offsets = torch.arange(0, total, entries, device=codes.device)
     both = torch.zeros(total, total, dtype=torch.float64, device=points.device)
     towards = torch.zeros(total, width, dtype=torch.float64, device=points.device)
     old = books.flatten(0, 1).double()
     for start in range(0, len(points), ROWS_AT_ONCE):
         here = slice(start, start + ROWS_AT_ONCE)
-        chosen = torch.zeros(len(points[here]), total, device=points.device)
-        chosen.scatter_(1, codes[here] + offsets, 1.0)  # (rows, M K) of zeros and ones
+        chosen = F.one_hot(codes[here], entries).flatten(1).float()  # (rows, M K)
         weighted = chosen * mass[here, None]
         both += (chosen.T @ weighted).double()
         towards += (weighted.T @ points[here]).double()
@@ -340,13 +336,12 @@ class Codes(Method):
     def __post_init__(self) -> None:
         check_codes(self.codebooks, self.entries)
 
-    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
-        rows, width = source.matrix.shape
+    def within(self, rows: int, width: int, budget: Budget) -> Iterator[Candidate]:
         most = max(MOST_CODEBOOKS, self.codebooks)
         books = budget.largest(most, lambda books: CodedRows(rows, width, books, self.entries))
         if books and rows >= self.entries and not budget.floats_only:
-            make = partial(coded_table, source, books, self.entries, learning=self.training)
-            yield Candidate(f"codes {books} × {self.entries}", make, reports=True)
+            make = partial(coded_table, codebooks=books, entries=self.entries, learning=self.training)
+            yield Candidate(f"codes {books} × {self.entries}", make)
 
     def usual_bytes(self, rows: int, width: int) -> int:
         return table_bytes(partial(CodedRows, rows, width, self.codebooks, self.entries))

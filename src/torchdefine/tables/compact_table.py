@@ -18,6 +18,7 @@ from torchdefine.tables.rows import Rows, frozen, rows_from
 
 FORMAT = "torchdefine compact table"
 FORMAT_VERSION = 1
+_HASHED_AT_ONCE = 1 << 20  # numbers
 
 
 class CompactTable(torch.nn.Module):
@@ -72,7 +73,9 @@ class CompactTable(torch.nn.Module):
         """Write one safetensors file, whole or not at all; ``facts`` say what the table was made from."""
         tensors = self.state_dict()
         header = {"config": json.dumps(self.to_config()), "facts": json.dumps(dict(facts or {}))}
-        write_safetensors(Path(path), tensors, {"format": FORMAT, "tensors_sha256": _sha256(tensors), **header})
+        write_safetensors(
+            Path(path), tensors, {"format": FORMAT, "tensors_sha256": sha256_of_tensors(tensors), **header}
+        )
 
 
 def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> CompactTable:
@@ -96,7 +99,7 @@ def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> Comp
                 made_for = f"{name.removesuffix('_sha256')} {_shortened(stored.get(name))}, not {_shortened(value)}"
                 raise UserError(f"The table {path} was made for {made_for}: make it again.")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if header.get("tensors_sha256") != _sha256(tensors):
+        if header.get("tensors_sha256") != sha256_of_tensors(tensors):
             raise ValueError("its numbers are not those that were written")
         with torch.device("meta"):  # the file's tensors replace these, so nothing is allocated twice
             table = CompactTable.from_config(json.loads(header["config"]))
@@ -116,11 +119,13 @@ def table_bytes(empty: Callable[[], Rows]) -> int:
         return CompactTable(empty()).stored_bytes
 
 
-def _sha256(tensors: Mapping[str, Tensor]) -> str:
+def sha256_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of names, shapes, types and values."""
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        for part in tensor.detach().reshape(-1).split(_HASHED_AT_ONCE):  # little memory beside the tensor on a GPU
+            digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -15,7 +15,7 @@ from torchdefine.spelling import did_you_mean
 from torchdefine.tables.bits import Bits
 from torchdefine.tables.codes import Codes
 from torchdefine.tables.compact_table import CompactTable
-from torchdefine.tables.low_rank import FrequentRows, LowRank
+from torchdefine.tables.low_rank import LowRank
 from torchdefine.tables.quantised import Quantised
 from torchdefine.tables.source import Budget, Counts, Method, Source, as_weights, lost_variance
 from torchdefine.tables.units import FittedUnit
@@ -37,7 +37,7 @@ class Entry:
 METHODS: dict[str, Entry] = {
     "bits": Entry(Bits, "rotated, then 0 to 8 bits a number by importance; loses least in most tables"),
     "svd": Entry(LowRank, "a low rank"),
-    "frequent": Entry(FrequentRows, "frequent rows whole, a low rank for the rest"),
+    "frequent": Entry(LowRank, "frequent rows whole, a low rank for the rest", {"kept": (0.05, 0.15)}),
     "int": Entry(Quantised, "as many bits a number as fit, a step for each row or each 32 numbers"),
     "int8": Entry(Quantised, "8 bits a number, a step for each 32", {"bits": 8}, in_fit=False),
     "int4": Entry(Quantised, "4 bits a number, a step for each 32", {"bits": 4}, in_fit=False),
@@ -101,12 +101,12 @@ def compress_embedding(
         raise UserError(
             f"{method} would take {allowed.bytes:,} bytes, and the vectors themselves take {whole:,}: ask for less."
         )
-    with embedding.computing():
-        matrix = embedding.table(dtype=torch.float32)  # (V, m)
-    best = next(packing.within(Source(matrix, counts, padding_idx=embedding.padding_idx), allowed), None)
+    best = next(packing.within(*shape, allowed), None)
     if best is None:
         raise UserError(f"No {method} of this table fits {allowed.bytes:,} bytes: ask for more, or another method.")
-    table = best.build(progress)
+    with embedding.computing():
+        matrix = embedding.table(dtype=torch.float32)  # (V, m)
+    table = best.build(Source(matrix, counts, padding_idx=embedding.padding_idx, progress=progress))
     map_numbers = sum(part.numel() for part in embedding.map.parameters())  # type: ignore[attr-defined]
     by_use = None if counts is None else lost_variance(table, matrix, as_weights(counts, matrix, power=1.0))
     lost = lost_variance(table, matrix), by_use

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -34,28 +34,20 @@ class FactorisedRows(Rows):
 
 
 def svd_table(
-    table: TableLike | Source, rank: int, *, storage: str = "float32", **known: Unpack[Known]
+    table: TableLike | Source, rank: int, kept: int = 0, *, storage: str = "float32", **known: Unpack[Known]
 ) -> CompactTable:
-    """The best table of rank ``rank``, weighted by ``counts`` where given; both factors as ``storage`` says.
+    """The best table of rank ``rank``, weighted by ``counts`` where given; its ``kept`` most frequent rows stay whole.
 
     ``storage`` is float32, float16, bfloat16, or int8 … int1; the projection is never packed below int8.
     """
     source = Source.of(table, **known)
-    weights = source.weights()
-    rows, mean = centred(source.matrix, weights)
-    return CompactTable(_low_rank(rows, rank, weights, storage), mean, source.padding_idx)
-
-
-def frequent_rows_table(
-    table: TableLike | Source, rank: int, kept: int, *, storage: str = "float32", **known: Unpack[Known]
-) -> CompactTable:
-    """The ``kept`` rows with the largest ``counts`` whole, the rest of rank ``rank``; all of it as ``storage`` says."""
-    source = Source.of(table, **known)
-    if not 0 < kept < len(source.matrix):
+    if not 0 <= kept < len(source.matrix):
         count = len(source.matrix)
-        raise UserError(f"{kept} rows of {count} cannot be kept whole: use 1 to {count - 1}.")
+        raise UserError(f"{kept} rows of {count} cannot be kept whole: use 0 to {count - 1}.")
     weights = source.weights()
     rows, mean = centred(source.matrix, weights)
+    if not kept:
+        return CompactTable(_low_rank(rows, rank, weights, storage), mean, source.padding_idx)
     order = by_frequency(weights)
     whole, rest = order[:kept], order[kept:]
     bands = [stored_rows(rows[whole], storage), _low_rank(rows[rest], rank, weights[rest], storage)]
@@ -90,34 +82,20 @@ def principal_directions(matrix: Tensor, rank: int, weights: Tensor | None = Non
 
 @dataclass(frozen=True)
 class LowRank(Method):
-    """The highest rank that fits, in 8 bits and in 4, or in float32."""
+    """The highest rank that fits, in 8 bits and in 4, or in float32; ``kept`` are fractions of the rows kept whole."""
 
-    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
-        for storage in _storages(budget):
-            rank = budget.largest(source.matrix.shape[1], partial(_empty, *source.matrix.shape, storage, 0))
+    kept: tuple[float, ...] = ()
+
+    def within(self, rows: int, width: int, budget: Budget) -> Iterator[Candidate]:
+        storages = ("float32",) if budget.floats_only else ("int8", "int4")
+        sizes = [(0, storage) for storage in storages]
+        if self.kept:
+            sizes = [(kept, storages[-1]) for fraction in self.kept if (kept := int(fraction * rows))]
+        for kept, storage in sizes:
+            rank = budget.largest(width, partial(_empty, rows, width, storage, kept))
             if rank:
-                yield Candidate(f"SVD {rank}, {storage}", partial(svd_table, source, rank, storage=storage))
-
-
-@dataclass(frozen=True)
-class FrequentRows(Method):
-    """A fraction of the rows whole, and the highest rank that fits beside them for the others."""
-
-    fractions: ClassVar[tuple[float, ...]] = (0.05, 0.15)
-
-    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
-        rows, width = source.matrix.shape
-        storage = _storages(budget)[-1]  # the smallest
-        for kept in (int(fraction * rows) for fraction in self.fractions):
-            rank = budget.largest(width, partial(_empty, rows, width, storage, kept)) if kept else 0
-            if rank:
-                label = f"{kept} rows whole, rest SVD {rank}, {storage}"
-                yield Candidate(label, partial(frequent_rows_table, source, rank, kept, storage=storage))
-
-
-def _storages(budget: Budget) -> tuple[str, ...]:
-    """How the numbers of a low rank may be held."""
-    return ("float32",) if budget.floats_only else ("int8", "int4")
+                label = f"{kept} rows whole, rest SVD {rank}, {storage}" if kept else f"SVD {rank}, {storage}"
+                yield Candidate(label, partial(svd_table, rank=rank, kept=kept, storage=storage))
 
 
 def _empty(rows: int, width: int, storage: str, kept: int, rank: int) -> Rows:

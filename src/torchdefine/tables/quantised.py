@@ -107,19 +107,14 @@ def dense_table(table: TableLike | Source, dtype: str = "float16", **known: Unpa
 
 
 def quantised_table(
-    table: TableLike | Source,
-    bits: int = 4,
-    group_size: int = GROUP,
-    *,
-    progress: Progress | None = None,
-    **known: Unpack[Known],
+    table: TableLike | Source, bits: int = 4, group_size: int = GROUP, **known: Unpack[Known]
 ) -> CompactTable:
     """Every number in ``bits`` bits, with a float16 step for each ``group_size`` of them."""
     if not 1 <= bits <= 8 or group_size < 1:
         raise UserError(f"{bits} bits in groups of {group_size} make no table: use 1 to 8 bits in groups of 32, say.")
     source = Source.of(table, **known)
     rows, mean = centred(source.matrix)
-    return CompactTable(quantise_rows(rows, bits, group_size, progress), mean, source.padding_idx)
+    return CompactTable(quantise_rows(rows, bits, group_size, source.progress), mean, source.padding_idx)
 
 
 @dataclass(frozen=True)
@@ -128,8 +123,7 @@ class Quantised(Method):
 
     bits: int | None = None
 
-    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
-        rows, width = source.matrix.shape
+    def within(self, rows: int, width: int, budget: Budget) -> Iterator[Candidate]:
         if budget.floats_only:
             return
         groups, choices = ((width, GROUP) if width > GROUP else (width,)), range(1, 9)
@@ -139,7 +133,7 @@ class Quantised(Method):
             fitting = [bits for bits in choices if budget.fits(partial(QuantisedRows, rows, width, bits, group))]
             if fitting:
                 label = f"int{fitting[-1]}, a step a {'row' if group == width else f'{group} numbers'}"
-                yield Candidate(label, partial(quantised_table, source, fitting[-1], group), reports=True)
+                yield Candidate(label, partial(quantised_table, bits=fitting[-1], group_size=group))
 
     def usual_bytes(self, rows: int, width: int) -> int | None:
         return None if self.bits is None else table_bytes(partial(QuantisedRows, rows, width, self.bits, GROUP))

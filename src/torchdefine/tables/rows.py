@@ -142,7 +142,8 @@ class BandedRows(Rows):
         self.bands: Sequence[Rows] = nn.ModuleList(bands)  # type: ignore[assignment]
         self.ranked = ranked
         if ranked:
-            self.places: Tensor = nn.Buffer(torch.zeros(self.num_rows, dtype=place_type(self.num_rows)))
+            short = torch.int16 if self.num_rows <= _LARGEST_SHORT else torch.int32  # read as unsigned
+            self.places: Tensor = nn.Buffer(torch.zeros(self.num_rows, dtype=short))
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         if self.ranked:
@@ -177,11 +178,6 @@ class BandedRows(Rows):
 
     def _widened(self, vectors: Tensor) -> Tensor:
         return nn.functional.pad(vectors, (0, self.width - vectors.shape[-1]))
-
-
-def place_type(rows: int) -> torch.dtype:
-    """The type of the places of so many rows; int16 is read as if it were unsigned."""
-    return torch.int16 if rows <= _LARGEST_SHORT else torch.int32
 
 
 def in_order(order: Tensor) -> bool:

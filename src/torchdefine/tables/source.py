@@ -32,15 +32,16 @@ DRAWN_POWER = 0.75
 """Rows are drawn by weight to this power and the rest of the weight is in the loss, so that light rows come up too."""
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+_COUNTS = {"": 4, "k": 4 * 10**3, "m": 4 * 10**6, "b": 4 * 10**9}
 
 
 class Known(TypedDict, total=False):
-    """What may be said of a table beside its vectors, as in ``Source``."""
+    """The fields of ``Source`` beside the vectors, for the functions that make a table of them."""
 
     counts: Counts | None
     sensitivity: Tensor | None
     padding_idx: int | None
+    progress: Progress | None
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Source:
     that can use it."""
     padding_idx: int | None = None
     """The token whose vector is always zero."""
+    progress: Progress | None = None
+    """Told how far the work is, where it takes long."""
 
     def __post_init__(self) -> None:
         if self.sensitivity is None:
@@ -91,17 +94,13 @@ class Budget:
         """From bytes (1500000), a size ("1.5MB", "512 KiB") or a count of float32 numbers ("4M parameters")."""
         if isinstance(size, Budget):
             return size
-        text = str(size).strip().lower()
-        counted = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmb]?)\s*(?:parameters|params)", text)
-        sized = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmg]?i?b?)", text)
-        bytes_ = math.nan
-        if counted:
-            bytes_ = 4 * float(counted[1]) * _COUNTS[counted[2]]
-        elif sized:
-            bytes_ = float(sized[1]) * _UNITS.get(sized[2], math.nan)
+        read = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*?)\s*(parameters|params)?", str(size).strip().lower())
+        counted = read is not None and read[3] is not None
+        units = _COUNTS if counted else _UNITS
+        bytes_ = float(read[1]) * units.get(read[2], math.nan) if read else math.nan
         if not 1 <= bytes_ < math.inf:  # float takes hundreds of digits for infinity
             raise UserError(f"The budget {size!r} is not a size: write 1.5MB, 512KiB, or 4M parameters, say.")
-        return cls(int(bytes_), counted is not None)
+        return cls(int(bytes_), counted)
 
     def part(self, fraction: float) -> Budget:
         return Budget(int(self.bytes * fraction), self.floats_only)
@@ -129,15 +128,10 @@ def readable_bytes(count: float) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A table that a method would make of a source."""
+    """A table that a method would make; ``build`` makes it of its source."""
 
     label: str
-    make: Callable[..., CompactTable]
-    reports: bool = False
-    """Whether ``make`` takes ``progress``."""
-
-    def build(self, progress: Progress | None = None) -> CompactTable:
-        return self.make(progress=progress) if self.reports else self.make()
+    build: Callable[[Source], CompactTable]
 
 
 class Method(ABC):
@@ -150,8 +144,8 @@ class Method(ABC):
     """Whether every candidate can be made; else some turn out to be too small only when they are built."""
 
     @abstractmethod
-    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
-        """The largest tables of this kind that fit, the likely best first; none if nothing fits."""
+    def within(self, rows: int, width: int, budget: Budget) -> Iterator[Candidate]:
+        """The largest tables of this kind and shape that fit, the likely best first; none if nothing fits."""
 
     def usual_bytes(self, rows: int, width: int) -> int | None:
         """The bytes of a method that has a size of its own, where nobody gives a budget."""

@@ -56,13 +56,7 @@ class UnitFitting:
 
 
 def unit_table(
-    table: TableLike | Source,
-    unit: str,
-    map_dim: int,
-    *,
-    fitting: UnitFitting | None = None,
-    progress: Progress | None = None,
-    **known: Unpack[Known],
+    table: TableLike | Source, unit: str, map_dim: int, *, fitting: UnitFitting | None = None, **known: Unpack[Known]
 ) -> CompactTable:
     """A table V × ``map_dim`` with a "define" unit or an "mlp" behind it, trained to give back ``table``.
 
@@ -83,7 +77,7 @@ def unit_table(
     size = rows.square().mean().sqrt().clamp(min=1e-7)  # learning rates are for vectors of unit size
     last = start_as_projection(start, scale[:, None] * directions @ back / size)
     small = nn.Parameter(coefficients / scale)
-    _train(small, made.unit, rows / size @ root, root, weights, fitting, progress)
+    _train(small, made.unit, rows / size @ root, root, weights, fitting, source.progress)
     with torch.no_grad():
         last.mul_(size)
     made.factor = stored_rows(small.detach(), fitting.storage)
@@ -102,7 +96,7 @@ def unit_config(unit: str, map_dim: int, width: int) -> UnitConfig | MLPConfig:
 
 
 @torch.no_grad()
-def start_as_projection(unit: DefineUnit | DenseMLP, projection: Tensor) -> nn.Parameter:
+def start_as_projection(unit: DefineUnit | DenseMLP, projection: Tensor) -> Tensor:
     """Set a unit's weights so that it gives x @ projection, (n, m), with everything else ready to learn.
 
     A DeFINE unit's last layer has a skip connection from its input; in an MLP, gelu(x) - gelu(-x) = x carries it.
@@ -157,8 +151,7 @@ class FittedUnit(Method):
     unit: str = "define"
     training: UnitFitting = field(default_factory=UnitFitting)
 
-    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
-        rows, width = source.matrix.shape
+    def within(self, rows: int, width: int, budget: Budget) -> Iterator[Candidate]:
         training = replace(self.training, storage="float32" if budget.floats_only else "int4")
 
         def empty(quarter: int) -> Rows:
@@ -170,4 +163,4 @@ class FittedUnit(Method):
         map_dim = 4 * budget.largest(width // 4, empty)  # a multiple of 4, as the groups of a DeFINE unit need
         if map_dim:
             label = f"{'DeFINE' if self.unit == 'define' else 'MLP'} {map_dim}, {training.storage}"
-            yield Candidate(label, partial(unit_table, source, self.unit, map_dim, fitting=training), reports=True)
+            yield Candidate(label, partial(unit_table, unit=self.unit, map_dim=map_dim, fitting=training))
