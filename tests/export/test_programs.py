@@ -23,9 +23,16 @@ from torchdefine.context import (
 from torchdefine.data import TokenizerPair, Vocabulary
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.export import Port, Program, formats, on_the_cpu
-from torchdefine.export.check import CHECKED_AT, TOLERANCE, _difference, difference_to_model, wrong_outputs
-from torchdefine.export.formats import FORMATS, OLDEST_TORCH, TRACED_AT, Runner, trace
-from torchdefine.export.program import DTYPES
+from torchdefine.export.formats import FORMATS, OLDEST_TORCH, TRACED_AT, trace
+from torchdefine.export.program import (
+    CHECKED_AT,
+    DTYPES,
+    TOLERANCE,
+    Runner,
+    difference,
+    difference_to_model,
+    wrong_outputs,
+)
 from torchdefine.modes import prepare
 from torchdefine.output import AdaptiveSoftmax, AdaptiveTableSoftmax, FullSoftmax, MixtureSoftmax
 from torchdefine.tables import CodeLearning, compress_embedding
@@ -252,7 +259,7 @@ def test_a_program_that_is_wrong_is_found_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "difference"),
+    ("found", "apart"),
     [
         ([[0.5, 200.0], [7]], 0.0),
         ([[0.5 + 2**-12, 200.0], [7]], 2**-12),
@@ -260,9 +267,9 @@ def test_a_program_that_is_wrong_is_found_out() -> None:
         ([[0.5, 200.0], [8]], torch.inf),
     ],
 )
-def test_the_largest_difference_is_in_proportion_above_one_alone(found: list[list[float]], difference: float) -> None:
+def test_the_largest_difference_is_in_proportion_above_one_alone(found: list[list[float]], apart: float) -> None:
     expected = [torch.tensor([0.5, 200.0]), torch.tensor([7]), torch.ones(3)]
-    assert _difference([*map(torch.tensor, found), torch.ones(3)], expected) == pytest.approx(difference)
+    assert difference([*map(torch.tensor, found), torch.ones(3)], expected) == pytest.approx(apart)
 
 
 def test_outputs_that_were_not_promised_are_named() -> None:
