@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torchdefine.data import Tokenization, TokenizerPair
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.export.formats import ProgramFormat
-from torchdefine.export.program import CHECKED_AT, TOLERANCE, Exportable, Program
+from torchdefine.export.program import CHECKED_AT, TOLERANCE, Exportable
 
 PARTS = {
     "define": "unit of the embedding",
@@ -55,33 +55,17 @@ class ExportedFrom:
     """The licence that the exporting user names."""
 
 
-@dataclass(frozen=True)
-class WrittenProgram:
-    """A program in its file, and how far it is from the model."""
-
-    program: Program
-    file: str
-    largest_difference: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "file": self.file,
-            "summary": self.program.summary,
-            "inputs": [port.to_dict() for port in self.program.inputs],
-            "outputs": [port.to_dict() for port in self.program.outputs],
-            "largest_difference": self.largest_difference,
-        }
-
-
 def model_card(
     exportable: Exportable,
     tokenization: Tokenization | TokenizerPair,
     about: ExportedFrom,
     kind: ProgramFormat,
-    written: Sequence[WrittenProgram],
+    written: Mapping[str, Mapping[str, Any]],
 ) -> str:
-    """The text of ``README.md``."""
+    """The text of ``README.md``; ``written`` are the programs as ``export.json`` has them."""
     counts, embeddings = exportable.model.parameters_by_part(), list(exportable.model.embeddings().values())
+    splits = {} if about.result is None else about.result["data"]["splits"]
+    texts = [[name, f"{split['tokens']:,}", f"`{split['text_sha256']}`"] for name, split in splits.items()]
     sections = [
         f"# {about.name}",
         about.description,
@@ -90,7 +74,9 @@ def model_card(
         _table(["part", "parameters"], [[PARTS[part], f"{count:,}"] for part, count in counts.items()]),
         "## Data and licence",
         f"Trained on `{about.corpus}`.",
-        _texts(about),
+        _table(["text", "tokens", "SHA-256 of the text"], texts)
+        if texts
+        else "The run has no result, so the hash of its text is not known.",
         about.data_licence or "The text is the user's own, and its licence is the user's to name.",
         f"Licence, as named at the export: {about.licence}"
         if about.licence
@@ -103,9 +89,9 @@ def model_card(
         f"{len(CHECKED_AT)} batches of other sizes than it was traced at; a difference above {TOLERANCE:.0e}, "
         "in proportion for numbers above 1, would have stopped the export.",
         f"```python\n{kind.opening}\n```",
-        *(part for one in written for part in _program(one, kind)),
+        *(part for one in exportable.programs for part in _program(one.code, written[one.name], kind)),
         "## Limits",
-        "\n".join(f"- {limit}" for limit in _limits(exportable, embeddings, tokenization)),
+        "\n".join(f"- {limit}" for limit in (*_limits(embeddings, tokenization.kind == "words"), *exportable.limits)),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -135,17 +121,10 @@ def is_rounded(embedding: TokenEmbedding) -> bool:
     return is_packed(embedding) or (table is not None and table.dtype != torch.float32)
 
 
-def _texts(about: ExportedFrom) -> str:
-    splits = {} if about.result is None else about.result["data"]["splits"]
-    if not splits:
-        return "The run has no result, so the hash of its text is not known."
-    rows = [[name, f"{split['tokens']:,}", f"`{split['text_sha256']}`"] for name, split in splits.items()]
-    return _table(["text", "tokens", "SHA-256 of the text"], rows)
-
-
-def _results(about: ExportedFrom, rounded: bool) -> list[str]:
+def _results(about: ExportedFrom, rounded: bool) -> Iterator[str]:
     if about.result is None:
-        return ["The run has no result: it was not finished when it was exported."]
+        yield "The run has no result: it was not finished when it was exported."
+        return
     rows = []
     for split, evaluation in about.result["evaluation"].items():
         perplexity = evaluation["perplexity"]
@@ -154,52 +133,40 @@ def _results(about: ExportedFrom, rounded: bool) -> list[str]:
         for name, title in (("bleu", "BLEU"), ("chrf", "chrF")):
             if name in evaluation:
                 rows.append([split, title, f"{evaluation[name]:.2f}", evaluation[f"{name}_signature"]])
-    paragraphs = [_table(["text", "measure", "value", "how"], rows)]
+    yield _table(["text", "measure", "value", "how"], rows)
     if about.checkpoint != "best":
-        here = about.checkpoint
-        paragraphs.append(f"These are the numbers of the run's best weights; the ones here are its {here} ones.")
+        yield f"These are the numbers of the run's best weights; the ones here are its {about.checkpoint} ones."
     if rounded:
-        what = "with vectors computed in float32, not with the rounded ones that are here"
-        paragraphs.append(f"They were measured {what}.")
-    return paragraphs
+        yield "They were measured with vectors computed in float32, not with the rounded ones that are here."
 
 
-def _program(one: WrittenProgram, kind: ProgramFormat) -> list[str]:
+def _program(code: str, written: Mapping[str, Any], kind: ProgramFormat) -> list[str]:
     rows = []
-    for way, ports in (("in", one.program.inputs), ("out", one.program.outputs)):
+    for way, ports in (("in", written["inputs"]), ("out", written["outputs"])):
         for port in ports:
-            shape = f"({', '.join(map(str, port.shape))}{',' if len(port.shape) == 1 else ''})"
-            rows.append([way, f"`{port.name}`", shape, port.dtype])
+            shape = f"({', '.join(map(str, port['shape']))}{',' if len(port['shape']) == 1 else ''})"
+            rows.append([way, f"`{port['name']}`", shape, port["dtype"]])
     return [
-        f"### `{one.file}`",
-        one.program.summary,
+        f"### `{written['file']}`",
+        written["summary"],
         _table(["", "name", "shape", "type"], rows),
-        f"Largest difference to the model: {one.largest_difference:.1e}.",
-        f"```python\n{Template(one.program.code).substitute(lib=kind.library)}\n```",
+        f"Largest difference to the model: {written['largest_difference']:.1e}.",
+        f"```python\n{Template(code).substitute(lib=kind.library)}\n```",
     ]
 
 
-def _limits(
-    exportable: Exportable, embeddings: Sequence[TokenEmbedding], tokenization: Tokenization | TokenizerPair
-) -> list[str]:
-    limits = [
-        "Ids outside the vocabulary are not checked by the programs; whoever calls them must.",
-        "The programs were traced and compared on a CPU, in float32.",
-        "A model knows what its text knew, with all its errors and prejudices; it was not tested for any use.",
-    ]
+def _limits(embeddings: Sequence[TokenEmbedding], of_words: bool) -> Iterator[str]:
+    yield "Ids outside the vocabulary are not checked by the programs; whoever calls them must."
+    yield "The programs were traced and compared on a CPU, in float32."
+    yield "A model knows what its text knew, with all its errors and prejudices; it was not tested for any use."
     dtypes = {table.dtype for one in embeddings if (table := one.cached_vectors) is not None}
     for dtype in dtypes - {torch.float32}:
         rounded = str(dtype).removeprefix("torch.")
-        limits.append(f"Cached vectors are kept in {rounded}; the comparison was with the model that looks them up.")
+        yield f"Cached vectors are kept in {rounded}; the comparison was with the model that looks them up."
     if any(map(is_packed, embeddings)):
-        limits.append(
-            "The vectors are compressed, with some loss; the comparison was with the model that unpacks them."
-        )
-    if tokenization.kind == "words":
-        limits.append(
-            "Words outside the vocabulary are `<unk>`; text must be split into words as the training text was."
-        )
-    return [*limits, *exportable.limits]
+        yield "The vectors are compressed, with some loss; the comparison was with the model that unpacks them."
+    if of_words:
+        yield "Words outside the vocabulary are `<unk>`; text must be split into words as the training text was."
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import torchdefine
 from torchdefine.data import Tokenization, TokenizerPair, load_tokenization
 from torchdefine.errors import MachineError, UserError
-from torchdefine.export.card import ExportedFrom, WrittenProgram, model_card
+from torchdefine.export.card import ExportedFrom, model_card
 from torchdefine.export.formats import ProgramFormat, check_torch, program_format, trace
 from torchdefine.export.program import (
     CHECKED_AT,
@@ -60,9 +60,9 @@ def export_model(
     check_torch()
     kind.check_installed()
     with new_folder(folder) as making:
-        written = []
+        written = {}
         for done, program in enumerate(exportable.programs, start=1):
-            written.append(_write_program(program, kind, making))
+            written[program.name] = _write_program(program, kind, making)
             if progress is not None:
                 progress(done, len(exportable.programs))
         metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "vocabulary_sha256": tokenization.sha256}
@@ -80,7 +80,7 @@ def export_model(
             "checkpoint": about.checkpoint,
             "vocabulary": {"size": len(tokenization), "sha256": tokenization.sha256, "pair": pair},
             "tolerance": TOLERANCE,
-            "programs": {one.program.name: one.to_dict() for one in written},
+            "programs": written,
             "versions": {**ours, **{package: version(package) for package in kind.packages}},
             "files": file_facts(making),
         }
@@ -89,7 +89,7 @@ def export_model(
     return facts
 
 
-def _write_program(program: Program, kind: ProgramFormat, folder: Path) -> WrittenProgram:
+def _write_program(program: Program, kind: ProgramFormat, folder: Path) -> dict[str, Any]:
     path = folder / f"{program.name}{kind.suffix}"
     try:
         kind.write(program, trace(program), path)
@@ -104,7 +104,9 @@ def _write_program(program: Program, kind: ProgramFormat, folder: Path) -> Writt
             f"The exported {program.name} differs from the model by {largest:.1e}, more than {TOLERANCE:.0e}, so "
             "nothing was written: try the other format."
         )
-    return WrittenProgram(program, path.name, largest)
+    ports = {"inputs": program.inputs, "outputs": program.outputs}
+    described = {side: [port.to_dict() for port in of_side] for side, of_side in ports.items()}
+    return {"file": path.name, "summary": program.summary, **described, "largest_difference": largest}
 
 
 def file_facts(folder: Path) -> dict[str, dict[str, Any]]:

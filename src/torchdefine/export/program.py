@@ -63,9 +63,9 @@ class Port:
         return Port(f"{self.name}_after", shape, self.dtype, self.below)
 
     def to_dict(self) -> dict[str, Any]:
-        ids = {"below": self.below} if self.dtype == "int64" else {}
         padding = {} if self.padding is None else {"padding": self.padding}
-        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, **ids, **padding}
+        below = {"below": self.below} if self.dtype == "int64" else {}
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, **below, **padding}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Port:
