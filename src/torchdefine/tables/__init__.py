@@ -3,8 +3,8 @@
 from torchdefine.tables.bits import transform_table
 from torchdefine.tables.codes import CodeLearning, coded_table
 from torchdefine.tables.compact_table import CompactTable, load_table
-from torchdefine.tables.compress import METHODS, Compressed, Entry, compress_embedding, table_method
 from torchdefine.tables.low_rank import svd_table
+from torchdefine.tables.methods import METHODS, Compressed, Entry, compress_embedding, table_method
 from torchdefine.tables.quantised import dense_table, quantised_table
 from torchdefine.tables.rows import DenseRows, Rows
 from torchdefine.tables.source import Budget, Candidate, Method, Source

@@ -21,7 +21,7 @@ from torchdefine.embedding.table import id_chunks, in_evaluation
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, atomic_file, reading_safetensors
 from torchdefine.tables.compact_table import load_table, sha256_of_tensors
-from torchdefine.tables.compress import Compressed
+from torchdefine.tables.methods import Compressed
 
 FORMAT = "torchdefine cache"
 FORMAT_VERSION = "1"
