@@ -14,12 +14,13 @@ from itertools import pairwise
 from typing import ClassVar, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.errors import UserError
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.low_rank import FactorisedRows, principal_directions
-from torchdefine.tables.quantised import empty_rows, stored_rows
+from torchdefine.tables.quantised import stored_rows
 from torchdefine.tables.rows import (
     FLOATS,
     BandedRows,
@@ -99,6 +100,8 @@ class MixedBitRows(Rows):
 def mixed_bit_rows(matrix: Tensor, runs: Sequence[Sequence[int]]) -> MixedBitRows:
     """Round a matrix; each run's levels are fitted to its numbers (Lloyd's algorithm), each column is scaled to one."""
     made = MixedBitRows(len(matrix), runs)
+    if matrix.is_meta:  # only to see what they would take
+        return made
     scales = stored_as(matrix.float().square().mean(0).sqrt().clamp(min=1e-7), torch.float16)
     levels, codes, start = [], [], 0
     for bits, columns in runs:
@@ -147,17 +150,14 @@ def transform_table(
     order = by_frequency(weights)
     root, back = metric(source.sensitivity, rows)
     directions = principal_directions(rows @ root, min(rows.shape), weights)  # (r, m)
-    directions = nn.functional.pad(
-        directions, (0, 0, 0, -len(directions) % block_of(storage))
-    )  # the last block may be part empty
+    directions = F.pad(directions, (0, 0, 0, -len(directions) % block_of(storage)))  # the last block may be part empty
     coefficients = ((rows @ root) @ directions.T)[order]  # (V, r), columns in order of variance
     ranked = not in_order(order)
     beside = table_bytes(lambda: BandedRows([DenseRows(*rows.shape)], ranked)) - 4 * rows.numel()  # mean and places
     edges = band_edges(len(rows))
     steps = _affordable_steps(coefficients, weights[order], edges, rows.shape[1], budget - beside, storage)
     rebuilt = in_bands([band.to(rows.device) for band in _bands(steps, edges, storage, coefficients)], order)
-    rank = int((steps > 0).sum(1).max()) * block_of(storage)
-    projection = _projection(rebuilt, rows, weights, (directions @ back)[:rank], storage)
+    projection = _projection(rebuilt, rows, weights, (directions @ back)[: rebuilt.width], storage)
     return CompactTable(FactorisedRows(rebuilt, projection), mean, source.padding_idx)
 
 
@@ -223,8 +223,8 @@ def _affordable_steps(
 
     def empty() -> Rows:
         rank = int((steps > 0).sum(1).max()) * block
-        bands = BandedRows(_bands(steps, edges, storage, None), ranked=False)
-        return FactorisedRows(bands, empty_rows(_of_projection(storage), rank, width, width))
+        bands = BandedRows(_bands(steps, edges, storage, coefficients.to("meta")), ranked=False)
+        return FactorisedRows(bands, stored_rows(torch.empty(rank, width), _of_projection(storage), width))
 
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -238,20 +238,19 @@ def _affordable_steps(
     return best
 
 
-def _bands(steps: Tensor, edges: list[int], storage: str, coefficients: Tensor | None) -> list[Rows]:
-    """Each band's rows in as many columns and bits as its steps say; without coefficients, rows without values."""
+def _bands(steps: Tensor, edges: list[int], storage: str, coefficients: Tensor) -> list[Rows]:
+    """Each band's rows in as many columns and bits as its steps say."""
     made: list[Rows] = []
     for row, (start, stop) in zip(steps, pairwise(edges), strict=True):
-        used, count = row[row > 0], stop - start
-        columns = len(used) * block_of(storage)
-        part = None if coefficients is None else coefficients[start:stop, :columns]
-        if not columns:  # a band that gets no bits: its rows are the mean
-            made.append(DenseRows(count, 1, "float32" if storage == "float32" else "float16"))
+        used = row[row > 0]
+        part = coefficients[start:stop, : len(used) * block_of(storage)]
+        if not len(used):  # a band that gets no bits: its rows are the mean
+            made.append(DenseRows(stop - start, 1, "float32" if storage == "float32" else "float16"))
         elif storage == "mixed":
             runs = [[int(bits), int((used == bits).sum()) * BLOCK] for bits in used.unique().flip(0)]
-            made.append(MixedBitRows(count, runs) if part is None else mixed_bit_rows(part, runs))
+            made.append(mixed_bit_rows(part, runs))
         else:
-            made.append(empty_rows(storage, count, columns) if part is None else stored_rows(part, storage))
+            made.append(stored_rows(part, storage))
     return made
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchdefine.errors import UserError
 from torchdefine.tables.compact_table import CompactTable
-from torchdefine.tables.quantised import empty_rows, stored_rows
+from torchdefine.tables.quantised import stored_rows
 from torchdefine.tables.rows import BandedRows, Rows, in_bands
 from torchdefine.tables.source import Budget, Candidate, Known, Method, Source, TableLike, by_frequency, centred
 
@@ -100,6 +100,6 @@ class LowRank(Method):
 
 def _empty(rows: int, width: int, storage: str, kept: int, rank: int) -> Rows:
     """Rows without values of low rank, the first ``kept`` of them whole."""
-    projection = empty_rows("int8" if storage.startswith("int") else storage, rank, width, width)
-    rest = FactorisedRows(empty_rows(storage, rows - kept, rank), projection)
-    return BandedRows([empty_rows(storage, kept, width), rest]) if kept else rest
+    projection = stored_rows(torch.empty(rank, width), "int8" if storage.startswith("int") else storage, width)
+    rest = FactorisedRows(stored_rows(torch.empty(rows - kept, rank), storage), projection)
+    return BandedRows([stored_rows(torch.empty(kept, width), storage), rest]) if kept else rest

@@ -49,7 +49,7 @@ def quantise_rows(
 ) -> QuantisedRows:
     """Round a matrix, each group with the step that loses least: (V, m) → QuantisedRows."""
     made = QuantisedRows(len(matrix), matrix.shape[1], bits, group_size).to(matrix.device)
-    for start in range(0, len(matrix), ROWS_AT_ONCE):
+    for start in range(0, 0 if matrix.is_meta else len(matrix), ROWS_AT_ONCE):
         chunk = matrix[start : start + ROWS_AT_ONCE].float()
         spare = made.num_groups * made.group_size - made.width
         grouped = nn.functional.pad(chunk, (0, spare)).unflatten(-1, (made.num_groups, made.group_size))
@@ -85,19 +85,15 @@ def best_steps(grouped: Tensor, bits: int) -> Tensor:
 
 
 def stored_rows(matrix: Tensor, how: str, group_size: int = GROUP) -> Rows:
-    """Rows as ``float32``, ``float16``, ``bfloat16``, or ``int8`` … ``int1`` in groups."""
+    """Rows as ``float32``, ``float16``, ``bfloat16``, or ``int8`` … ``int1`` in groups.
+
+    A matrix on the meta device gives rows there, which show what such rows would take.
+    """
     if how in FLOATS:
         return DenseRows.of(matrix, how)
     if how not in _BITS:
         raise UserError(f"Rows cannot be stored as {how!r}: use one of {', '.join((*FLOATS, *_BITS))}.")
     return quantise_rows(matrix, _BITS[how], group_size)
-
-
-def empty_rows(how: str, rows: int, width: int, group_size: int = GROUP) -> Rows:
-    """Rows without values, as ``stored_rows`` would hold them."""
-    if how in FLOATS:
-        return DenseRows(rows, width, how)
-    return QuantisedRows(rows, width, _BITS[how], group_size)
 
 
 def dense_table(table: TableLike | Source, dtype: str = "float16", **known: Unpack[Known]) -> CompactTable:

@@ -88,7 +88,7 @@ def frozen(values: Tensor) -> nn.Parameter:
 def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Values in the number type that a table holds them in; those too large or too small for it are refused."""
     stored = values.detach().to(dtype)
-    if dtype != torch.float16:
+    if dtype != torch.float16 or stored.is_meta:
         return stored
     before, after = (float(torch.linalg.vector_norm(one.detach(), dtype=torch.float64)) for one in (values, stored))
     too_small = after < before / 2

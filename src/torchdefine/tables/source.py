@@ -58,7 +58,7 @@ class Source:
     padding_idx: int | None = None
     """The token whose vector is always zero."""
     progress: Progress | None = None
-    """Told how far the work is, where it takes long."""
+    """Called with (done, total) during long work."""
 
     def __post_init__(self) -> None:
         if self.sensitivity is None:

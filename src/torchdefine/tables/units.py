@@ -16,7 +16,7 @@ from torchdefine.files import Progress
 from torchdefine.tables.bits import metric
 from torchdefine.tables.compact_table import CompactTable
 from torchdefine.tables.low_rank import principal_directions
-from torchdefine.tables.quantised import empty_rows, stored_rows
+from torchdefine.tables.quantised import stored_rows
 from torchdefine.tables.rows import DenseRows, Rows
 from torchdefine.tables.source import Budget, Candidate, Known, Method, RowDraws, Source, TableLike, centred
 
@@ -156,7 +156,7 @@ class FittedUnit(Method):
 
         def empty(quarter: int) -> Rows:
             config = unit_config(self.unit, 4 * quarter, width)
-            made = UnitRows(empty_rows(training.storage, rows, 4 * quarter), config)
+            made = UnitRows(stored_rows(torch.empty(rows, 4 * quarter), training.storage), config)
             made.unit.to(torch.float32 if budget.floats_only else torch.float16)
             return made
 
