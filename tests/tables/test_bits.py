@@ -4,20 +4,10 @@ import pytest
 import torch
 
 from torchdefine.errors import UserError
-from torchdefine.tables import bits, svd_table, transform_table
-from torchdefine.tables.bits import (
-    LADDERS,
-    LOSSES,
-    TRANSFORM_POWER,
-    MixedBitRows,
-    allocate,
-    band_edges,
-    fitted_levels,
-    metric,
-    mixed_bit_rows,
-    nearest_levels,
-)
+from torchdefine.tables import quantised, svd_table, transform_table
+from torchdefine.tables.bits import LADDERS, LOSSES, TRANSFORM_POWER, allocate, band_edges, metric
 from torchdefine.tables.low_rank import FactorisedRows
+from torchdefine.tables.quantised import MixedBitRows, fitted_levels, mixed_bit_rows, nearest_levels
 from torchdefine.tables.source import as_weights
 
 
@@ -54,7 +44,7 @@ def test_levels_are_fitted_to_all_columns_where_not_all_values_are_looked_at(mon
         return float((mixed_bit_rows(x, [[3, 8]]).matrix() - x).square().mean())
 
     everything = lost()
-    monkeypatch.setattr(bits, "VALUES_LOOKED_AT", 4000)
+    monkeypatch.setattr(quantised, "VALUES_LOOKED_AT", 4000)
     assert lost() < 1.1 * everything
 
 

@@ -7,7 +7,7 @@ instead of bits the same rule gives the number of columns each band keeps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -15,43 +15,19 @@ from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchdefine.errors import UserError
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.low_rank import FactorisedRows, principal_directions
-from torchdefine.tables.quantised import stored_rows
-from torchdefine.tables.rows import (
-    FLOATS,
-    BandedRows,
-    DenseRows,
-    Rows,
-    frozen,
-    in_bands,
-    in_order,
-    pack,
-    packed_width,
-    stored_as,
-    unpack,
-)
-from torchdefine.tables.source import (
-    ROWS_AT_ONCE,
-    Budget,
-    Candidate,
-    Known,
-    Method,
-    Source,
-    TableLike,
-    by_frequency,
-    centred,
-)
+from torchdefine.tables.quantised import mixed_bit_rows, stored_rows
+from torchdefine.tables.rows import FLOATS, BandedRows, DenseRows, Rows, in_bands, in_order
+from torchdefine.tables.source import ROWS_AT_ONCE, Budget, Candidate, Known, Method, Source, TableLike, centred
 
 BLOCK = 8
 """Columns that share a bit width: eight numbers of any width fill whole bytes. Floats need no blocks."""
 PROJECTION_BITS = 6
 HALVINGS = 16
-LLOYD_ITERATIONS = 20
-VALUES_LOOKED_AT = 200_000
 TRANSFORM_POWER = 0.5
 """The power of counts. Bits by weight favour frequent rows so much already that a milder power measured best."""
 STEADINESS = 0.05
@@ -70,69 +46,6 @@ LADDERS: dict[str, Ladder] = {
 }
 
 
-class MixedBitRows(Rows):
-    """Columns come in ``runs`` of [bits, columns]; a number is one of its run's 2^bits levels × its column's scale."""
-
-    kind = "mixed bits"
-    settings = ("num_rows", "runs")
-
-    def __init__(self, num_rows: int, runs: Sequence[Sequence[int]]) -> None:
-        super().__init__(num_rows, sum(columns for _, columns in runs))
-        self.runs, self.own_codes = [list(run) for run in runs], num_rows * self.width
-        packed = sum(packed_width(columns, bits) for bits, columns in self.runs)
-        self.codes: Tensor = nn.Buffer(torch.zeros(num_rows, packed, dtype=torch.uint8))
-        self.levels = frozen(torch.zeros(sum(2**bits for bits, _ in self.runs), dtype=torch.float16))
-        self.scales = frozen(torch.zeros(self.width, dtype=torch.float16))
-
-    def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        packed, levels = self.codes[rows], self.levels.to(dtype)
-        first_byte = first_level = 0
-        parts = []
-        for bits, columns in self.runs:
-            here = packed[..., first_byte : first_byte + packed_width(columns, bits)]
-            parts.append(levels[unpack(here, bits, columns).long() + first_level])  # (…, columns)
-            first_byte += packed_width(columns, bits)
-            first_level += 2**bits
-        return torch.cat(parts, dim=-1) * self.scales.to(dtype)
-
-
-@torch.no_grad()
-def mixed_bit_rows(matrix: Tensor, runs: Sequence[Sequence[int]]) -> MixedBitRows:
-    """Round a matrix; each run's levels are fitted to its numbers (Lloyd's algorithm), each column is scaled to one."""
-    made = MixedBitRows(len(matrix), runs)
-    if matrix.is_meta:  # only to see what they would take
-        return made
-    scales = stored_as(matrix.float().square().mean(0).sqrt().clamp(min=1e-7), torch.float16)
-    levels, codes, start = [], [], 0
-    for bits, columns in runs:
-        part = matrix[:, start : start + columns].float() / scales[start : start + columns].float()
-        fitted = stored_as(fitted_levels(part, bits), torch.float16)
-        levels.append(fitted)
-        codes.append(pack(nearest_levels(part, fitted.float()), bits))
-        start += columns
-    made.codes, made.levels, made.scales = torch.cat(codes, -1), frozen(torch.cat(levels)), frozen(scales)
-    return made
-
-
-def nearest_levels(values: Tensor, levels: Tensor) -> Tensor:
-    """The number of the nearest of some ascending levels, for each value."""
-    return torch.bucketize(values.contiguous(), (levels[1:] + levels[:-1]) / 2)
-
-
-def fitted_levels(values: Tensor, bits: int) -> Tensor:
-    """2^bits ascending levels with little squared error for values of unit variance, (V,) or (V, columns)."""
-    values = values[:: -(-values.numel() // VALUES_LOOKED_AT)].flatten()  # whole rows, so that no column is left out
-    count = 2**bits
-    quantiles = (torch.arange(count, device=values.device) + 0.5) / count
-    levels = torch.erfinv(2 * quantiles - 1) * 6**0.5  # of a normal with variance 3: about as dense as the best levels
-    for _ in range(LLOYD_ITERATIONS):
-        codes = nearest_levels(values, levels)
-        sums = torch.zeros_like(levels).index_add_(0, codes, values)
-        masses = torch.zeros_like(levels).index_add_(0, codes, torch.ones_like(values))
-        levels = torch.where(masses > 0, sums / masses.clamp(min=1), levels).sort().values
-    return levels
-
-
 @torch.no_grad()
 def transform_table(
     table: TableLike | Source, budget: int, *, storage: str = "mixed", **known: Unpack[Known]
@@ -147,7 +60,7 @@ def transform_table(
     source = Source.of(table, **known)
     weights = source.weights(TRANSFORM_POWER)
     rows, mean = centred(source.matrix, weights)
-    order = by_frequency(weights)
+    order = torch.sort(weights, descending=True, stable=True).indices
     root, back = metric(source.sensitivity, rows)
     directions = principal_directions(rows @ root, min(rows.shape), weights)  # (r, m)
     directions = F.pad(directions, (0, 0, 0, -len(directions) % block_of(storage)))  # the last block may be part empty

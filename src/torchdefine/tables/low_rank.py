@@ -14,7 +14,7 @@ from torchdefine.errors import UserError
 from torchdefine.tables.compact_table import CompactTable
 from torchdefine.tables.quantised import stored_rows
 from torchdefine.tables.rows import BandedRows, Rows, in_bands
-from torchdefine.tables.source import Budget, Candidate, Known, Method, Source, TableLike, by_frequency, centred
+from torchdefine.tables.source import Budget, Candidate, Known, Method, Source, TableLike, centred
 
 ROWS_AT_ONCE = 65_536
 
@@ -48,7 +48,7 @@ def svd_table(
     rows, mean = centred(source.matrix, weights)
     if not kept:
         return CompactTable(_low_rank(rows, rank, weights, storage), mean, source.padding_idx)
-    order = by_frequency(weights)
+    order = torch.sort(weights, descending=True, stable=True).indices  # ties stay as they are
     whole, rest = order[:kept], order[kept:]
     bands = [stored_rows(rows[whole], storage), _low_rank(rows[rest], rank, weights[rest], storage)]
     return CompactTable(in_bands(bands, order), mean, source.padding_idx)

@@ -195,11 +195,6 @@ def lost_variance(table: nn.Module, matrix: Tensor, weights: Tensor | None = Non
     return float(lost / variance.clamp(min=1e-30))
 
 
-def by_frequency(weights: Tensor) -> Tensor:
-    """Row numbers, most frequent first; ties stay in their order."""
-    return torch.sort(weights, descending=True, stable=True).indices
-
-
 class RowDraws:
     """Batches of rows, heavy ones more often; the mean of errors times ``left`` is the weighted sum over all rows."""
 
