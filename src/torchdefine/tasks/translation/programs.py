@@ -18,13 +18,13 @@ LIMIT = "Every source needs one token that is no padding. A beam repeats what th
 
 def exportable(model: Translator, tokenization: TokenizerPair) -> Exportable:
     """A model in evaluation mode."""
-    config = model.transformer.config
-    layers = f"{config.encoder_layers} + {config.decoder_layers} layers"
+    transformer = model.transformer
+    layers = f"{transformer.config.encoder_layers} + {transformer.config.decoder_layers} layers"
     sides = [
         f"The embedding of {side if side == 'both sides' else f'the {side}'} is {embedding_in_words(embedding)}."
         for side, embedding in model.embeddings().items()
     ]
-    what = f"A translator: a Transformer of {layers}, {model.transformer.width} wide."
+    what = f"A translator: a Transformer of {layers}, {transformer.width} wide."
     description = " ".join([what, *sides, f"It writes {len(tokenization):,} different subwords."])
     programs = [encoder_program(model, tokenization), decoder_program(model, tokenization)]
     return Exportable(model, programs, description, [LIMIT])
