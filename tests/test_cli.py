@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from torchdefine.training.result import best_before_the_end
+from torchdefine.run.result import best_before_the_end
 
 from torchdefine import __version__, files, train
 from torchdefine.cli import main

@@ -3,11 +3,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torchdefine.training.kept_checkpoints import average_checkpoints, keep_checkpoint, kept_checkpoints, mean_weights
 
 from torchdefine.errors import UserError
-from torchdefine.training import RunFolder
-from torchdefine.training.checkpoint import Checkpoint, read_checkpoint
+from torchdefine.run import RunFolder
+from torchdefine.run.checkpoint_file import read_checkpoint
+from torchdefine.run.kept_checkpoints import average_checkpoints, keep_checkpoint, kept_checkpoints, mean_weights
+from torchdefine.training.checkpoint import Checkpoint
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from torchdefine import load_run, train
 from torchdefine.data import encode_corpus
 from torchdefine.errors import UserError
 from torchdefine.recipe import load_recipe, recipe_names
-from torchdefine.training import Interrupted, RunFolder
+from torchdefine.run import RunFolder
+from torchdefine.training import Interrupted
 
 
 def test_a_run_goes_on_without_its_recipe_being_named(recipe_file: Path, tmp_path: Path) -> None:
@@ -177,12 +178,12 @@ def test_a_run_has_a_folder_of_its_own(recipe_file: Path, tmp_path: Path) -> Non
     [
         ({"lr": 1}, r"lr is no section of a recipe: did you mean optim=\{'lr': 1\}\?"),
         ({"learning_rate": 1}, r"did you mean optim=\{'lr': 1\}\?"),
-        ({"max_length": 9}, r"did you mean bitext=\{'max_length': 9\}\?"),
-        ({"optm": {"lr": 1}}, r"did you mean optim=\{'lr': 1\}\?"),
-        ({"zebra": 1}, "zebra is no section of a recipe: use one of data, embedding, context,"),
-        ({"optim": {"learning_rate": 1}}, "'optim.learning_rate' is unknown: did you mean 'lr'"),
-        ({"optim": {"wd": 1}}, "'optim.wd' is unknown: did you mean 'weight_decay'"),
-        ({"optim": 1}, r"optim holds several settings, so it cannot be 1: use optim=\{NAME: VALUE\}"),
+        ({"max_length": 9}, r"did you mean .* or train=\{'length': 9\} or eval=\{'length': 9\}\?"),
+        ({"optm": {"lr": 1}}, "'optm.lr' is unknown: did you mean 'optim.lr'"),
+        ({"zebra": 1}, "zebra is no section of a recipe: use one of data, embedding, unit, context,"),
+        ({"optim": {"learning_rate": 1}}, "'optim.learning_rate' is unknown: did you mean 'optim.lr'"),
+        ({"optim": {"wd": 1}}, "'optim.wd' is unknown: did you mean 'optim.weight_decay'"),
+        ({"optim": 1}, r"optim holds several settings, so it cannot be 1: use optim\.NAME"),
         ({"resume": True}, r"say which: pass its folder as out \(--out\)"),
     ],
 )
@@ -207,8 +208,8 @@ def test_chosen_steps_have_five_validations(recipe_file: Path, tmp_path: Path) -
     assert load_recipe("demo/standard", {"train": {"steps": 5000}}).train.eval_every == 250
     for by_validations in (
         {"schedule": {"kind": "plateau"}},
-        {"optim": {"averaging": "stalled"}},
-        {"train": {"steps": 300, "stop_when_stalled": True}},
+        {"averaging": "stalled"},
+        {"train": {"steps": 300, "early_stopping": 5}},
     ):
         assert load_recipe("demo/standard", {"train": {"steps": 300}, **by_validations}).train.eval_every == 250
 

@@ -40,4 +40,4 @@ def export_run(
 
 def _without_paths(recipe: Any) -> Any:
     """Only the last names of files and folders on the training machine, since an export is made to be passed on."""
-    return replace(changed_paths(recipe, lambda path: Path(path).name), name=short_name(recipe.name))
+    return replace(changed_paths(recipe, lambda _, path: Path(path).name), name=short_name(recipe.name))

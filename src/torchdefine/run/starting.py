@@ -42,26 +42,27 @@ def wanted_recipe(
 
 def changes_by_section(data: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Changes:
     """A caller's changes to a recipe."""
-    changes = {name: values if isinstance(values, str) else dict(values) for name, values in overrides.items()}
+    changes = {name: dict(values) if isinstance(values, Mapping) else values for name, values in overrides.items()}
     if data is not None:
         changes["data"] = dict(data) if isinstance(data, Mapping) else {"corpus": str(data)}
     return {section: values for section, values in changes.items() if values}
 
 
-def changed_paths(recipe: Any, change: Callable[[str], str]) -> Any:
-    """A recipe whose settings that are files or folders are changed."""
+def changed_paths(recipe: Any, change: Callable[[str, str], str]) -> Any:
+    """A recipe whose settings that are files or folders are changed: ``change`` gets their names and values."""
     sections = {}
-    for name in recipe.sections():
-        config = getattr(recipe, name)
+    for section in recipe.sections():
+        config = getattr(recipe, section)
         paths = {f.name: getattr(config, f.name) for f in fields(config) if f.metadata.get("path")}
-        sections[name] = replace(config, **{name: change(path) for name, path in paths.items() if path})
+        changes = {name: change(f"{section}.{name}", path) for name, path in paths.items() if path}
+        sections[section] = replace(config, **changes)
     return replace(recipe, **sections)
 
 
-def _whole_path(path: str) -> str:
-    """A run must find its text, its tokenizer and the run it starts from, from anywhere; other names are of corpora."""
+def _whole_path(setting: str, path: str) -> str:
+    """A run must find its text, its tokenizer and the run that it starts from, from anywhere."""
     given = Path(path).expanduser()
-    if not given.exists() and len(given.parts) == 1 and not given.suffix:
+    if setting == "data.corpus" and not given.exists():  # the name of a corpus
         return path
     whole = str(given.resolve())
     check_utf8(whole)  # the run's settings and its result will name it
