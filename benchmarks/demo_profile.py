@@ -19,7 +19,7 @@ from benchmarks.records import Benchmark
 from torchdefine.data import TokenStreams
 from torchdefine.recipe import load_recipe
 from torchdefine.training.batches import TextBatches
-from torchdefine.training.memory import keep_freed_memory
+from torchdefine.training.distributed import keep_freed_memory
 from torchdefine.training.optimizers import make_optimizer
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep

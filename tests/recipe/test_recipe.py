@@ -18,7 +18,7 @@ from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
 from torchdefine.output import FullSoftmax
 from torchdefine.recipe import Recipe, load_recipe, recipe_names
-from torchdefine.run.exporting import _without_paths
+from torchdefine.run.starting import without_paths
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -465,7 +465,7 @@ def test_a_recipe_file_may_end_in_yml(recipe_file: Path, tmp_path: Path, monkeyp
     shutil.copy(recipe_file, tmp_path / "mine.yml")
     run = train(tmp_path / "mine.yml", train={"steps": 2}, device="cpu")
     assert run.folder.path == Path("runs/mine-1")
-    assert _without_paths(run.recipe).name == "mine"
+    assert without_paths(run.recipe).name == "mine"
 
 
 LANGUAGE_RECIPES = [name for name in recipe_names() if load_recipe(name).task == "language"]

@@ -79,8 +79,8 @@ def test_token_counts_are_read_as_they_were_written(tmp_path: Path) -> None:
     [
         ({"format_version": 2}, r"has format version 2; this torchdefine reads 1\.$"),
         ({"vocabulary_sha256": "another"}, "does not belong to this run's vocabulary, or is damaged: restore it, or"),
-        ({"counts": [7, 0]}, "is damaged: restore it, or remove it to do without"),
-        ({"counts": [7, None, 2]}, "is damaged: restore it, or remove it to do without"),
+        ({"counts": [7, 0]}, "is damaged: restore it, or train again"),
+        ({"counts": [7, None, 2]}, "is damaged: restore it, or train again"),
     ],
 )
 def test_token_counts_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:

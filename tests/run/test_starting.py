@@ -120,7 +120,7 @@ def test_a_second_end_before_the_first_step_leaves_what_was_changed(
         train(recipe_file, out=tmp_path, reporter=StopAt(7, signal.SIGTERM), **changes)
     RunFolder(tmp_path).last.unlink()
     with monkeypatch.context() as killed:
-        killed.setattr(RunFolder, "log_start", _interrupt)
+        killed.setattr(RunFolder, "log", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(out=tmp_path, resume=True)
     assert train(out=tmp_path, resume=True).result["overrides"] == changes

@@ -13,7 +13,7 @@ from torchdefine.errors import UserError
 from torchdefine.output import FullSoftmax
 from torchdefine.tasks.language import LanguageModel
 from torchdefine.training.batches import Batch, Part
-from torchdefine.training.carried_state import copy_state, flat_tensors, own_copy
+from torchdefine.training.cuda_graphs import copy_state, flat_tensors, own_copy
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep
 

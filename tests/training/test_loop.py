@@ -28,11 +28,11 @@ from torchdefine.run import RunFolder
 from torchdefine.training import Interrupted
 from torchdefine.training.batches import Batch
 from torchdefine.training.evaluation import perplexity
+from torchdefine.training.loop import stop_requests
 from torchdefine.training.precision import Precision
-from torchdefine.training.progress import QuietReporter
+from torchdefine.training.progress import Reporter
 from torchdefine.training.schedules import ConstantConfig
 from torchdefine.training.step import TrainingStep
-from torchdefine.training.stopping import stop_requests
 
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses.json"
 with_the_golden_torch = pytest.mark.skipif(
@@ -56,7 +56,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert losses[0] == losses[1]
 
 
-class StopAt(QuietReporter):
+class StopAt(Reporter):
     """Sends this process a signal when a log line of a step comes."""
 
     def __init__(self, step: int, number: int) -> None:

@@ -67,9 +67,9 @@ def test_tensorboard_names_a_smoothed_loss(recipe_file: Path, tmp_path: Path) ->
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from torchdefine.training.progress import QuietReporter, TensorBoardReporter
+    from torchdefine.training.progress import Reporter, TensorBoardReporter
 
-    reporter = TensorBoardReporter(QuietReporter(), str(tmp_path / "tensorboard"))
+    reporter = TensorBoardReporter(Reporter(), str(tmp_path / "tensorboard"))
     train(recipe_file, out=tmp_path / "run", reporter=reporter, train=SHORT, loss={"label_smoothing": 0.1})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()

@@ -15,9 +15,8 @@ from torchdefine.output import FullSoftmax, HostHint
 from torchdefine.tasks.language import LanguageLossConfig, LanguageModel
 from torchdefine.tasks.language.batches import LanguageTrainConfig, TextBatches
 from torchdefine.training.batches import Batch
-from torchdefine.training.carried_state import flat_tensors
+from torchdefine.training.cuda_graphs import _without_garbage_collection, flat_tensors, room_for, with_room
 from torchdefine.training.precision import Precision
-from torchdefine.training.recording import _without_garbage_collection, room_for, with_room
 from torchdefine.training.step import StepParts, TrainingStep
 
 

@@ -1,21 +1,12 @@
-"""The arithmetic that a step runs in."""
+"""The arithmetic that a step runs in: mixed precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 SCALE_TOO_SMALL = 2.0**-12
-
-
-def flush_denormals() -> None:
-    """Let a CPU treat numbers below 1e-38 as zero: probabilities that small made trained models six times slower.
-
-    Threads inherit it when they start, so this is called before any work.
-    """
-    torch.set_flush_denormal(True)
 
 
 class Precision:
@@ -48,19 +39,15 @@ class Precision:
         return self.scaler.is_enabled() and self.scaler.get_scale() < SCALE_TOO_SMALL
 
 
-class _TensorFloat32:
+class _TensorFloat32(AbstractContextManager[None]):
+    """Can be entered again, which a generator's context cannot."""
+
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed
-        self._undo: Callable[[], None] = lambda: None
 
     def __enter__(self) -> None:
-        before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-
-        def undo() -> None:
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-        self._undo = undo
+        self.before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.allowed
 
     def __exit__(self, *_: object) -> None:
-        self._undo()
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.before

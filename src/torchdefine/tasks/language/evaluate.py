@@ -16,9 +16,8 @@ from torchdefine.errors import UserError
 from torchdefine.modes import evaluating
 from torchdefine.output import HostHint
 from torchdefine.tasks.language.model import LanguageModel
-from torchdefine.training.carried_state import copy_state, own_copy
+from torchdefine.training.cuda_graphs import CudaGraphs, Hint, Inputs, copy_state, own_copy
 from torchdefine.training.evaluation import Evaluation, arithmetic, perplexity
-from torchdefine.training.recording import Hint, Inputs, Recorder
 
 PUBLIC_STREAMS = 10
 """The number of streams, each from an empty memory, in the evaluation of the public Transformer-XL code."""
@@ -110,10 +109,10 @@ class _RecordedSum(_Sum):
 
     def __init__(self, predict: Predict, state: State, device: torch.device) -> None:
         super().__init__(predict, own_copy(state), device)
-        self._recorder = Recorder(self._in_place, device)
+        self._graphs = CudaGraphs(self._in_place, device)
 
     def __call__(self, inputs: Tensor, targets: Tensor, hint: Hint) -> None:
-        self._recorder([(inputs, targets)], [hint])
+        self._graphs([(inputs, targets)], [hint])
 
     def _in_place(self, inputs: Inputs, hints: Sequence[Hint]) -> None:
         ((ids, targets),) = inputs
