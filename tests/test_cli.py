@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from torchdefine.run.result import best_before_the_end
 
 from torchdefine import __version__, files, train
 from torchdefine.cli import main
+from torchdefine.run.result import best_before_the_end
 
 
 @dataclass
