@@ -8,7 +8,7 @@ from torchdefine.errors import UserError
 from torchdefine.run import RunFolder
 from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.run.run import average_checkpoints, mean_weights
-from torchdefine.training.checkpoint import Checkpoint, model_tensors
+from torchdefine.training.checkpoint import Checkpoint, Position, weights_of
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_the_latest_are_kept_and_averaged(folder: RunFolder) -> None:
             with pytest.raises(UserError, match=f"has kept {len(seen)} checkpoints, but an average needs two"):
                 average_checkpoints(folder)
         nn.init.normal_(model.weight)
-        folder.keep(Checkpoint(model_tensors(model), {}), step, count=3)
+        folder.keep(weights_of(model, Position()), step, count=3)
         seen[step] = model.weight.detach().clone()
     assert [step for step, _ in folder.kept()] == [10, 95, 100]  # by number, not by name
     assert average_checkpoints(folder) == [10, 95, 100]
@@ -41,7 +41,7 @@ def test_the_latest_are_kept_and_averaged(folder: RunFolder) -> None:
 
 def test_checkpoints_of_another_vocabulary_are_refused(folder: RunFolder) -> None:
     for step in (1, 2):
-        folder.keep(Checkpoint(model_tensors(nn.Linear(3, 2)), {}), step, count=3)
+        folder.keep(weights_of(nn.Linear(3, 2), Position()), step, count=3)
     folder.fingerprints = {"vocabulary_sha256": "b", "vocabulary_size": 4}
     with pytest.raises(UserError, match="another vocabulary"):
         average_checkpoints(folder)

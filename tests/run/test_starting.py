@@ -169,7 +169,9 @@ def test_a_run_has_a_folder_of_its_own(recipe_file: Path, tmp_path: Path) -> Non
     assert [file.name for file in thesis.iterdir()] == ["chapter.tex"]
     (tmp_path / "empty").mkdir()
     assert train(recipe_file, out=tmp_path / "empty", train={"steps": 5}).result["steps"] == 5
-    with pytest.raises(UserError, match=r"chapter\.tex/run cannot be made \(Not a directory\): choose another out"):
+    with pytest.raises(
+        UserError, match=r"chapter\.tex/run/config\.yaml could not be written \(Not a directory\): choose a folder"
+    ):
         train(recipe_file, out=thesis / "chapter.tex" / "run", train={"steps": 5})
 
 

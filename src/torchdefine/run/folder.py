@@ -23,7 +23,7 @@ from torchdefine.files import (
     write_json,
     write_text,
 )
-from torchdefine.recipe import FILE_ENDINGS, RUN_SETTINGS_FILE, Recipe, load_recipe, recipe_names
+from torchdefine.recipe import FILE_ENDINGS, RUN_SETTINGS_FILE, load_recipe, recipe_names
 from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
 from torchdefine.spelling import option
 from torchdefine.task import Data, Tokens
@@ -85,25 +85,12 @@ class RunFolder:
         if found:
             raise UserError(f"{self.path} holds {some(found, 3)} already, but no run: choose another {option('out')}.")
 
-    def create(self, recipe: Recipe, tokens: Tokens) -> None:
-        """Start a new run here; a place that is not free is left alone."""
-        self.check_free()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"The folder {self.path} cannot be made ({error.strerror}): choose another {option('out')}."
-            ) from error
-        write_text(self.config, recipe.to_yaml())  # first: from here on a run that is killed can go on
+    def begin(self, recipe: Any, tokens: Tokens) -> None:
+        """Write what the run is; of one that goes on, where its text and tokenizer lie now."""
+        sections = {name: getattr(recipe, name) for name in recipe.sections()}
+        own = replace(self.recipe(), **sections) if self.exists() else recipe
+        write_text(self.config, own.to_yaml())  # first: from here on a run that is killed can go on
         tokens.save(self.path)
-
-    def bring_up_to_date(self, recipe: Recipe, tokens: Tokens) -> None:
-        """Before a run goes on, record where its text and tokenizer lie now, and rewrite its vocabulary."""
-        tokens.save(self.path)
-        own = self.recipe()
-        moved = replace(own, **{section: getattr(recipe, section) for section in recipe.sections()})
-        if moved != own:
-            write_text(self.config, moved.to_yaml())
 
     def recipe(self) -> Any:
         """The run's recipe; what is no run is refused with what to name instead."""

@@ -19,7 +19,7 @@ from torchdefine.spelling import option
 from torchdefine.training.checkpoint import load_weights
 from torchdefine.training.distributed import Processes
 
-Changes = Mapping[str, Any]
+Changes = dict[str, Any]
 """Changed settings by section."""
 MODEL_SECTIONS = ("task", "embedding", "unit", "source", "context", "output")
 
@@ -27,15 +27,13 @@ MODEL_SECTIONS = ("task", "embedding", "unit", "source", "context", "output")
 def wanted_recipe(
     recipe: str | Path | Recipe | None,
     data: str | Path | Mapping[str, Any] | None,
-    overrides: Changes,
+    overrides: Mapping[str, Any],
     out: str | Path | None = None,
     resume: bool = False,
 ) -> tuple[Any, Changes]:
     """The recipe with its changes, and the changes; a run resumed without naming a recipe uses its own."""
-    changes = dict(overrides)
-    if data is not None:
-        changes["data"] = data if isinstance(data, Mapping) else {"corpus": str(data)}
-    changes = {section: values for section, values in changes.items() if values}
+    text = {} if data is None else {"data": data if isinstance(data, Mapping) else {"corpus": str(data)}}
+    changes = {section: values for section, values in {**overrides, **text}.items() if values}
     if recipe is None:
         if not resume or out is None:
             raise UserError(
@@ -50,17 +48,11 @@ def wanted_recipe(
     elif changes:
         raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
     whole = changed_paths(recipe, _whole_path)
-    return whole, _as_read(changes, whole.to_plain())
-
-
-def _as_read(changes: Changes, settings: Mapping[str, Any]) -> Changes:
-    """Changes with their values as the recipe has read them: a command line gives only text."""
-    return {
-        section: {name: settings[section].get(name, value) for name, value in values.items()}
-        if isinstance(values, Mapping)
-        else values
-        for section, values in changes.items()
-    }
+    settings = whole.to_plain()
+    for section, values in changes.items():  # as the recipe has read them: a command line gives only text
+        if isinstance(values, Mapping):
+            changes[section] = {name: settings[section].get(name, value) for name, value in values.items()}
+    return whole, changes
 
 
 def changed_paths(recipe: Any, change: Callable[[str, str], str]) -> Any:

@@ -159,8 +159,7 @@ def begin(setup: Setup, data: Data, trainer: Trainer) -> None:
     if resume:
         trainer.resume()
     if voice.speaks:
-        write = folder.bring_up_to_date if resume else folder.create
-        write(setup.recipe, data.tokenization)
+        folder.begin(setup.recipe, data.tokenization)
         counts = setup.task.token_counts(data)
         if counts is not None and not folder.token_counts.exists():
             folder.write_token_counts(counts)

@@ -49,76 +49,58 @@ class Position:
     """Whether the run has ended before its last step."""
 
 
-@dataclass
-class RunState:
-    """The parts of a run that change as it goes on."""
-
-    step: TrainingStep
-    average: WeightAverage
-    processes: Processes
-    position: Position = field(default_factory=Position)
-
-    def weights(self) -> Checkpoint:
-        """The weights alone, for whoever uses the model."""
-        return Checkpoint(model_tensors(self.step.model), {"position": asdict(self.position)})
-
-    def checkpoint(self) -> Checkpoint:
-        """Everything that training needs to go on; all processes call it together."""
-        tensors = {**model_tensors(self.step.model), **_named("average", self.average.tensors())}
-        for index, values in self.step.optimizer.state_dict()["state"].items():
-            # All numbers of torch's optimisers are tensors; SGD without momentum has None.
-            tensors |= _named(f"optimizer.{index}", {name: t for name, t in values.items() if t is not None})
-        for name, tensor in self._own_tensors().items():
-            for rank, everyones in enumerate(self.processes.gather(tensor)):
-                tensors[f"process.{rank}.{name}"] = everyones
-        facts = {
-            "position": asdict(self.position),
-            "averaged_steps": self.average.steps,
-            "loss_scale": self.step.precision.scaler.state_dict(),
-            "processes": self.processes.count,
-        }
-        return Checkpoint(tensors, facts)
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        facts, step = checkpoint.facts, self.step
-        if facts["processes"] != self.processes.count:
-            raise MachineError(
-                f"The run was trained by {facts['processes']} processes and can go on with as many only, not with "
-                f"{self.processes.count}."
-            )
-        load_weights(step.model, checkpoint, "the last checkpoint")
-        state: dict[int, dict[str, Tensor]] = {}
-        for dotted, tensor in checkpoint.under("optimizer").items():
-            index, name = dotted.split(".", 1)
-            state.setdefault(int(index), {})[name] = tensor
-        groups = step.optimizer.state_dict()["param_groups"]
-        step.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        if facts["loss_scale"]:
-            step.precision.scaler.load_state_dict(facts["loss_scale"])
-        self.position = Position(**facts["position"])
-        self.average.restore(checkpoint.under("average"), facts["averaged_steps"])
-        own = checkpoint.under(f"process.{self.processes.rank}")
-        for place, tensor in enumerate(flat_tensors(step.carried)):
-            tensor.copy_(own[f"carried.{place}"])
-        torch.set_rng_state(own["random.cpu"].cpu())
-        if step.device.type == "cuda" and "random.cuda" in own:
-            torch.cuda.set_rng_state(own["random.cuda"].cpu(), step.device)
-        step.summed_loss.copy_(own["summed_loss"])
-        step.steps_done.fill_(self.position.step)
-
-    def _own_tensors(self) -> dict[str, Tensor]:
-        """What each process has of its own: carried state, random state, losses not yet logged."""
-        device = self.step.device
-        tensors = {f"carried.{index}": tensor for index, tensor in enumerate(flat_tensors(self.step.carried))}
-        tensors["random.cpu"] = torch.get_rng_state().to(device)
-        if device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(device).to(device)
-        tensors["summed_loss"] = self.step.summed_loss
-        return tensors
+def weights_of(model: nn.Module, position: Position) -> Checkpoint:
+    """The weights alone, for whoever uses the model."""
+    return Checkpoint(_named("model", model.state_dict()), {"position": asdict(position)})
 
 
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return _named("model", model.state_dict())
+def checkpoint_of(step: TrainingStep, average: WeightAverage, processes: Processes, position: Position) -> Checkpoint:
+    """Everything that training needs to go on; all processes call it together."""
+    weights = weights_of(step.model, position)
+    tensors = {**weights.tensors, **_named("average", average.tensors())}
+    for index, values in step.optimizer.state_dict()["state"].items():
+        # All numbers of torch's optimisers are tensors; SGD without momentum has None.
+        tensors |= _named(f"optimizer.{index}", {name: t for name, t in values.items() if t is not None})
+    own = {f"carried.{index}": tensor for index, tensor in enumerate(flat_tensors(step.carried))}
+    own |= {"summed_loss": step.summed_loss, "random.cpu": torch.get_rng_state().to(step.device)}
+    if step.device.type == "cuda":
+        own["random.cuda"] = torch.cuda.get_rng_state(step.device).to(step.device)
+    for name, tensor in own.items():
+        for rank, everyones in enumerate(processes.gather(tensor)):
+            tensors[f"process.{rank}.{name}"] = everyones
+    loss_scale = step.precision.scaler.state_dict()
+    facts = {"averaged_steps": average.steps, "loss_scale": loss_scale, "processes": processes.count}
+    return Checkpoint(tensors, {**weights.facts, **facts})
+
+
+def restore(checkpoint: Checkpoint, step: TrainingStep, average: WeightAverage, processes: Processes) -> Position:
+    """Put everything back as it was; returns where the run stands."""
+    facts = checkpoint.facts
+    if facts["processes"] != processes.count:
+        raise MachineError(
+            f"The run was trained by {facts['processes']} processes and can go on with as many only, not with "
+            f"{processes.count}."
+        )
+    load_weights(step.model, checkpoint, "the last checkpoint")
+    state: dict[int, dict[str, Tensor]] = {}
+    for dotted, tensor in checkpoint.under("optimizer").items():
+        index, name = dotted.split(".", 1)
+        state.setdefault(int(index), {})[name] = tensor
+    groups = step.optimizer.state_dict()["param_groups"]
+    step.optimizer.load_state_dict({"state": state, "param_groups": groups})
+    if facts["loss_scale"]:
+        step.precision.scaler.load_state_dict(facts["loss_scale"])
+    average.restore(checkpoint.under("average"), facts["averaged_steps"])
+    own = checkpoint.under(f"process.{processes.rank}")
+    for place, tensor in enumerate(flat_tensors(step.carried)):
+        tensor.copy_(own[f"carried.{place}"])
+    torch.set_rng_state(own["random.cpu"].cpu())
+    if step.device.type == "cuda" and "random.cuda" in own:
+        torch.cuda.set_rng_state(own["random.cuda"].cpu(), step.device)
+    position = Position(**facts["position"])
+    step.summed_loss.copy_(own["summed_loss"])
+    step.steps_done.fill_(position.step)
+    return position
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, where: object) -> None:

@@ -17,7 +17,7 @@ from torchdefine.modes import prepare
 from torchdefine.spelling import option
 from torchdefine.training.averaging import AlwaysAveragingConfig, StalledAveragingConfig, WeightAverage, stalled
 from torchdefine.training.batches import TrainingData
-from torchdefine.training.checkpoint import Checkpoint, Position, RunState
+from torchdefine.training.checkpoint import Checkpoint, Position, checkpoint_of, restore, weights_of
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation, perplexity
 from torchdefine.training.precision import Precision
@@ -119,22 +119,18 @@ class Trainer:
             recipe.optim.clip,
             recorded=config.cuda_graphs and processes.count == 1,
         )
-        self.state = RunState(self.step, self.average, processes)
+        self.position = Position()
         self.eval_every = config.eval_every
         within_an_epoch = config.steps is not None and data.total_steps < data.steps_per_epoch
         if within_an_epoch and not config.eval_every and not by_validations:
             self.eval_every = for_five_validations(data.total_steps)
         self._rate, self._clock, self._logged = 0.0, 0.0, (0, 0.0)
 
-    @property
-    def position(self) -> Position:
-        return self.state.position
-
     def resume(self) -> None:
         """Continue the run from its last checkpoint, or from its beginning if it has written none."""
         checkpoint = self.keeper.read_last()
         if checkpoint is not None:
-            self.state.restore(checkpoint)
+            self.position = restore(checkpoint, self.step, self.average, self.processes)
         if self.processes.is_first:
             self.keeper.forget_after(-1 if checkpoint is None else self.position.step)
 
@@ -228,10 +224,10 @@ class Trainer:
         self._count_seconds()
         with self.average.in_place():
             if self.config.keep and self.processes.is_first:
-                self.keeper.keep(self.state.weights(), self.position.step, self.config.keep)
+                self.keeper.keep(weights_of(self.model, self.position), self.position.step, self.config.keep)
             if self.validate is None:
                 self.position.best_step = self.position.step
-                self._write("best", self.state.weights())
+                self._write("best", weights_of(self.model, self.position))
             else:
                 self._judge(self.validate())
         self._clock = time.monotonic()  # validation is not training time
@@ -243,7 +239,7 @@ class Trainer:
         better = loss < position.best_loss and math.isfinite(perplexity(loss))
         if better:
             position.best_loss, position.best_step, position.stale_validations = loss, position.step, 0
-            self._write("best", self.state.weights())
+            self._write("best", weights_of(self.model, position))
         else:
             position.stale_validations += 1
             if self.recipe.schedule.drops_after(position.stale_validations):
@@ -286,7 +282,7 @@ class Trainer:
     def _write_last(self) -> None:
         self._check_finite()
         self._count_seconds()
-        self._write("last", self.state.checkpoint())
+        self._write("last", checkpoint_of(self.step, self.average, self.processes, self.position))
 
     def _write(self, which: Literal["last", "best"], checkpoint: Checkpoint) -> None:
         if self.processes.is_first:

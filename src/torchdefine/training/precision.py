@@ -29,11 +29,6 @@ class Precision:
     def autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None)
 
-    def forget_unfinished_step(self) -> None:
-        """Let the step after an aborted one unscale its gradients, which the scaler would refuse as a second time."""
-        if self.scaler.is_enabled():  # else it has no such states
-            self.scaler._per_optimizer_states.clear()
-
     def scale_collapsed(self) -> bool:
         """Whether loss scaling has run out of room: the gradients overflow however small the scale. Asks the device."""
         return self.scaler.is_enabled() and self.scaler.get_scale() < SCALE_TOO_SMALL

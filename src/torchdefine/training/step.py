@@ -100,7 +100,8 @@ class TrainingStep:
     def _forget_recorded(self) -> None:
         """Forget gradients that belong to a graph, and the rest of a recording that failed half-way."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.precision.forget_unfinished_step()
+        if self.precision.scaler.is_enabled():  # it would refuse to unscale the gradients a second time
+            self.precision.scaler._per_optimizer_states.clear()
 
     def _note(self, step_loss: Tensor, norm: Tensor) -> None:
         """Record, without waiting for the device, the loss and whether anything is not finite."""
