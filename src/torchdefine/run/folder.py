@@ -26,7 +26,7 @@ from torchdefine.files import (
 from torchdefine.recipe import FILE_ENDINGS, RUN_SETTINGS_FILE, load_recipe, recipe_names
 from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
 from torchdefine.spelling import option
-from torchdefine.task import Data, Tokens
+from torchdefine.task import Tokens
 from torchdefine.training.checkpoint import Checkpoint
 
 FORMAT_VERSION = 1
@@ -108,7 +108,7 @@ class RunFolder:
             cure = f"name a run that lies in it, such as {some(within, 6)}"
         raise UserError(f"{path} holds no run: {cure}.")
 
-    def fingerprint(self, tokens: Tokens, data: Data | None = None) -> None:
+    def fingerprint(self, tokens: Tokens, data: Any = None) -> None:
         """Set the vocabulary, and in training the texts by split, that belong to this run."""
         self.fingerprints = {"vocabulary_sha256": tokens.sha256, "vocabulary_size": len(tokens)}
         splits = data.splits if data is not None else {}

@@ -17,7 +17,7 @@ from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.export import Exportable, ExportedFrom, export_model, on_the_cpu
 from torchdefine.files import Progress, check_writable
-from torchdefine.modes import prepared
+from torchdefine.modes import evaluating
 from torchdefine.recipe import short_name
 from torchdefine.run.folder import RunFolder
 from torchdefine.run.starting import without_paths
@@ -161,7 +161,8 @@ class Run:
 
         ``format`` is "torch-export" or "onnx". Every program is compared with the model before the folder appears.
         """
-        recipe = without_paths(self.recipe)
+        model = on_the_cpu(self.model)
+        exportable, recipe = self.exportable(model), without_paths(self.recipe)
         about = ExportedFrom(
             name=recipe.name,
             description=recipe.description,
@@ -173,9 +174,8 @@ class Run:
             data_licence=licence_of(self.recipe.data.corpus),
             licence=license,
         )
-        model = on_the_cpu(self.model)
-        with prepared(model):
-            return export_model(self.exportable(model), self.tokenization, about, folder, format, progress)
+        with evaluating(model):
+            return export_model(exportable, self.tokenization, about, folder, format, progress)
 
 
 def load_run(

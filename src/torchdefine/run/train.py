@@ -19,7 +19,7 @@ from torchdefine.run.folder import RunFolder
 from torchdefine.run.result import shortfall
 from torchdefine.run.run import Run, load_run
 from torchdefine.run.starting import Changes, chosen_folder, take_weights, wanted_recipe
-from torchdefine.task import Data, Task, find_task
+from torchdefine.task import Task, find_task
 from torchdefine.training import Trainer
 from torchdefine.training.checkpoint import load_weights
 from torchdefine.training.distributed import Processes, joined_processes
@@ -131,7 +131,7 @@ def open_data(setup: Setup) -> Any:
     return data
 
 
-def build_model(setup: Setup, data: Data, device: str | None) -> Any:
+def build_model(setup: Setup, data: Any, device: str | None) -> Any:
     """The model before its first step, or before a checkpoint is loaded into it."""
     recipe, processes, folder = setup.recipe, setup.processes, setup.folder
     torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
@@ -145,7 +145,7 @@ def build_model(setup: Setup, data: Data, device: str | None) -> Any:
     return model
 
 
-def make_trainer(setup: Setup, data: Data, model: Any) -> Trainer:
+def make_trainer(setup: Setup, data: Any, model: Any) -> Trainer:
     """The loop over the recipe's data, with validation where there is a text for it."""
     recipe, task, processes = setup.recipe, setup.task, setup.processes
     batches = task.batches(recipe, data, next(model.parameters()).device, processes)
@@ -153,7 +153,7 @@ def make_trainer(setup: Setup, data: Data, model: Any) -> Trainer:
     return Trainer(model, batches, recipe, setup.folder, validate, processes, setup.voice.reporter)
 
 
-def begin(setup: Setup, data: Data, trainer: Trainer) -> None:
+def begin(setup: Setup, data: Any, trainer: Trainer) -> None:
     """Restore the last checkpoint, and only now, after all checks, write the files of the run."""
     folder, voice, resume = setup.folder, setup.voice, setup.resume
     if resume:
@@ -170,7 +170,7 @@ def begin(setup: Setup, data: Data, trainer: Trainer) -> None:
     setup.processes.wait()
 
 
-def _before_training(setup: Setup, data: Data, trainer: Trainer) -> list[str]:
+def _before_training(setup: Setup, data: Any, trainer: Trainer) -> list[str]:
     """What the user should know while the run can still be stopped."""
     task, steps = setup.task, trainer.data.total_steps
     passes = trainer.data.epoch_after(steps)
@@ -199,12 +199,13 @@ def _before_training(setup: Setup, data: Data, trainer: Trainer) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def finish(setup: Setup, data: Data, trainer: Trainer) -> Run:
+def finish(setup: Setup, data: Any, trainer: Trainer) -> Run:
     """Measure the best weights, write the result and open the run."""
     recipe, folder, task, processes = setup.recipe, setup.folder, setup.task, setup.processes
     model, position = trainer.model, trainer.position
     processes.wait()
     load_weights(model, folder.read(folder.best, only="model"), folder.best)
+    run: Run = task.run(folder, recipe, data.tokenization, model.eval(), folder.best)
     if processes.is_first:
         of_the_curve = ("step", "tokens", "seconds", "loss", "lr", "gradient_norm")
         result = {
@@ -229,5 +230,4 @@ def finish(setup: Setup, data: Data, trainer: Trainer) -> Run:
         if not setup.voice.has_listener and (trouble := shortfall(result)):
             log.warning(trouble)
     processes.wait()
-    run: Run = task.run(folder, recipe, data.tokenization, model.eval(), folder.best)
     return run
