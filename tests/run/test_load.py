@@ -185,3 +185,12 @@ def test_opening_a_run_changes_nobodys_random_numbers(run: Run) -> None:
     torch.manual_seed(3)
     load_run(run.folder.path)
     assert torch.equal(torch.rand(2), expected)
+
+
+def test_opening_a_run_leaves_the_process_as_it_is(run: Run) -> None:
+    torch.set_flush_denormal(False)
+    try:
+        load_run(run.folder.path)
+        assert float(torch.tensor([1e-39]) * 0.5) > 0
+    finally:
+        torch.set_flush_denormal(True)

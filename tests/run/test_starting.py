@@ -180,7 +180,7 @@ def test_a_run_has_a_folder_of_its_own(recipe_file: Path, tmp_path: Path) -> Non
     [
         ({"lr": 1}, r"lr is no section of a recipe: did you mean optim=\{'lr': 1\}\?"),
         ({"learning_rate": 1}, r"did you mean optim=\{'lr': 1\}\?"),
-        ({"max_length": 9}, r"did you mean .* or train=\{'length': 9\} or eval=\{'length': 9\}\?"),
+        ({"max_length": 9}, r"did you mean context=\{'same_length': 9\}\?"),
         ({"optm": {"lr": 1}}, "'optm.lr' is unknown: did you mean 'optim.lr'"),
         ({"zebra": 1}, "zebra is no section of a recipe: use one of data, embedding, unit, context,"),
         ({"optim": {"learning_rate": 1}}, "'optim.learning_rate' is unknown: did you mean 'optim.lr'"),

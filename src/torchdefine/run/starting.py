@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,8 @@ def chosen_folder(recipe: Any, out: str | Path | None, resume: bool, processes: 
 
 def _new_path(name: str) -> Path:
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", short_name(name)) or "run"
-    number = 1
-    while (path := Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return path
+    paths = (Path("runs") / f"{stem}-{number}" for number in count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def _check_same_settings(folder: RunFolder, recipe: Any) -> None:

@@ -13,8 +13,8 @@ from torchdefine.config import Config, Kinds, setting
 
 
 @dataclass(frozen=True)
-class NoAveragingConfig(Config):
-    """The weights of the last step."""
+class AveragingConfig(Config):
+    """The weights of the last step (none), or their average since the first one (always)."""
 
     kind: str = "none"
 
@@ -27,14 +27,8 @@ class StalledAveragingConfig(Config):
     patience: int = setting(5, "Stalled means: worse than the best validation before the last N.", at_least=0)
 
 
-@dataclass(frozen=True)
-class AlwaysAveragingConfig(Config):
-    """The average since the first step."""
-
-    kind: str = "always"
-
-
-AVERAGING = Kinds("averaging", NoAveragingConfig, StalledAveragingConfig, AlwaysAveragingConfig)
+AVERAGING = Kinds("averaging", AveragingConfig, StalledAveragingConfig)
+AVERAGING.register(AveragingConfig, "always")
 
 
 def stalled(earlier: Sequence[float], latest: float, patience: int) -> bool:

@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 Inputs = Sequence[tuple[Tensor, ...]]
 Hint = HostHint | None
 """What a model's ``host_hint`` returned for the targets."""
-Compute = Callable[[Inputs, Sequence[Hint]], None]
-"""Work on some inputs, each with its hint; all results go into tensors that existed before."""
 Recorded = tuple[torch.cuda.CUDAGraph, list[tuple[Tensor, ...]]]
 """A CUDA graph and the inputs that it reads."""
 
@@ -35,10 +33,16 @@ Recorded = tuple[torch.cuda.CUDAGraph, list[tuple[Tensor, ...]]]
 class CudaGraphs:
     """Runs a kind of work once directly, so that everything is warm, and as a CUDA graph from the second time on.
 
-    ``afterwards`` is called when something was recorded: memory allocated meanwhile belongs to the graph.
+    ``compute`` takes inputs, each with its hint, and puts all results into tensors that existed before. ``afterwards``
+    is called when something was recorded: memory allocated meanwhile belongs to the graph.
     """
 
-    def __init__(self, compute: Compute, device: torch.device, afterwards: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        compute: Callable[[Inputs, Sequence[Hint]], None],
+        device: torch.device,
+        afterwards: Callable[[], None] = lambda: None,
+    ) -> None:
         self.compute, self.device, self.afterwards = compute, device, afterwards
         self._pool = torch.cuda.graph_pool_handle()  # graphs run one at a time, so they share their memory
         self._recorded: dict[tuple[Any, ...], Recorded | None] = {}
@@ -84,8 +88,7 @@ class CudaGraphs:
             log.warning("Steps are not recorded as CUDA graphs, which makes them slower: %s", reason)
             return None
         finally:
-            if self.afterwards:
-                self.afterwards()
+            self.afterwards()
         return graph, held
 
 

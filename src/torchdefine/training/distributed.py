@@ -16,9 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchdefine.errors import UserError
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's constants
-KEPT_FREE = 512 << 20
-LARGEST_KEPT = (256 << 20, 32 << 20)
-"""Larger pieces go back to the system when they are freed. Older versions of glibc allow no more than the second."""
+LARGEST_KEPT = (256 << 20, 32 << 20)  # older versions of glibc allow no more than the second
 
 
 @dataclass(frozen=True)
@@ -106,4 +104,4 @@ def keep_freed_memory() -> None:
     except (OSError, AttributeError):
         return
     if any(mallopt(MMAP_THRESHOLD, size) for size in LARGEST_KEPT):
-        mallopt(TRIM_THRESHOLD, KEPT_FREE)
+        mallopt(TRIM_THRESHOLD, 512 << 20)

@@ -15,7 +15,7 @@ from torchdefine.config import Config, setting
 from torchdefine.errors import MachineError, UserError
 from torchdefine.modes import prepare
 from torchdefine.spelling import option
-from torchdefine.training.averaging import AlwaysAveragingConfig, StalledAveragingConfig, WeightAverage, stalled
+from torchdefine.training.averaging import StalledAveragingConfig, WeightAverage, stalled
 from torchdefine.training.batches import TrainingData
 from torchdefine.training.checkpoint import Checkpoint, Position, checkpoint_of, restore, weights_of
 from torchdefine.training.distributed import Processes
@@ -111,7 +111,7 @@ class Trainer:
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         optimizer = recipe.optim.build(trained.values(), self.device)
         self.average = WeightAverage(trained)
-        if isinstance(recipe.averaging, AlwaysAveragingConfig):
+        if recipe.averaging.kind == "always":
             self.average.start()
         self.step = TrainingStep(
             StepParts(model, processes.wrap(model), optimizer, self.precision),
@@ -134,7 +134,7 @@ class Trainer:
         if self.processes.is_first:
             self.keeper.forget_after(-1 if checkpoint is None else self.position.step)
 
-    def run(self) -> Position:
+    def run(self) -> None:
         """Train to the end, or raise ``Interrupted`` after writing a checkpoint."""
         self.model.train()
         prepare(self.model)
@@ -147,7 +147,6 @@ class Trainer:
             self.reporter.finished()
         if not self.position.best_step:
             raise Diverged(f"No validation gave a finite perplexity, so no weights were kept as best; {CURE}.")
-        return self.position
 
     def _steps(self, stop_asked: Callable[[], bool]) -> None:
         position, data, config = self.position, self.data, self.config
