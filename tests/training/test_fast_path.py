@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchdefine.embedding import VocabularyFacts
 from torchdefine.ops import plain_torch
 from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.tasks.language.task import build_language_model
+from torchdefine.tasks.language import build_language_model
 from torchdefine.training.batches import Batch, Part
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep

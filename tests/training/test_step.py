@@ -12,8 +12,7 @@ from torchdefine.context import LSTM, TransformerXL, TransformerXLConfig
 from torchdefine.data import TokenStreams
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.output import FullSoftmax, HostHint
-from torchdefine.tasks.language import LanguageLossConfig, LanguageModel
-from torchdefine.tasks.language.batches import LanguageTrainConfig, TextBatches
+from torchdefine.tasks.language import LanguageLossConfig, LanguageModel, LanguageTrainConfig, TextBatches
 from torchdefine.training.batches import Batch
 from torchdefine.training.cuda_graphs import _without_garbage_collection, flat_tensors, room_for, with_room
 from torchdefine.training.precision import Precision

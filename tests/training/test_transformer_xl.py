@@ -14,8 +14,7 @@ from tests.training.test_loop import StopAt, assert_same_run, with_the_golden_to
 from torchdefine import load_run, train
 from torchdefine.data import encode_corpus, resolve_corpus
 from torchdefine.run import Run, RunFolder
-from torchdefine.tasks.language.evaluate import evaluate
-from torchdefine.tasks.language.generate import generate
+from torchdefine.tasks.language import evaluate, generate
 from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.training import Interrupted
 

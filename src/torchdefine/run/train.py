@@ -221,7 +221,7 @@ def finish(setup: Setup, data: Any, trainer: Trainer) -> Run:
             "best_step": position.best_step,
             "curve": [{k: v for k, v in record.items() if k != "kind"} for record in folder.records("valid")],
             "train_curve": [{k: r[k] for k in of_the_curve if k in r} for r in folder.records("train")],
-            **task.result(recipe, model, data),
+            **task.result(run, data),
             **describe_environment(trainer.device),
             "processes": processes.count,
             "precision": trainer.precision.name,
