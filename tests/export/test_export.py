@@ -23,7 +23,7 @@ from torchdefine.export.card import is_rounded
 from torchdefine.export.folder import file_facts
 from torchdefine.export.formats import FORMATS, OLDEST_TORCH
 from torchdefine.recipe import load_recipe
-from torchdefine.run.exporting import _without_paths
+from torchdefine.run.starting import without_paths
 from torchdefine.tables import compress_embedding
 
 pytestmark = pytest.mark.skipif(
@@ -273,7 +273,7 @@ def test_no_path_of_the_trainers_machine_leaves_it() -> None:
         "data": {"corpus": "/home/me/text", "tokenizer": "/home/me/bpe.json"},
         "train": {"start_from": "/home/me/x"},
     }
-    settings = yaml.safe_load(_without_paths(load_recipe("demo/standard", places)).to_yaml())
+    settings = yaml.safe_load(without_paths(load_recipe("demo/standard", places)).to_yaml())
     found = settings["data"]["corpus"], settings["data"]["tokenizer"], settings["train"]["start_from"]
     assert found == ("text", "bpe.json", "x")
 

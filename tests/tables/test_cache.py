@@ -86,7 +86,7 @@ def test_every_checkpoint_has_a_cache_of_its_own(run_copy: Path) -> None:
 
 
 def test_missing_cut_and_foreign_files_are_refused(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (file,) = load_run(run_copy).cache_files()
+    (file,) = load_run(run_copy).beside_weights("cache")
     whole = file.read_bytes()
     for content, message in (
         (None, "does not exist: write it with `torchdefine cache` first"),

@@ -161,7 +161,7 @@ def test_one_changed_weight_makes_it_stale(run_copy: Path, capsys: pytest.Captur
 
 
 def test_missing_cut_and_foreign_files_are_refused(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (file,) = load_run(run_copy).compressed_files()
+    (file,) = load_run(run_copy).beside_weights("compressed")
     whole = file.read_bytes()
     for content, message in (
         (None, "does not exist: write it with `torchdefine compress` first"),
@@ -297,7 +297,7 @@ def test_what_an_embedding_looked_up_before_it_looks_up_afterwards() -> None:
 
 
 def test_one_flipped_bit_is_noticed(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (file,) = load_run(run_copy).compressed_files()
+    (file,) = load_run(run_copy).beside_weights("compressed")
     content = bytearray(file.read_bytes())
     content[-50] ^= 4
     file.write_bytes(bytes(content))
