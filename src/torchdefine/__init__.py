@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from torchdefine.errors import MachineError, UserError
     from torchdefine.output import register_output
     from torchdefine.recipe import load_recipe
-    from torchdefine.run import Run, load_run, train
+    from torchdefine.run import Run, load_run
+    from torchdefine.run.train import train
     from torchdefine.task import register_task
     from torchdefine.training import Diverged
 

@@ -7,10 +7,9 @@ import math
 from pathlib import Path
 
 import pytest
-from torchdefine.analysis.seeds import same_but_for_seed
 
 from torchdefine import train
-from torchdefine.analysis.comparison import Comparison, compare_runs, print_comparison
+from torchdefine.analysis.comparison import Comparison, compare_runs, print_comparison, same_but_for_seed
 from torchdefine.analysis.run_summary import RunSummary
 
 
@@ -19,7 +18,7 @@ def runs(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Ru
     folder = tmp_path_factory.mktemp("seeds")
     for seed, depth in ((1, 2), (2, 2), (1, 3)):
         settings = {"seed": seed, "steps": 4}
-        train(recipe_file, out=folder / f"depth-{depth}-seed-{seed}", train=settings, embedding={"depth": depth})
+        train(recipe_file, out=folder / f"depth-{depth}-seed-{seed}", train=settings, unit={"depth": depth})
     return compare_runs(sorted(folder.iterdir())).runs
 
 
@@ -38,12 +37,12 @@ def test_runs_that_differ_in_their_seed_alone_stand_together(
     (group,) = same_but_for_seed([one, two, other])
     assert group.names == ["depth-2-seed-1", "depth-2-seed-2"]
     assert group.cells()[-2:] == ["42.00", "4.00"]
-    assert group.to_dict()["test_perplexity"] == {"mean": 42.0, "spread": 4.0}
+    assert group.to_dict()["test_perplexity"] == {"mean": 42.0, "range": 4.0}
     print_comparison(Comparison([one, two, other]))
     assert "depth-2-seed-1, depth-2-seed-2" in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_one_seed_has_no_spread(runs: list[RunSummary], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_seed_has_no_range(runs: list[RunSummary], capsys: pytest.CaptureFixture[str]) -> None:
     one, two, other = runs
     assert same_but_for_seed([one, other]) == same_but_for_seed([one, one]) == []
     assert same_but_for_seed([one, dataclasses.replace(two, result=None)]) == []

@@ -166,7 +166,7 @@ def _different_context_models(runs: Sequence[RunSummary]) -> list[str]:
 
 def _end_width(recipe: Any) -> int | None:
     """How wide a context model ends that takes the width of a tied table where its own is left open."""
-    context = getattr(recipe, "context", None)
+    context: Any = getattr(recipe, "context", None)
     if not hasattr(context, "output_dim") or not recipe.output.tied:
         return None
     width: int = context.output_dim or recipe.embedding.map_dim
