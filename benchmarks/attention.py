@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torchdefine.build import VocabularyFacts, build_language_model
 
 from benchmarks.measuring import Contestant, Group, Prepared, Setting
 from benchmarks.plain_transformer_xl import TextbookAttention
@@ -17,7 +16,9 @@ from benchmarks.steps import FAMILIES, NO_GPU
 from torchdefine.context import TransformerXL
 from torchdefine.context.relative_attention import sinusoids
 from torchdefine.context.transformer_xl import TransformerXLLayer
+from torchdefine.embedding import VocabularyFacts
 from torchdefine.recipe import load_recipe
+from torchdefine.tasks.language import build_language_model
 
 
 def ways(setting: Setting) -> tuple[Tensor, Tensor, dict[str, Callable[[], Tensor]]]:

@@ -6,20 +6,19 @@ The shape is that of the Penn Treebank recipe: three layers of 1150, batch 20, 7
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from torchdefine.recipe.settings import merge
+from typing import Any
 
 from benchmarks.measuring import Contestant, Group, Setting, times_faster
 from benchmarks.records import Benchmark
 from benchmarks.steps import FAMILIES, NO_GPU, Place, our_step, plain_step
-from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.recipe import load_recipe, merged
 
 FAMILY = next(family for family in FAMILIES if family.name == "AWD-LSTM")
 
 
-def in_precision(name: str, precision: str, setting: Setting) -> Recipe:
-    changes = merge(FAMILY.changes, FAMILY.small) if setting.small else FAMILY.changes
-    return load_recipe(name, merge(changes, {"train": {"precision": precision}}))
+def in_precision(name: str, precision: str, setting: Setting) -> Any:
+    changes = merged(FAMILY.changes, FAMILY.small) if setting.small else FAMILY.changes
+    return load_recipe(name, merged(changes, {"train": {"precision": precision}}))
 
 
 def contestants(setting: Setting, place: Place) -> Iterator[Contestant]:

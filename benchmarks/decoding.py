@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torchdefine.build import VocabularyFacts
-from torchdefine.build_translation import build_translator
-from torchdefine.decoding.beam import BeamOptions, TargetTokens, beam_search
-from torchdefine.models import Translator
 
 from benchmarks.measuring import Contestant, Goal, Group, Prepared, Setting
 from benchmarks.records import Benchmark
 from benchmarks.texts import real_text
+from torchdefine.embedding import VocabularyFacts
 from torchdefine.recipe import load_recipe
+from torchdefine.tasks.translation import Translator, build_translator
+from torchdefine.tasks.translation.beam import BeamConfig, TargetTokens, beam_search
 
 PAD, BOS, EOS = 0, 1, 2
 BEAM = 4
@@ -35,21 +34,21 @@ class Shape:
     @property
     def sizes(self) -> dict[str, Any]:
         stack = {"encoder_layers": self.layers, "decoder_layers": self.layers, "hidden_dim": 4 * self.width}
-        return {"embedding": {"embedding_dim": self.width}, "transformer": stack}
+        return {"unit": {"embedding_dim": self.width}, "context": stack}
 
 
 def ours(recipe: str, shape: Shape, batch_size: int, setting: Setting, cached: bool = False) -> Prepared:
     torch.manual_seed(1)
     sizes = shape.sizes
     if recipe == "europarl/transformer":
-        sizes["embedding"]["map_dim"] = shape.width
+        sizes = {"embedding": {"map_dim": shape.width}, "context": sizes["context"]}
     facts = VocabularyFacts(shape.vocabulary)
     with setting.device:
         model = build_translator(load_recipe(recipe, sizes), facts, facts, PAD).eval()
     if cached:
         _look_up(model)
     tokens = TargetTokens(BOS, EOS, PAD, (PAD, BOS))
-    options = BeamOptions(BEAM, max_ratio=0.0, max_extra=shape.length)
+    options = BeamConfig(BEAM, max_ratio=0.0, max_extra=shape.length)
     sources = _sources(shape, setting).tolist()
 
     def work() -> int:

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torchdefine.build import VocabularyFacts, build_language_model, open_corpus
 
 from benchmarks.measuring import Contestant, Goal, Group, Prepared, Rows, Setting, Work
 from benchmarks.records import Benchmark
 from torchdefine.data import TokenStreams
+from torchdefine.embedding import VocabularyFacts
 from torchdefine.recipe import load_recipe
-from torchdefine.training.batches import TextBatches
+from torchdefine.tasks.language.batches import TextBatches
+from torchdefine.tasks.language.task import build_language_model, open_corpus
 from torchdefine.training.memory import keep_freed_memory
-from torchdefine.training.optimizers import make_optimizer
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep
 
@@ -88,7 +88,7 @@ def prepared(name: str, setting: Setting) -> Prepared:
     streams = TokenStreams(corpus.splits["train"].tokens, recipe.train.batch_size, device, corpus.tokenization.eos_id)
     data = TextBatches(streams, recipe.train)
     precision = Precision("fp32", device)
-    optimizer = make_optimizer(model.parameters(), recipe.optim, device)
+    optimizer = recipe.optim.build(model.parameters(), device)
     rows = [data.rows_per_part] * recipe.train.accumulate
     step = TrainingStep(StepParts(model, model, optimizer, precision), rows, recipe.optim.clip, recorded=False)
     numbers = itertools.count()

@@ -7,25 +7,28 @@ import math
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdefine.context.transformer import TransformerShape, sinusoids
+from torchdefine.context import TransformerConfig
+from torchdefine.context.transformer import sinusoids
 
 
 class PlainTranslator(nn.Module):
-    def __init__(self, vocabulary: int, shape: TransformerShape, pad_id: int, label_smoothing: float) -> None:
+    def __init__(
+        self, vocabulary: int, width: int, config: TransformerConfig, pad_id: int, label_smoothing: float
+    ) -> None:
         super().__init__()
-        self.shape, self.pad_id, self.label_smoothing = shape, pad_id, label_smoothing
-        self.source, self.target = nn.Embedding(vocabulary, shape.width), nn.Embedding(vocabulary, shape.width)
+        self.width, self.config, self.pad_id, self.label_smoothing = width, config, pad_id, label_smoothing
+        self.source, self.target = nn.Embedding(vocabulary, width), nn.Embedding(vocabulary, width)
         self.transformer = nn.Transformer(
-            shape.width,
-            shape.heads,
-            shape.encoder_layers,
-            shape.decoder_layers,
-            shape.hidden_dim,
-            shape.dropout,
+            width,
+            config.heads,
+            config.encoder_layers,
+            config.decoder_layers,
+            config.hidden_dim,
+            config.dropout,
             batch_first=True,
-            norm_first=shape.norm == "pre",
+            norm_first=config.norm == "pre",
         )
-        self.output = nn.Linear(shape.width, vocabulary)
+        self.output = nn.Linear(width, vocabulary)
 
     def forward(self, source: Tensor, inputs: Tensor, targets: Tensor, state: None) -> tuple[Tensor, None]:
         padding = source == self.pad_id  # (B, S)
@@ -42,5 +45,5 @@ class PlainTranslator(nn.Module):
         return F.cross_entropy(logits, targets.flatten(), label_smoothing=self.label_smoothing), state
 
     def _placed(self, x: Tensor) -> Tensor:
-        placed = x * math.sqrt(self.shape.width) + sinusoids(0, x.shape[1], self.shape.width, x)
-        return F.dropout(placed, self.shape.dropout, self.training)
+        placed = x * math.sqrt(self.width) + sinusoids(0, x.shape[1], self.width, x)
+        return F.dropout(placed, self.config.dropout, self.training)

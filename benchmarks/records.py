@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torchdefine.training.environment import describe_environment
-
 from benchmarks.measuring import Contestant, Goal, Group, Rows, Setting, measure
 from torchdefine.files import write_text
+from torchdefine.run.environment import describe_environment
 
 FORMAT, FORMAT_VERSION = "torchdefine benchmark", 1
 

@@ -12,9 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchdefine.build import VocabularyFacts, build_embedding, build_language_model
-from torchdefine.build_translation import build_translator
-from torchdefine.recipe.settings import merge
 
 from benchmarks.measuring import (
     Contestant,
@@ -32,11 +29,13 @@ from benchmarks.plain_transformer_xl import PlainTransformerXL
 from benchmarks.plain_translator import PlainTranslator
 from benchmarks.records import Benchmark
 from benchmarks.texts import WIKIPEDIA_SIZE, real_text
-from torchdefine.context import TransformerShape, TransformerXL
+from torchdefine.context import TransformerXL
 from torchdefine.data import IGNORE
-from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.embedding import VocabularyFacts, build_embedding
+from torchdefine.recipe import load_recipe, merged
+from torchdefine.tasks.language import build_language_model
+from torchdefine.tasks.translation import TranslationRecipe, build_translator
 from torchdefine.training.batches import Batch, Part
-from torchdefine.training.optimizers import make_optimizer
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep
 
@@ -66,26 +65,28 @@ class Family:
     with_define: str
     plain_of: str
     """Which of the two the plain loop computes."""
-    plain: Callable[[Recipe, Place], nn.Module]
+    plain: Callable[[Any, Place], nn.Module]
     vocabulary: int
     changes: dict[str, Any] = field(default_factory=dict)
     small_vocabulary: int = 8000
     small: dict[str, Any] = field(default_factory=dict)
     goals: tuple[Goal, ...] = ()
 
-    def recipe(self, name: str, small: bool) -> Recipe:
-        return load_recipe(name, merge(self.changes, self.small) if small else self.changes)
+    def recipe(self, name: str, small: bool) -> Any:
+        return load_recipe(name, merged(self.changes, self.small) if small else self.changes)
 
     def place(self, setting: Setting) -> Place:
         recipe = self.recipe(self.without, setting.small)
         size = self.small_vocabulary if setting.small else self.vocabulary
         batch = (
-            sentence_batch(recipe, size, setting) if recipe.task == "translation" else text_batch(recipe, size, setting)
+            sentence_batch(recipe, size, setting)
+            if isinstance(recipe, TranslationRecipe)
+            else text_batch(recipe, size, setting)
         )
         return Place(size, batch, setting.device)
 
 
-def text_batch(recipe: Recipe, size: int, setting: Setting) -> Batch:
+def text_batch(recipe: Any, size: int, setting: Setting) -> Batch:
     """Real text, its rare words spread over the vocabulary where that is larger than the text's own."""
     text, shape = real_text(setting.data), (recipe.train.batch_size, recipe.train.length + 1)
     ids = (
@@ -95,9 +96,9 @@ def text_batch(recipe: Recipe, size: int, setting: Setting) -> Batch:
     return Batch([Part((inputs, targets), targets.cpu().numpy())], targets.numel())
 
 
-def sentence_batch(recipe: Recipe, size: int, setting: Setting) -> Batch:
+def sentence_batch(recipe: Any, size: int, setting: Setting) -> Batch:
     """As many pairs as the recipe's tokens allow, a quarter of a sentence shorter at most; the last id is padding."""
-    pairs = recipe.bitext.batch_tokens // SENTENCE_LENGTH
+    pairs = recipe.train.batch_tokens // SENTENCE_LENGTH
     text = real_text(setting.data).ids((3, pairs, SENTENCE_LENGTH), torch.device("cpu"), size - 1).numpy()
     random = np.random.default_rng(0)
     lengths = random.integers(3 * SENTENCE_LENGTH // 4, SENTENCE_LENGTH + 1, (2, pairs, 1))
@@ -109,19 +110,19 @@ def sentence_batch(recipe: Recipe, size: int, setting: Setting) -> Batch:
     return Batch([Part(moved, targets)], int((targets != IGNORE).sum()))
 
 
-def build_model(recipe: Recipe, place: Place) -> Any:
+def build_model(recipe: Any, place: Place) -> Any:
     torch.manual_seed(1)
     facts = VocabularyFacts(place.vocabulary)
     with place.device:
-        if recipe.task == "translation":
+        if isinstance(recipe, TranslationRecipe):
             return build_translator(recipe, facts, facts, pad_id=place.vocabulary - 1)
         return build_language_model(recipe, facts)
 
 
-def our_step(recipe: Recipe, place: Place, recorded: bool) -> Prepared:
+def our_step(recipe: Any, place: Place, recorded: bool) -> Prepared:
     model = build_model(recipe, place)
     precision = Precision(recipe.train.precision, place.device)
-    optimizer = make_optimizer(model.parameters(), recipe.optim, place.device)
+    optimizer = recipe.optim.build(model.parameters(), place.device)
     rows = len(place.inputs[0])
     step = TrainingStep(StepParts(model, model, optimizer, precision), [rows], recipe.optim.clip, recorded)
 
@@ -132,28 +133,28 @@ def our_step(recipe: Recipe, place: Place, recorded: bool) -> Prepared:
     return Prepared(lambda: step(place.batch, RATE), facts, precision.matmul_mode())
 
 
-def plain_step(family: Family, recipe: Recipe, place: Place) -> Prepared:
+def plain_step(family: Family, recipe: Any, place: Place) -> Prepared:
     torch.manual_seed(1)
     with place.device:
         model = family.plain(recipe, place)
     precision = Precision(recipe.train.precision, place.device)
-    kind: Any = torch.optim.SGD if recipe.optim.optimizer == "sgd" else torch.optim.Adam
+    kind: Any = torch.optim.SGD if recipe.optim.kind == "sgd" else torch.optim.Adam
     optimizer = kind(model.parameters(), lr=RATE, weight_decay=recipe.optim.weight_decay)
     step = PlainStep(model, place.inputs, optimizer, precision, recipe.optim.clip)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision.name}
     return Prepared(step, lambda: facts, precision.matmul_mode())
 
 
-def plain_lstm(recipe: Recipe, place: Place) -> nn.Module:
+def plain_lstm(recipe: Any, place: Place) -> nn.Module:
     """torch has no adaptive input, so that and the unit are ours, kernel by kernel; LSTM and softmax are torch's."""
-    embedding = build_embedding(recipe.embedding, VocabularyFacts(place.vocabulary))
+    embedding = build_embedding(recipe.embedding, recipe.unit, VocabularyFacts(place.vocabulary))
     context, width = recipe.context, recipe.embedding.map_dim
     lstm = PlainLSTM(embedding.embedding_dim, context.hidden_dim, width, context.layers, context.hidden_dropout)
     loss = TorchAdaptiveLoss(width, place.vocabulary, recipe.embedding.cutoffs, recipe.embedding.division)
     return PlainModel(embedding, lstm, loss)
 
 
-def plain_transformer_xl(recipe: Recipe, place: Place) -> nn.Module:
+def plain_transformer_xl(recipe: Any, place: Place) -> nn.Module:
     """The textbook's layers between our embedding and our output layer, which has to ask the device for its bands."""
     ours = build_language_model(recipe, VocabularyFacts(place.vocabulary))
     assert isinstance(ours.context, TransformerXL)
@@ -181,17 +182,13 @@ class TimeFirst(nn.Module):
         return self.model(ids.T, targets.T, state)
 
 
-def plain_awd_lstm(recipe: Recipe, place: Place) -> nn.Module:
+def plain_awd_lstm(recipe: Any, place: Place) -> nn.Module:
     return TimeFirst(PlainAWDLSTM(place.vocabulary, recipe.embedding.map_dim, recipe.context.hidden_dim))
 
 
-def plain_translator(recipe: Recipe, place: Place) -> nn.Module:
-    settings = recipe.transformer
-    width = recipe.embedding.embedding_dim or recipe.embedding.map_dim
-    shape = TransformerShape(
-        width, settings.heads, settings.hidden_dim, settings.encoder_layers, settings.decoder_layers, settings.norm
-    )
-    return PlainTranslator(place.vocabulary, shape, place.vocabulary - 1, recipe.output.label_smoothing)
+def plain_translator(recipe: Any, place: Place) -> nn.Module:
+    width = getattr(recipe.unit, "embedding_dim", None) or recipe.embedding.map_dim
+    return PlainTranslator(place.vocabulary, width, recipe.context, place.vocabulary - 1, recipe.loss.label_smoothing)
 
 
 FAMILIES = (
@@ -203,7 +200,7 @@ FAMILIES = (
         plain_transformer_xl,
         WIKIPEDIA_SIZE,
         small={
-            "embedding": {"expand_dim": 768},
+            "unit": {"expand_dim": 768},
             "context": {"layers": 2, "memory": 32, "inner_dim": 512},
             "output": {"cutoffs": [1000, 2000, 4000]},
             "train": {"batch_size": 4, "length": 32},
@@ -253,8 +250,8 @@ FAMILIES = (
         plain_translator,
         32_000,
         small={
-            "bitext": {"batch_tokens": 512},
-            "transformer": {"encoder_layers": 1, "decoder_layers": 1, "hidden_dim": 512},
+            "train": {"batch_tokens": 512},
+            "context": {"encoder_layers": 1, "decoder_layers": 1, "hidden_dim": 512},
         },
         goals=(
             times_faster("europarl/transformer, recorded", "plain loop, europarl/transformer", 1),

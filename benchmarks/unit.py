@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torchdefine.build import VocabularyFacts, build_embedding
 
 from benchmarks.measuring import Contestant, Goal, Group, Prepared, Rows, Setting, Work, times_faster
 from benchmarks.plain_step import in_plain_torch
@@ -22,7 +21,7 @@ from benchmarks.recorded import recorded
 from benchmarks.records import Benchmark
 from benchmarks.steps import NO_GPU
 from benchmarks.texts import WIKIPEDIA_SIZE, real_text
-from torchdefine.embedding import DefineUnit, DenseMLP
+from torchdefine.embedding import DefineUnit, DenseMLP, VocabularyFacts, build_embedding
 from torchdefine.embedding.unit import ExpansionLayer
 from torchdefine.ops import plain_torch
 from torchdefine.ops.group_stack import ACTIVATIONS
@@ -176,7 +175,7 @@ def unit_and_ids(recipe_name: str, setting: Setting) -> tuple[DefineUnit, Tensor
         recipe, size = load_recipe(recipe_name), WIKIPEDIA_SIZE
         ids = text.wide_ids(SHAPE, device, size).flatten()
     with device:
-        embedding = build_embedding(recipe.embedding, VocabularyFacts(size))
+        embedding = build_embedding(recipe.embedding, recipe.unit, VocabularyFacts(size))
     assert isinstance(embedding.unit, DefineUnit)
     return embedding.unit, ids, embedding.map(ids).detach()
 

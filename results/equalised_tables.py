@@ -8,9 +8,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from old_names import read_run
 from provenance import short_commit
-
-from torchdefine.files import read_json
 
 HEADER = ("model", "optimiser, rate, steps", "unit", "input", "weights", "seeds", "valid", "lowest and highest", "test")
 
@@ -27,14 +26,14 @@ def equalised_section(folder: Path) -> str:
 
 
 def commits(folder: Path) -> str:
-    found = sorted({short_commit(read_json(path)["commit"]) for path in folder.glob("*.json")})
+    found = sorted({short_commit(read_run(path)["commit"]) for path in folder.glob("*.json")})
     changed = " One that ends in -changed had changes that were not committed." if "-changed" in "".join(found) else ""
     return f"Commits {', '.join(found)}.{changed}"
 
 
 def equalised_table(folder: Path) -> str:
     """Runs that differ in seeds alone are one row; rows that may be compared stand together, the best first."""
-    runs = [read_json(path) for path in folder.glob("*.json")]
+    runs = [read_run(path) for path in folder.glob("*.json")]
     runs.sort(key=lambda run: (what_is_equal(run), what_differs(run)))
     lines = ["| " + " | ".join(HEADER) + " |", "|---" * 5 + "|---:" * 4 + "|"]
     for equal, comparable in groupby(runs, key=what_is_equal):
@@ -46,18 +45,18 @@ def equalised_table(folder: Path) -> str:
 
 def what_is_equal(run: Run) -> tuple[str, str]:
     context, embedding, optim = (run["settings"][section] for section in ("context", "embedding", "optim"))
+    finished = run["settings"]["unit"].get("embedding_dim") or embedding.get("output_dim") or embedding["map_dim"]
     kind = {"lstm": "LSTM", "transformer-xl": "Transformer-XL"}[context["kind"]]
     layers = "1 layer" if context["layers"] == 1 else f"{context['layers']} layers"
-    width = f"n = {embedding['map_dim']}, m = {embedding.get('embedding_dim', embedding['map_dim'])}"
-    return f"{kind} of {layers}, {width}", f"{optim['optimizer']}, {optim['lr']:g}, {run['steps']:,}"
+    width = f"n = {embedding['map_dim']}, m = {finished}"
+    return f"{kind} of {layers}, {width}", f"{optim['kind']}, {optim['lr']:g}, {run['steps']:,}"
 
 
 def what_differs(run: Run) -> tuple[str, str, str]:
-    embedding = run["settings"]["embedding"]
+    embedding, unit = run["settings"]["embedding"], run["settings"]["unit"]
     scale = embedding.get("scale") or (embedding["map_dim"] ** 0.5 if embedding["scaled"] else 1.0)
-    has_unit = embedding["unit"] != "none"
-    weights = ("equalised" if embedding["equalised"] else "plain") if has_unit else "–"
-    return embedding["unit"], f"times {scale:.3g}", weights
+    weights = ("equalised" if unit["equalised"] else "plain") if unit["kind"] != "none" else "–"
+    return unit["kind"], f"times {scale:.3g}", weights
 
 
 def valids(runs: Iterable[Run]) -> list[float]:

@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchdefine.run.loaded import Run
-from torchdefine.training.environment import describe_environment
 
-from torchdefine import load_run, train
+from torchdefine import Run, load_run, train
 from torchdefine.data import encode_corpus, resolve_corpus
 from torchdefine.errors import UserError
 from torchdefine.files import write_json
+from torchdefine.run.environment import describe_environment
 from torchdefine.tables import METHODS, compress_embedding
 from torchdefine.tables.code_learning import Codes
 from torchdefine.tables.source import as_weights, lost_variance

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from torchdefine.build import VocabularyFacts, build_language_model
-from torchdefine.models import LanguageModel
+from torch import nn
 
 from torchdefine.analysis.correlation import CorrelationMap, embedding_maps
 from torchdefine.analysis.maps import draw
 from torchdefine.files import read_json, write_json
 from torchdefine.run import Run, load_run
+from torchdefine.task import find_task
 
 HERE = Path(__file__).parent
 FIGURES = HERE.parent / "docs" / "figures"
@@ -26,10 +26,10 @@ DRAWN = ["standard", *(f"{kind}-{n}" for kind in ("projective", "define") for n 
 NAMES = [*DRAWN, *(f"define-{n}-unscaled" for n in (64, 128, 256))]
 
 
-def untrained(run: Run) -> LanguageModel:
+def untrained(run: Run) -> nn.Module:
     """The run's model as it was before its first step."""
     torch.manual_seed(run.recipe.train.seed)
-    return build_language_model(run.recipe, VocabularyFacts(len(run.tokenization)))
+    return find_task(run.recipe.task).build(run.recipe, run.tokenization)
 
 
 def main(runs: Path) -> None:

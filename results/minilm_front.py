@@ -21,11 +21,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchdefine.training.environment import describe_environment
 
 from torchdefine.adapt import Behaviour, Distillation, FitOptions, Fitted, distill, fit
 from torchdefine.data.text_files import read_text
 from torchdefine.files import write_json
+from torchdefine.run.environment import describe_environment
 from torchdefine.tables import Budget, CodeLearning, CompactTable, UnitFitting
 from torchdefine.training.progress import work_bar
 

@@ -2,110 +2,99 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-OF_THE_EMBEDDING = {
-    "map": "kind",
-    "projected_dim": "output_dim",
-    **{name: name for name in ("map_dim", "cutoffs", "division", "scaled", "scale")},
-    **{name: name for name in ("init_std", "projection_std", "row_dropout")},
-}
-OF_THE_UNIT = {
-    "unit": "kind",
-    **{name: name for name in ("embedding_dim", "expand_dim", "depth", "max_groups", "groups", "skip")},
-    **{name: name for name in ("reach_expand_dim", "rounding", "multiple_of", "fixed_width", "norm", "activation")},
-    **{name: name for name in ("dropout", "equalised")},
-}
+from torchdefine.config import Kinds
+from torchdefine.files import read_json
+from torchdefine.recipe.recipe import recipe_of
+from torchdefine.task import find_task
+
+OF_THE_EMBEDDING = {"map": "kind", "projected_dim": "output_dim"}
+OF_THE_UNIT = {"unit": "kind"}
 OF_THE_LOSS = ("output_dropout", "activation_penalty", "temporal_penalty")
+CHANGED_KINDS = {"kind", "options"}
+"""What an old section had beside its settings; an embedding's kind was always "tokens"."""
 
 
-def with_new_names(old: Mapping[str, Any], whole: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Settings by section under today's names; ``whole`` are all settings of the recipe, where ``old`` are some.
+def read_run(path: Path) -> dict[str, Any]:
+    """A stored result, with all settings of its recipe under today's names."""
+    result: dict[str, Any] = read_json(path)
+    if "settings" in result:
+        result["settings"] = recipe_of(with_new_names(result["settings"])).to_plain()
+    return result
 
-    Settings of other kinds than those chosen are left out, since they had no effect.
-    """
-    whole = whole or old
-    if "loss" in old or "unit" in old or not {"embedding", "context", "output", "optim", "train"} & old.keys():
-        return dict(old)  # written under today's names, or nothing but facts
-    new = {name: value for name, value in old.items() if not isinstance(value, Mapping) or name == "published"}
-    for name in ("data", "embedding", "context", "output", "optim", "schedule", "train", "eval", "beam"):
-        new |= {name: {}} if name in old else {}
-    _rename_embedding(old, whole, new)
-    _rename_context(old, whole, new)
-    _rename_output(old, whole, new)
-    _rename_training(old, whole, new)
-    for name in ("data", "schedule", "eval", "beam"):
-        if name in old:
-            new[name] = {**dict(old[name]), **new.get(name, {})}
-    if whole.get("task") == "translation":
+
+def with_new_names(old: Mapping[str, Any]) -> Mapping[str, Any]:
+    """All settings of a recipe under today's names, without those of kinds that were not chosen: they had no effect."""
+    if "unit" in old or "embedding" not in old:
+        return old  # written under today's names
+    new = {
+        **{name: value for name, value in old.items() if not isinstance(value, Mapping) or name == "published"},
+        **{name: dict(old[name]) for name in ("data", "schedule", "eval", "beam") if name in old},
+        **_embedding_and_unit(old["embedding"]),
+        **_context_output_and_loss(old),
+        **_optimiser_and_training(old),
+    }
+    if old.get("task") == "translation":
         _rename_translation(old, new)
-    return {name: value for name, value in new.items() if value != {}}
+    return {name: _with_effect(name, value, new) for name, value in new.items() if _is_read(name, new)}
 
 
-def _rename_embedding(old: Mapping[str, Any], whole: Mapping[str, Any], new: dict[str, Any]) -> None:
-    given = old.get("embedding", {})
-    new["embedding"] = {OF_THE_EMBEDDING[name]: value for name, value in given.items() if name in OF_THE_EMBEDDING}
-    new["unit"] = {OF_THE_UNIT[name]: value for name, value in given.items() if name in OF_THE_UNIT}
+def _is_read(name: str, new: Mapping[str, Any]) -> bool:
+    recipe = find_task(new.get("task", "language")).recipe
+    return name in recipe.sections() or name in {f.name for f in dataclasses.fields(recipe)} or name == "task"
+
+
+def _with_effect(section: str, given: Any, new: Mapping[str, Any]) -> Any:
+    """A section without what its kind does not have."""
+    of = find_task(new.get("task", "language")).recipe.sections().get(section)
+    if of is None:
+        return given
+    config = of.config(str(given.get("kind", of.default))) if isinstance(of, Kinds) else of
+    known = {f.name for f in dataclasses.fields(config)}
+    return {name: value for name, value in given.items() if name in known}
+
+
+def _embedding_and_unit(old: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    embedding = {OF_THE_EMBEDDING.get(name, name): value for name, value in old.items() if name not in CHANGED_KINDS}
+    unit = {OF_THE_UNIT.get(name, name): value for name, value in old.items() if name not in CHANGED_KINDS}
+    unit.setdefault("kind", "none")
     for name in ("groups", "skip"):  # None meant: as the variant has it
-        if new["unit"].get(name, "") is None:
-            del new["unit"][name]
-    every = whole.get("embedding", {})
-    if every.get("map") == "projective" and every.get("unit", "none") == "none" and "embedding_dim" in new["unit"]:
-        new["embedding"].setdefault("output_dim", new["unit"].pop("embedding_dim"))
+        if unit.get(name, "") is None:
+            del unit[name]
+    if embedding.get("kind") == "projective":
+        embedding["output_dim"] = embedding.get("output_dim") or unit.get("embedding_dim")
+    return {"embedding": embedding, "unit": unit}
 
 
-def _rename_context(old: Mapping[str, Any], whole: Mapping[str, Any], new: dict[str, Any]) -> None:
-    given, kind = dict(old.get("context", {})), whole.get("context", {}).get("kind", "lstm")
-    moved = OF_THE_LOSS[1:] if kind == "transformer-xl" else OF_THE_LOSS
-    new["loss"] = {name: given.pop(name) for name in moved if name in given}
-    given.pop("options", None)
-    new["context"] = given
+def _context_output_and_loss(old: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    context, output = dict(old["context"]), dict(old["output"])
+    moved = OF_THE_LOSS[1:] if context.get("kind") == "transformer-xl" else OF_THE_LOSS
+    loss = {name: context.pop(name) for name in moved if name in context}
+    loss |= {name: output.pop(name) for name in ("label_smoothing",) if name in output}
+    if output.get("kind") == "adaptive" and old["embedding"].get("map", "standard") != "adaptive":
+        output["kind"] = "adaptive-table"
+    return {"context": context, "output": output, "loss": loss}
 
 
-def _rename_output(old: Mapping[str, Any], whole: Mapping[str, Any], new: dict[str, Any]) -> None:
-    given = dict(old.get("output", {}))
-    if "label_smoothing" in given:
-        new["loss"]["label_smoothing"] = given.pop("label_smoothing")
-    given.pop("options", None)
-    banded = whole.get("output", {}).get("kind") == "adaptive"
-    if (
-        banded
-        and whole.get("embedding", {}).get("map", "standard") != "adaptive"
-        and ("kind" in given or "cutoffs" in given)
-    ):
-        given["kind"] = "adaptive-table"
-    new["output"] = given
-
-
-def _rename_training(old: Mapping[str, Any], whole: Mapping[str, Any], new: dict[str, Any]) -> None:
-    optim, train = dict(old.get("optim", {})), dict(old.get("train", {}))
-    patience = whole.get("optim", {}).get("stall_patience", 5)
-    if "optimizer" in optim:
-        optim = {"kind": optim.pop("optimizer"), **optim}
-    averaging = optim.pop("averaging", None)
-    if averaging is not None or "stall_patience" in optim:
-        kind = averaging or whole.get("optim", {}).get("averaging", "none")
-        new["averaging"] = {"kind": kind, **({"patience": patience} if kind == "stalled" else {})}
-    optim.pop("stall_patience", None)
+def _optimiser_and_training(old: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    optim, train = dict(old["optim"]), dict(old["train"])
+    optim["kind"] = optim.pop("optimizer")
+    patience = optim.get("stall_patience", 5)
     if "record" in train:
         train["cuda_graphs"] = train.pop("record")
-    if train.pop("stop_when_stalled", False):
+    if train.get("stop_when_stalled"):
         train["early_stopping"] = patience
-    new["optim"], new["train"] = optim, train
+    averaging = {"kind": optim.get("averaging", "none"), "patience": patience}
+    return {"optim": optim, "train": train, "averaging": averaging}
 
 
 def _rename_translation(old: Mapping[str, Any], new: dict[str, Any]) -> None:
-    bitext, transformer = dict(old.get("bitext", {})), dict(old.get("transformer", {}))
-    if "batch_tokens" in bitext:
-        new["train"]["batch_tokens"] = bitext.pop("batch_tokens")
-    new["data"] = {**new.get("data", {}), **bitext}
-    share, source = transformer.pop("share", None), transformer.pop("source_embedding", None)
-    new["source"] = {} if share is None else {"share": share}
-    if source:
-        new["source"] |= {name: value for name, value in with_new_names({"embedding": source}).items() if value}
+    bitext, transformer = dict(old["bitext"]), dict(old["transformer"])
+    new["train"]["batch_tokens"] = bitext.pop("batch_tokens")
+    new["data"] |= bitext
+    new["source"] = {"share": transformer.get("share", "nothing")}  # none had an embedding of its own
     new["context"] = transformer
-    for name in ("batch_size", "length", "random_length"):
-        new["train"].pop(name, None)
-    for name in ("min_count", "max_size"):
-        new["data"].pop(name, None)

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 
 from curves import draw_curves
+from old_names import read_run
 from provenance import short_commit
-from torchdefine.recipe.settings import to_plain
 
-from torchdefine.recipe import Recipe, load_recipe
-from torchdefine.recipe.recipe import SECTIONS
+from torchdefine.recipe import load_recipe
 
-DEFAULTS = to_plain(Recipe())
+NO_SETTINGS = ("data", "published")
 HEADER = (
     *("recipe", "unit", "context", "tables", "total M", "steps", "M tokens", "minutes", "valid", "test", "unigram"),
     "published test",
@@ -20,7 +19,7 @@ HEADER = (
 
 
 def recipe_section(folder: Path) -> str:
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    results = [read_run(path) for path in sorted(folder.glob("*.json"))]
     results.sort(key=lambda result: result["test_perplexity"])
     lines = [f"## {folder.name}", "", "| " + " | ".join(HEADER) + " |", "|---" + "|---:" * (len(HEADER) - 1) + "|"]
     named = labels(results)
@@ -56,18 +55,22 @@ def labels(results: list[dict]) -> list[str]:
         twins = [other for other in results if other["recipe"] == result["recipe"]]
         differs = [
             f"{section}.{name} {json.dumps(setting(result, section, name))}"
-            for section in SECTIONS
-            if section != "data"
-            for name in sorted({name for twin in twins for name in twin["settings"].get(section, {})})
+            for section in sections(result)
+            for name in sorted({name for twin in twins for name in twin["settings"][section]})
             if any(setting(twin, section, name) != setting(result, section, name) for twin in twins)
         ]
         found.append(", ".join([f"`{result['recipe']}`", *differs]))
     return found
 
 
+def sections(result: dict) -> list[str]:
+    """Those of the recipe but its text."""
+    return [name for name, value in result["settings"].items() if isinstance(value, dict) and name not in NO_SETTINGS]
+
+
 def setting(result: dict, section: str, name: str) -> object:
-    """A run's setting; the default where it does not say, since it may be older than the setting."""
-    return result["settings"].get(section, {}).get(name, DEFAULTS.get(section, {}).get(name))
+    """A run's setting; None where its kind of part has no such one."""
+    return result["settings"][section].get(name)
 
 
 def origins(results: list[dict]) -> list[str]:
@@ -100,13 +103,12 @@ def origin_facts(result: dict) -> list[str]:
 
 def changes(result: dict) -> str:
     """What was set otherwise than in the recipe as it is now."""
-    recipe = to_plain(load_recipe(result["recipe"]))
+    recipe = {"settings": load_recipe(result["recipe"]).to_plain()}
     changed = [
         f"{section}.{name} {json.dumps(setting(result, section, name))}"
-        for section in SECTIONS
-        if section != "data"
-        for name in result["settings"].get(section, {}).keys() | recipe.get(section, {}).keys()
-        if setting(result, section, name) != setting({"settings": recipe}, section, name)
+        for section in sections(result)
+        for name in result["settings"][section].keys() | recipe["settings"][section].keys()
+        if setting(result, section, name) != setting(recipe, section, name)
     ]
     return f"with {', '.join(sorted(changed))}" if changed else ""
 

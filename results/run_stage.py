@@ -30,20 +30,21 @@ from typing import Any
 
 import torch
 import yaml
+from old_names import read_run
 from refusing import run_or_refuse
-from torchdefine.recipe.effects import settings_without_effect
-from torchdefine.recipe.settings import merge, to_plain
 
 from torchdefine import Run, train
 from torchdefine.data import find_splits, resolve_corpus
 from torchdefine.errors import UserError
-from torchdefine.files import read_json, write_json
-from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.files import write_json
+from torchdefine.recipe import Recipe, load_recipe, merged, recipe_of
 from torchdefine.training import Diverged
 from torchdefine.training.progress import LineReporter
 
 HERE = Path(__file__).parent
-SECTIONS = ("data", "embedding", "context", "output", "optim", "schedule", "train", "eval")
+SECTIONS = (
+    *("data", "embedding", "unit", "context", "output", "loss", "optim", "schedule", "averaging", "train", "eval"),
+)
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,16 @@ class Row:
 def rows_of(stage: str, out: Path) -> list[Row]:
     """The runs of a stage, first seeds before second ones; ``out`` has the results of the stages that it takes."""
     described = read_stage(stage)
-    shared = merge(yaml.safe_load((HERE / "stages" / "_schedule.yaml").read_text()), described.get("common", {}))
-    shared = merge(shared, best_settings(described.get("takes", ()), out))
+    shared = merged(yaml.safe_load((HERE / "stages" / "_schedule.yaml").read_text()), described.get("common", {}))
+    shared = merged(shared, best_settings(described.get("takes", ()), out))
     steps = described["steps"]
     found = []
     for row in described["rows"]:
-        own = merge(merge(shared, best_settings(row.get("takes", ()), out)), own_settings(row))
+        own = merged(merged(shared, best_settings(row.get("takes", ()), out)), own_settings(row))
         for place, seed in enumerate(row.get("seeds", [1])):
             run = {"steps": steps, "epochs": None, "seed": seed, "checkpoint_every": steps}
             run["eval_every"] = max(steps // 10, 1)
-            found.append((place, Row(stage, row["name"], row["recipe"], seed, merge(own, {"train": run}))))
+            found.append((place, Row(stage, row["name"], row["recipe"], seed, merged(own, {"train": run}))))
     return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -110,14 +111,14 @@ def best_settings(stages: Sequence[str], out: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for stage in stages:
         rows = {row["name"]: row for row in read_stage(stage)["rows"]}
-        found = merge(found, own_settings(rows[best_row(stage, out)]))
+        found = merged(found, own_settings(rows[best_row(stage, out)]))
     return found
 
 
 def best_row(stage: str, out: Path) -> str:
     """The name of the row of a finished stage that has the least perplexity on the validation text."""
     rows = {row["name"]: row for row in read_stage(stage)["rows"]}
-    runs = [read_json(path) for path in sorted((out / stage).glob("*.json"))]
+    runs = [read_run(path) for path in sorted((out / stage).glob("*.json"))]
     runs = [run for run in runs if run["row"] in rows and agrees(rows[run["row"]], run["settings"])]
     missing = rows.keys() - {run["row"] for run in runs}
     if missing:
@@ -135,13 +136,13 @@ def best_row(stage: str, out: Path) -> str:
 def has_run(row: Row, options: argparse.Namespace) -> bool:
     """Whether there is a JSON of it with the settings that it has now."""
     path = options.out / row.stage / row.file
-    return path.exists() and is_run_of(row, read_json(path), options)
+    return path.exists() and is_run_of(row, read_run(path), options)
 
 
 def same_run(row: Row, options: argparse.Namespace) -> dict[str, Any] | None:
     """What the run of another row says that had the same recipe, settings and texts, if there is one."""
     for path in sorted(options.out.glob("*/*.json")):
-        run = read_json(path)
+        run = read_run(path)
         if is_run_of(row, run, options):
             return {**run, "stage": row.stage, "row": row.name, "ran_for": f"{run['row']} of {run['stage']}"}
     return None
@@ -151,48 +152,39 @@ def is_run_of(row: Row, run: dict[str, Any], options: argparse.Namespace) -> boo
     """Whether this row would be run so."""
     if run["recipe"] != row.recipe:
         return False
-    recipe = recipe_of(row, options)
-    idle = settings_without_effect(recipe)
-    if what_matters(run["settings"], idle) != what_matters(to_plain(recipe), idle):
+    if what_matters(recipe_of(run["settings"])) != what_matters(wanted_recipe(row, options)):
         return False
     return (
         "diverged" in run or not options.also or run.get("also", {}).get("corpus") == Path(options.also).resolve().name
     )
 
 
-def recipe_of(row: Row, options: argparse.Namespace) -> Recipe:
+def wanted_recipe(row: Row, options: argparse.Namespace) -> Recipe:
     return load_recipe(row.recipe, changes_of(row, options))
 
 
 def changes_of(row: Row, options: argparse.Namespace) -> dict[str, Any]:
-    return merge(merge({"data": {"corpus": str(options.data)}}, row.changes), options.changes)
+    return merged(merged({"data": {"corpus": str(options.data)}}, row.changes), options.changes)
 
 
-def what_matters(settings: dict[str, Any], idle: set[str]) -> dict[str, Any]:
-    """By dotted name, without those that are ``idle``. Of the text's place only its name.
-
-    What a run does not say has its default, since it may be older than a setting.
-    """
-    defaults = to_plain(Recipe())
-    found = {
-        f"{section}.{name}": value
-        for section in SECTIONS
-        for name, value in {**defaults[section], **settings[section]}.items()
-        if f"{section}.{name}" not in idle
-    }
-    return {**found, "data.corpus": Path(found["data.corpus"]).resolve().name}
+def what_matters(recipe: Recipe) -> dict[str, Any]:
+    """The settings without the recipe's own words; of the text's place only its name."""
+    plain = {section: value for section, value in recipe.to_plain().items() if section in SECTIONS}
+    return {**plain, "data": {**plain["data"], "corpus": Path(plain["data"]["corpus"]).resolve().name}}
 
 
 def agrees(row: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Whether all that a row of a stage says for itself is so in the settings of a run, perhaps an older one."""
-    own, defaults = own_settings(row), to_plain(Recipe())
-    said = to_plain(load_recipe(row["recipe"], own))
-    had = {section: {**defaults[section], **settings[section]} for section in own}
-    return all(had[section].get(name) == said[section].get(name) for section in own for name in own[section])
+    """Whether all that a row of a stage says for itself is so in the settings of a run, as far as its kinds have it."""
+    recipe = recipe_of(settings)
+    own = {
+        section: {name: value for name, value in given.items() if hasattr(getattr(recipe, section), name)}
+        for section, given in own_settings(row).items()
+    }
+    return bool(recipe_of(merged(settings, own)) == recipe)
 
 
 def settings_hash(row: Row, options: argparse.Namespace) -> str:
-    settings = json.dumps([row.recipe, to_plain(recipe_of(row, options))], sort_keys=True)
+    settings = json.dumps([row.recipe, wanted_recipe(row, options).to_plain()], sort_keys=True)
     return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
@@ -219,7 +211,7 @@ def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     try:
         run = train(row.recipe, out=folder, reporter=LineReporter(seconds_between=15), **changes)
     except Diverged as error:  # that is a result too, and the next rows want to run
-        settings = to_plain(load_recipe(row.recipe, changes))
+        settings = load_recipe(row.recipe, changes).to_plain()
         return {**place, "recipe": row.recipe, "seed": row.seed, "settings": settings, "diverged": str(error)}
     record = {**run.result, **place, "input_rms": input_rms(run), "shared_device": options.shared}
     if options.also:

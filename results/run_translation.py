@@ -21,8 +21,8 @@ from torchdefine.data import resolve_bitext
 from torchdefine.data.sources import find_bitext
 from torchdefine.errors import UserError
 from torchdefine.files import write_json
-from torchdefine.recipe import load_recipe
-from torchdefine.training import RunFolder
+from torchdefine.recipe import load_recipe, merged
+from torchdefine.run.folder import RunFolder
 from torchdefine.training.progress import LineReporter
 
 HERE = Path(__file__).parent
@@ -33,17 +33,18 @@ def run_recipe(recipe: str, options: argparse.Namespace) -> dict[str, Any]:
     folder = options.runs / recipe.replace("/", "-")
     reporter = LineReporter(seconds_between=20)
     begun = RunFolder(folder).exists()
-    run = train(recipe, data=options.data, out=folder, resume=begun, reporter=reporter, **options.changes)
+    changes = merged({"data": {"corpus": str(options.data)}}, options.changes)
+    run = train(recipe, out=folder, resume=begun, reporter=reporter, **changes)
     record: dict[str, Any] = {**run.result, "also": {}}
     for bitext in options.also:
-        scores = run.evaluate_translations("test", data=bitext)
+        scores = run.evaluate("test", data=bitext)
         record["also"][Path(bitext).resolve().name] = scores.to_dict()
     return record
 
 
 def check_others(recipe: str, options: argparse.Namespace) -> None:
     """What is wrong with another test set must not be found out when a model has been trained."""
-    languages = load_recipe(recipe, options.changes).bitext
+    languages = load_recipe(recipe, options.changes).data
     for bitext in options.also:
         files = find_bitext(resolve_bitext(bitext), languages.source, languages.target, require_train=False)
         if "test" not in files:

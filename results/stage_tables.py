@@ -9,14 +9,14 @@ from typing import Any
 
 import yaml
 from curves import draw_curves
+from old_names import read_run
 from provenance import short_commit
 from run_stage import agrees, best_settings, own_settings, read_stage
 from speed import training_speed
-from torchdefine.recipe.settings import merge, to_plain
 
 from torchdefine.errors import UserError
 from torchdefine.files import read_json
-from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.recipe import load_recipe, merged
 
 HERE = Path(__file__).parent
 STAGES = (
@@ -130,7 +130,7 @@ def read_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
     alone = timed_alone(folder).get("rows", {})
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.json")):
-        run = read_json(path)
+        run = read_run(path)
         if not is_stale(run, folder):
             found.setdefault(run["row"], []).append({**run, "alone": alone.get(run["row"])})
     return found
@@ -164,8 +164,8 @@ def is_stale(run: dict[str, Any], folder: Path) -> bool:
     said: dict[str, Any] = {}
     for stage in [*described.get("takes", ()), *row.get("takes", ())]:
         with suppress(UserError):  # it has not run to its end
-            said = merge(said, best_settings([stage], folder.parent))
-    return not agrees({"recipe": row["recipe"], **merge(said, own_settings(row))}, run["settings"])
+            said = merged(said, best_settings([stage], folder.parent))
+    return not agrees({"recipe": row["recipe"], **merged(said, own_settings(row))}, run["settings"])
 
 
 def taken(described: dict[str, Any], by_row: dict[str, list[dict[str, Any]]]) -> list[str]:
@@ -268,11 +268,12 @@ def published_test(run: dict[str, Any]) -> float | None:
     What the paper does not say of its unit may differ, norms, the scale of what comes in and how weights are kept, and
     so may `state_dropout`, which all rows of a stage have.
     """
-    unsaid = {"norm": "", "scaled": False, "scale": None, "equalised": False} if run["parameters"]["define"] else {}
-    papers, defaults = to_plain(load_recipe(run["recipe"])), to_plain(Recipe())  # a run may be older than a setting
-    for section in ("embedding", "context", "output"):
-        may_differ = {"embedding": unsaid, "context": {"state_dropout": 0.0}}.get(section, {})
-        one, other = ({**defaults[section], **each[section], **may_differ} for each in (run["settings"], papers))
+    unsaid = {"context": {"state_dropout": 0.0}}
+    if run["parameters"]["define"]:
+        unsaid |= {"embedding": {"scaled": False, "scale": None}, "unit": {"norm": "", "equalised": False}}
+    papers = load_recipe(run["recipe"]).to_plain()
+    for section in ("embedding", "unit", "context", "output", "loss"):
+        one, other = ({**each[section], **unsaid.get(section, {})} for each in (run["settings"], papers))
         if one != other:
             return None
     return (run["settings"].get("published") or {}).get("test_perplexity")

@@ -19,11 +19,11 @@ from benchmarks.steps import Place, our_step, text_batch
 from benchmarks.texts import WIKIPEDIA_SIZE
 from refusing import run_or_refuse
 from run_stage import HERE, Row, rows_of
-from torchdefine.training.environment import describe_environment
 
 from torchdefine.errors import UserError
 from torchdefine.files import read_json, write_json
 from torchdefine.recipe import load_recipe
+from torchdefine.run.environment import describe_environment
 
 SPEEDS = "speeds.json"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from curves import draw_curves
 from marked import write_between_marks
+from old_names import read_run
 from recipe_tables import HEADER, origins, row
 from speed import training_speed
 
@@ -14,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def translation_section(folder: Path) -> str:
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    results = [read_run(path) for path in sorted(folder.glob("*.json"))]
     results.sort(key=lambda result: -result["test_bleu"])
     others = sorted({name for result in results for name in result.get("also", {})})
     elsewhere = [f"{name}, {score}" for name in others for score in ("BLEU", "chrF")]

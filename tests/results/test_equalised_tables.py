@@ -5,8 +5,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torchdefine.recipe.settings import to_plain
-
 from torchdefine.recipe import load_recipe
 
 tables = import_module("equalised_tables")
@@ -14,7 +12,7 @@ tables = import_module("equalised_tables")
 
 def test_rows_are_of_one_kind_and_the_best_comes_first(tmp_path: Path) -> None:
     def keep(name: str, valid: float, recipe: str, **changes: Any) -> None:
-        settings = to_plain(load_recipe(recipe, changes))
+        settings = load_recipe(recipe, changes).to_plain()
         steps = settings["train"]["steps"]
         run = {"settings": settings, "steps": steps, "valid_perplexity": valid, "test_perplexity": 2 * valid}
         (tmp_path / f"{name}.json").write_text(json.dumps(run))
@@ -22,7 +20,7 @@ def test_rows_are_of_one_kind_and_the_best_comes_first(tmp_path: Path) -> None:
     keep("a", 100.0, "demo/adaptive-scaled")
     keep("b", 90.0, "demo/adaptive-define", train={"seed": 2})
     keep("c", 94.0, "demo/adaptive-define", train={"seed": 3})
-    keep("d", 120.0, "demo/adaptive-define", embedding={"equalised": False})
+    keep("d", 120.0, "demo/adaptive-define", unit={"equalised": False})
     keep("e", 50.0, "txl/small")
     keep("f", 10.0, "demo/adaptive-define", train={"steps": 900})  # longer, so it is not compared
     lines = tables.equalised_table(tmp_path).splitlines()

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchdefine.recipe.settings import merge, to_plain
 
-from torchdefine.recipe import load_recipe
+from torchdefine.recipe import load_recipe, merged
 
 run_stage, rate_tables = map(import_module, ("run_stage", "rate_tables"))
 
@@ -17,8 +16,8 @@ run_stage, rate_tables = map(import_module, ("run_stage", "rate_tables"))
 def keep_run(folder: Path, stage: str, name: str, seed: int = 1, **outcome: object) -> None:
     """A run of a stage, with what it ended with."""
     row = next(row for row in run_stage.rows_of(stage, folder) if row.name == name and row.seed == 1)
-    changes = merge(row.changes, {"train": {"seed": seed}})
-    run = {"row": name, "settings": to_plain(load_recipe(row.recipe, changes)), **outcome}
+    changes = merged(row.changes, {"train": {"seed": seed}})
+    run = {"row": name, "settings": load_recipe(row.recipe, changes).to_plain(), **outcome}
     (folder / stage).mkdir(exist_ok=True)
     (folder / stage / f"{len(list((folder / stage).iterdir()))}.json").write_text(json.dumps(run))
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchdefine.recipe.settings import to_plain
 
 from torchdefine.recipe import load_recipe
 
@@ -23,7 +22,7 @@ def run(recipe: str, **changes: Any) -> dict[str, Any]:
         "versions": {"torch": "2.13.0"},
         "commit": "0123456789abcdef",
         "evaluation": {"test": {"protocol": "one stream"}},
-        "settings": to_plain(load_recipe(recipe)),
+        "settings": load_recipe(recipe).to_plain(),
         "seconds": 60.0,
         **changes,
     }
@@ -36,8 +35,8 @@ def test_equal_runs_share_one_line() -> None:
 
 
 def test_what_differs_stands_behind_its_recipe() -> None:
-    settings = to_plain(load_recipe("table1a/r3", {"optim": {"lr": 3}, "data": {"corpus": "/somewhere"}}))
-    del settings["embedding"]["equalised"]  # a run from before there was such a setting, as there is in the recipe now
+    settings = load_recipe("table1a/r3", {"optim": {"lr": 3}, "data": {"corpus": "/somewhere"}}).to_plain()
+    settings["unit"]["equalised"] = False  # which the recipe has not
     changed = run("table1a/r3", seed=2, settings=settings)
     lines = tables.origins([run("demo/standard"), changed])
     assert lines[0].startswith("All rows: text ptb; fp32")
@@ -45,7 +44,7 @@ def test_what_differs_stands_behind_its_recipe() -> None:
     assert lines[1:] == [
         "",
         "- `demo/standard`: seed 1.",
-        "- `table1a/r3`: with embedding.equalised false, optim.lr 3.0; seed 2.",
+        "- `table1a/r3`: with optim.lr 3.0, unit.equalised false; seed 2.",
     ]
 
 
@@ -80,12 +79,10 @@ def test_the_best_run_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_runs_of_one_recipe_are_told_apart_by_what_differs() -> None:
-    older = run("table1a/r3", settings={"optim": {"lr": 20.0}, "train": {}})
-    same = run("table1a/r3", settings={"optim": {"lr": 20.0}, "train": {"record": True}})  # which is the default
-    other = run("demo/standard", settings={"optim": {"lr": 1.0}, "train": {}})
-    assert tables.labels([older, same, other]) == ["`table1a/r3`", "`table1a/r3`", "`demo/standard`"]
-    faster = run("table1a/r3", settings={"optim": {"lr": 30.0}, "train": {}})
-    assert tables.labels([older, faster]) == ["`table1a/r3`, optim.lr 20.0", "`table1a/r3`, optim.lr 30.0"]
+    same, other = run("table1a/r3"), run("demo/standard")
+    assert tables.labels([same, same, other]) == ["`table1a/r3`", "`table1a/r3`", "`demo/standard`"]
+    faster = run("table1a/r3", settings=load_recipe("table1a/r3", {"optim": {"lr": 30}}).to_plain())
+    assert tables.labels([same, faster]) == ["`table1a/r3`, optim.lr 20.0", "`table1a/r3`, optim.lr 30.0"]
 
 
 def test_a_run_that_was_cut_short_says_what_its_whole_length_would_take() -> None:

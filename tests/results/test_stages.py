@@ -13,11 +13,12 @@ import pytest
 import torch
 import yaml
 from benchmarks.measuring import Setting
-from torchdefine.build import VocabularyFacts, build_language_model
-from torchdefine.recipe.settings import merge, to_plain
+from old_names import read_run
 
+from torchdefine.embedding import VocabularyFacts
 from torchdefine.errors import UserError
-from torchdefine.recipe import load_recipe
+from torchdefine.recipe import load_recipe, merged
+from torchdefine.tasks.language import build_language_model
 from torchdefine.training.batches import Batch, Part
 
 RESULTS = Path(__file__).parent.parent.parent / "results"
@@ -33,6 +34,7 @@ BEST = {"tuning": 2, "unit-choices": 3, "long-rates": 2}
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
     """Results of stages that others take: these rows are the best."""
+    schedule = yaml.safe_load((RESULTS / "stages" / "_schedule.yaml").read_text())
     for stage, best in BEST.items():
         for place, row in enumerate(run_stage.read_stage(stage)["rows"]):
             apart = abs(place - best)  # the test text, which must not choose, says the opposite
@@ -40,7 +42,7 @@ def tuned(tmp_path: Path) -> Path:
             outcome = {"diverged": "at once"} if place == 0 else measured
             folder = tmp_path / stage
             folder.mkdir(exist_ok=True)
-            settings = to_plain(load_recipe(row["recipe"], run_stage.own_settings(row)))
+            settings = load_recipe(row["recipe"], merged(schedule, run_stage.own_settings(row))).to_plain()
             (folder / f"{place}.json").write_text(json.dumps({"row": row["name"], "settings": settings, **outcome}))
     return tmp_path
 
@@ -49,8 +51,9 @@ def test_the_best_of_a_stage_is_taken_and_a_stage_without_it_does_not_run(tuned:
     best = {stage: run_stage.read_stage(stage)["rows"][place] for stage, place in BEST.items()}
     rows = {row.name: row for row in run_stage.rows_of("decisive", tuned) if row.seed == 1}
     for row in rows.values():
-        assert row.changes["optim"] == {"optimizer": "sgd", "clip": 0.25, **best["long-rates"]["optim"]}
-    assert rows["R3"].changes["embedding"] == best["unit-choices"]["embedding"]
+        assert row.changes["optim"] == {"kind": "sgd", "clip": 0.25, **best["long-rates"]["optim"]}
+    for section in ("embedding", "unit"):
+        assert rows["R3"].changes[section] == best["unit-choices"][section]
     assert rows["R2"].changes.get("embedding") is None
     assert rows["R2 scaled"].changes["embedding"] == {"scaled": True}
     (tuned / "long-rates" / f"{BEST['long-rates']}.json").unlink()
@@ -69,7 +72,9 @@ def test_rows_of_a_stage_differ_only_in_what_they_say(stage: str, tuned: Path) -
     schedules, shared, models = set(), set(), []
     for row in rows:
         recipe = load_recipe(row.recipe, row.changes)
-        models.append(([recipe.embedding, recipe.context, recipe.output, recipe.optim, recipe.schedule], row.seed))
+        models.append(
+            ([recipe.embedding, recipe.unit, recipe.context, recipe.output, recipe.optim, recipe.schedule], row.seed)
+        )
         with torch.device("meta"):
             model = build_language_model(recipe, VocabularyFacts(253_443))
         assert model.parameters_by_part()["total"] > 1e6
@@ -114,8 +119,8 @@ def finished_row(stage: str, name: str, tuned: Path, **facts: object) -> dict[st
     settings = load_recipe(row.recipe, row.changes)
     return {
         "recipe": row.recipe,
-        "settings": to_plain(settings),
-        "parameters": {"define": int(settings.embedding.unit != "none"), "context": 1, "input_output": 1, "total": 3},
+        "settings": settings.to_plain(),
+        "parameters": {"define": int(settings.unit.kind != "none"), "context": 1, "input_output": 1, "total": 3},
         "valid_perplexity": 50.0,
         "test_perplexity": 60.0,
         "steps": 100,
@@ -151,13 +156,14 @@ def test_the_papers_number_stands_beside_the_papers_model_alone(
 
 def test_a_run_from_before_a_setting_was_there_is_still_the_papers(tuned: Path) -> None:
     run = finished_row("decisive", "R2", tuned)
-    del run["settings"]["context"]["attention_dropout"]
-    assert cell("paper's test", run) == "44.87"
+    del run["settings"]["context"]["recurrent_dropout"]
+    (tuned / "run.json").write_text(json.dumps(run))
+    assert cell("paper's test", read_run(tuned / "run.json")) == "44.87"
 
 
 def test_a_model_with_another_output_is_not_the_papers(tuned: Path) -> None:
     run = finished_row("decisive", "R2", tuned)
-    run["settings"]["output"]["bias"] = not run["settings"]["output"]["bias"]
+    run["settings"]["output"]["tied"] = not run["settings"]["output"]["tied"]
     assert cell("paper's test", run) == "–"
 
 
@@ -216,7 +222,7 @@ def test_a_step_that_was_timed_alone_stands_for_a_run_that_shared_its_device(
     text = Batch([Part((torch.zeros(2, 5, dtype=torch.long),) * 2, torch.zeros(2, 5).numpy())], 10)
     monkeypatch.setattr(time_rows, "text_batch", lambda *_: text)
     row = run_stage.rows_of("decisive", tuned)[0]
-    monkeypatch.setattr(time_rows, "rows_of", lambda *_: [replace(row, changes=merge(row.changes, TINY))])
+    monkeypatch.setattr(time_rows, "rows_of", lambda *_: [replace(row, changes=merged(row.changes, TINY))])
     monkeypatch.setattr(time_rows, "WIKIPEDIA_SIZE", 100)
     (tuned / "speeds.json").write_text(json.dumps({"stages": {"depth": {"rows": {}}}}))
     time_rows.time_stage("decisive", tuned, setting)
@@ -249,7 +255,7 @@ def test_another_text_need_not_have_a_test_part(tuned: Path) -> None:
 
 
 TINY = {
-    "embedding": {"cutoffs": [10, 20], "division": 2, "map_dim": 16, "expand_dim": 32},
+    "embedding": {"cutoffs": [10, 20], "division": 2, "map_dim": 16},
     "context": {"layers": 1, "hidden_dim": 16},
     "train": {"steps": 4, "batch_size": 2, "length": 5, "precision": "fp32", "eval_every": 2},
 }
@@ -399,26 +405,25 @@ def test_a_row_whose_settings_or_texts_have_changed_since_runs_again(tuned: Path
     rows = run_stage.rows_of("decisive", tuned)
     (tuned / "decisive").mkdir()
     for row in rows:
-        settings = to_plain(load_recipe(row.recipe, merge({"data": {"corpus": "text"}}, row.changes)))
-        del settings["output"]["label_smoothing"]  # as if the run were older than that
+        settings = load_recipe(row.recipe, merged({"data": {"corpus": "text"}}, row.changes)).to_plain()
+        del settings["loss"]["label_smoothing"]  # as if the run were older than that
         (tuned / "decisive" / row.file).write_text(json.dumps({"recipe": row.recipe, "settings": settings}))
     assert all(run_stage.has_run(row, options) for row in rows)
     for other in ({"data": "another"}, {"also": "other"}, {"changes": {"optim": {"lr": 3.0}}}):
         changed = argparse.Namespace(**{**vars(options), **other})
         plain = next(row for row in rows if row.name == "R2 scaled")
         assert not run_stage.has_run(plain, changed)
-    idle = argparse.Namespace(**{**vars(options), "changes": {"embedding": {"equalised": True}}})
-    assert run_stage.has_run(rows[0], idle)  # it has no unit
     file = tuned / "decisive" / rows[0].file
     file.write_text(json.dumps({**json.loads(file.read_text()), "diverged": "at once"}))
     assert run_stage.has_run(rows[0], argparse.Namespace(**{**vars(options), "also": "other"}))  # it has no weights
     file.unlink()
     assert not run_stage.has_run(rows[0], options)
     for row in rows[1:]:
-        for other in ({"recipe": "table1a/r4"}, {"changes": merge(row.changes, {"embedding": {"map_dim": 8}})}):
+        for other in ({"recipe": "table1a/r4"}, {"changes": merged(row.changes, {"embedding": {"map_dim": 8}})}):
             assert not run_stage.has_run(replace(row, **other), options)
-        without = {**row.changes, "embedding": {}}  # a setting that a row no longer names is another one
-        assert run_stage.has_run(replace(row, changes=without), options) == ("embedding" not in row.changes)
+        without = {**row.changes, "embedding": {}, "unit": {}}  # a setting that a row no longer names is another one
+        says = {"embedding", "unit"} & row.changes.keys()
+        assert run_stage.has_run(replace(row, changes=without), options) == (not says)
 
 
 def test_a_stage_that_was_changed_since_is_not_taken(tuned: Path) -> None:
@@ -431,19 +436,19 @@ def test_a_stage_that_was_changed_since_is_not_taken(tuned: Path) -> None:
 
 
 def test_a_run_that_is_older_than_a_setting_had_its_default() -> None:
-    settings = to_plain(load_recipe("table1a/r2"))
-    del settings["embedding"]["equalised"]
-    for equalised in (False, True):
-        row = {"name": "R2", "recipe": "table1a/r2", "embedding": {"equalised": equalised}}
-        assert run_stage.agrees(row, settings) is not equalised
+    settings = load_recipe("table1a/r2").to_plain()
+    del settings["embedding"]["scaled"]
+    for scaled in (False, True):
+        row = {"name": "R2", "recipe": "table1a/r2", "embedding": {"scaled": scaled}}
+        assert run_stage.agrees(row, settings) is not scaled
 
 
 def test_a_table_says_whose_settings_a_run_has(tuned: Path) -> None:
     rows = {row.name: row for row in run_stage.rows_of("decisive", tuned) if row.seed == 1}
     ran = {
-        name: [{"settings": to_plain(load_recipe(row.recipe, merge(row.changes, changes)))}]
+        name: [{"settings": load_recipe(row.recipe, merged(row.changes, changes)).to_plain()}]
         for (name, row), changes in zip(
-            [(name, rows[name]) for name in ("R2 scaled", "R3")], [{}, {"embedding": {"norm": "layer"}}], strict=True
+            [(name, rows[name]) for name in ("R2 scaled", "R3")], [{}, {"unit": {"norm": "layer"}}], strict=True
         )
     }
     best = {stage: run_stage.read_stage(stage)["rows"][place]["name"] for stage, place in BEST.items()}
@@ -453,8 +458,8 @@ def test_a_table_says_whose_settings_a_run_has(tuned: Path) -> None:
     had = "a norm in every layer, input times 16"  # and not what is best now
     assert said[1:] == [f"With the settings of `unit-choices`'s row *{had}*: *R3*."]
     assert stage_tables.taken(described, {}) == []
-    choice = {"norm": "none", "scaled": True, "activation": "relu", "equalised": False}  # the row without ReLU fits too
-    relu = {"settings": to_plain(load_recipe("table1a/r3", {"embedding": choice}))}
+    choice = {"norm": "none", "activation": "relu", "equalised": False}  # the row without ReLU fits too
+    relu = {"settings": load_recipe("table1a/r3", {"embedding": {"scaled": True}, "unit": choice}).to_plain()}
     assert stage_tables.taken_row("unit-choices", relu) == "no norm, input times 16, ReLU"
 
 
@@ -583,7 +588,7 @@ def test_the_units_choices_stand_beside_the_best_schedule(tuned: Path) -> None:
 def test_a_run_with_settings_that_its_stage_no_longer_takes_is_not_shown(tuned: Path) -> None:
     (tuned / "decisive").mkdir()
     for row in run_stage.rows_of("decisive", tuned):
-        run = {"row": row.name, "settings": to_plain(load_recipe(row.recipe, row.changes))}
+        run = {"row": row.name, "settings": load_recipe(row.recipe, row.changes).to_plain()}
         (tuned / "decisive" / row.file).write_text(json.dumps(run))
     (tuned / "decisive" / "gone.json").write_text(json.dumps({**run, "row": "a row that the stage had once"}))
     assert len(stage_tables.read_rows(tuned / "decisive")) == 8

@@ -13,10 +13,10 @@ from torchdefine.errors import UserError
 pytest.importorskip("sacrebleu")
 run_translation, tables, speed = map(import_module, ("run_translation", "translation_tables", "speed"))
 TINY = {
-    "bitext": {"bpe_size": 280, "batch_tokens": 400},
+    "data": {"bpe_size": 280},
     "embedding": {"map_dim": 16},
-    "transformer": {"encoder_layers": 1, "decoder_layers": 1, "heads": 2, "hidden_dim": 32},
-    "train": {"steps": 4, "eval_every": 2, "checkpoint_every": 4, "precision": "fp32"},
+    "context": {"encoder_layers": 1, "decoder_layers": 1, "heads": 2, "hidden_dim": 32},
+    "train": {"batch_tokens": 400, "steps": 4, "eval_every": 2, "checkpoint_every": 4, "precision": "fp32"},
 }
 
 

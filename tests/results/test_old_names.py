@@ -1,0 +1,28 @@
+"""Every stored result is read under today's names, and describes the model that it was measured on."""
+
+from pathlib import Path
+
+import pytest
+from old_names import read_run
+
+from torchdefine.recipe.recipe import recipe_of
+from torchdefine.task import find_task
+
+RESULTS = Path(__file__).parents[2] / "results"
+STORED = [path for path in sorted(RESULTS.rglob("*.json")) if "settings" in read_run(path)]
+
+
+def test_there_are_stored_results() -> None:
+    assert len(STORED) > 170
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent.relative_to(RESULTS).as_posix() for path in STORED}))
+def test_its_settings_build_a_model_of_the_same_parameters(folder: str) -> None:
+    for path in sorted((RESULTS / folder).glob("*.json")):
+        stored = read_run(path)
+        if "parameters" not in stored:  # a run that diverged
+            continue
+        stored["settings"]["data"]["vocabulary_size"] = stored["data"]["vocabulary_size"]
+        recipe = recipe_of(stored["settings"])
+        model, _ = find_task(recipe.task).count(recipe)
+        assert model.parameters_by_part() == stored["parameters"], path
