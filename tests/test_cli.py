@@ -135,7 +135,7 @@ def test_params_shows_published_numbers_beside_the_published_model_alone(
 
 def test_a_plot_is_drawn_as_it_was_asked_for(torchdefine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr("torchdefine.analysis.maps.draw", lambda kind, *_, **how: asked.append((kind, how)) or [])
+    monkeypatch.setattr("torchdefine.analysis.report.draw", lambda kind, *_, **how: asked.append((kind, how)) or [])
     assert torchdefine("plot", "maps", "run", "--centred", "--out", "x.svg").returncode == 0
     assert torchdefine("plot", "curves", "run", "--by", "step", "--out", "x.svg").returncode == 0
     assert asked == [("maps", {"by": "tokens", "centred": True}), ("curves", {"by": "step", "centred": False})]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs.draw_figures import draw_plan
 
 from tests.training.test_loop import StopAt
 from torchdefine import train
 from torchdefine.analysis.comparison import Comparison, compare_runs
-from torchdefine.analysis.plan_picture import draw_plan
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.data.tokenizer import train_bpe
 from torchdefine.embedding import UnitConfig, make_plan
@@ -178,7 +178,7 @@ def test_a_small_vocabulary_does_not_win_by_saying_that_it_knows_nothing(
     for name, words in (("small", 8), ("large", None)):
         train(recipe_file, out=tmp_path / name, data={"max_size": words} if words else None, **plain)
     comparison = compare_runs([tmp_path / "large", tmp_path / "small"])
-    share = comparison.runs[1].of_test("unknown_share")
+    share = comparison.runs[1].evaluation("test")["unknown_share"]
     assert share > 0.1
     assert comparison.warnings == [
         f"The vocabularies differ, so that {share:.1%} of the test text is <unk> in small and 0.0% in large: neither "
@@ -251,7 +251,7 @@ def test_an_unk_that_stands_in_the_text_is_no_difference(recipe_file: Path, tmp_
         recipe_file, out=tmp_path / "bpe", data={"corpus": str(texts), "tokenizer": str(tmp_path / "bpe.json")}, **plain
     )
     comparison = compare_runs([tmp_path / "words", tmp_path / "bpe"])
-    shares = [run.of_test("unknown_share") for run in comparison.runs]
+    shares = [run.evaluation("test")["unknown_share"] for run in comparison.runs]
     assert shares[0] == 0.25
     assert 0 < shares[1] < 0.1
     assert comparison.warnings[0].endswith("perplexities do not compare; bits per byte do.")

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from tests.training.test_loop import StopAt
 from torchdefine import load_run, train
-from torchdefine.analysis.correlation import CorrelationMap
-from torchdefine.analysis.maps import draw, layout_rows, standard_table
+from torchdefine.analysis.correlation import CorrelationMap, layout_rows, standard_table
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours, readable_token
 from torchdefine.analysis.pictures import curve_figure, parameter_figure, readable_ticks, save_figure, undrawn_curves
-from torchdefine.analysis.report import ReportOptions, write_report
+from torchdefine.analysis.report import ReportOptions, draw, write_report
 from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.data import Vocabulary
 from torchdefine.data.tokenizer import train_bpe_on

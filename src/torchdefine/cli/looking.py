@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torchdefine.cli.shared import Command, print_json
+from torchdefine.cli.shared import Command, add_shared, bar, print_json
 from torchdefine.errors import UserError
 
 PICTURES = """  curves      validation perplexity of every run, and that of training as a thin line
@@ -19,28 +19,22 @@ PICTURES = """  curves      validation perplexity of every run, and that of trai
 
 def add_commands(command: Command) -> None:
     """The commands that show runs."""
-    sub = command("compare", _compare, "Put runs side by side: parameters, perplexities, speed, what to beware of.")
-    sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
-    sub.add_argument("--json", action="store_true", help="print JSON")
+    option = command("compare", _compare, "Put runs side by side: parameters, perplexities, speed, what to beware of.")
+    add_shared(option, "folders", "--json")
 
-    sub = command("report", _report, "Write one HTML file about runs, finished or not; it opens from disk.")
-    sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
-    sub.add_argument("--out", help="the HTML file (default: report.html in the first run's folder)")
-    sub.add_argument(
-        "--words", help="words whose nearest neighbours to show, with commas between (default: frequent ones)"
-    )
-    sub.add_argument("--prompt", default="The", help="the text that the runs continue (default: The)")
+    option = command("report", _report, "Write one HTML file about runs, finished or not; it opens from disk.")
+    add_shared(option, "folders")
+    option("--out", help="the HTML file (default: report.html in the first run's folder)")
+    option("--words", help="words to show the neighbours of, with commas between (default: frequent ones)")
+    option("--prompt", default="The", help="the text that the runs continue (default: The)")
 
-    sub = command("plot", _plot, "Draw one picture of runs for a paper: PNG, SVG or PDF.", PICTURES)
-    sub.add_argument("kind", choices=["curves", "parameters", "maps", "layers", "groups"], help="which picture")
-    sub.add_argument("folders", metavar="RUN", nargs="+", help="runs' folders")
-    sub.add_argument("--out", required=True, help="the file to write, ending in .png, .svg or .pdf")
-    sub.add_argument(
-        "--by",
-        choices=["tokens", "step", "seconds"],
-        help="the horizontal axis of curves (default: tokens)",
-    )
-    sub.add_argument("--centred", action="store_true", help="maps of Pearson's correlations instead of the paper's")
+    option = command("plot", _plot, "Draw one picture of runs for a paper: PNG, SVG or PDF.", PICTURES)
+    option("kind", choices=["curves", "parameters", "maps", "layers", "groups"], help="which picture")
+    add_shared(option, "folders")
+    option("--out", required=True, help="the file to write, ending in .png, .svg or .pdf")
+    axes = ["tokens", "step", "seconds"]
+    option("--by", choices=axes, help="the horizontal axis of curves (default: tokens)")
+    option("--centred", action="store_true", help="maps of Pearson's correlations instead of the paper's")
 
 
 def _compare(options: argparse.Namespace, _: dict[str, Any]) -> None:
@@ -55,25 +49,24 @@ def _compare(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.analysis.report import ReportOptions, write_report
-    from torchdefine.training.progress import work_bar
 
     path = Path(options.out) if options.out else Path(options.folders[0]) / "report.html"
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"The report is HTML: {path} must end in .html.")
     words = [word.strip() for word in options.words.split(",") if word.strip()] if options.words else None
-    with work_bar("looking at the runs") as progress:
+    with bar("looking at the runs") as progress:
         write_report(options.folders, path, ReportOptions(words, options.prompt), progress)
     print(f"The report is in {path}.")
 
 
 def _plot(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.analysis.maps import draw
+    from torchdefine.analysis.report import draw
 
-    path = Path(options.out)
     if options.by is not None and options.kind != "curves":
         raise UserError(f"--by is the horizontal axis of curves, and {options.kind} have none: leave it out.")
     if options.centred and options.kind in ("curves", "parameters"):
         raise UserError(f"--centred is for correlations, and {options.kind} show none: leave it out.")
-    for sentence in draw(options.kind, options.folders, path, by=options.by or "tokens", centred=options.centred):
+    out = Path(options.out)
+    for sentence in draw(options.kind, options.folders, out, by=options.by or "tokens", centred=options.centred):
         print(sentence, file=sys.stderr)
-    print(f"The picture is in {path}.")
+    print(f"The picture is in {out}.")
