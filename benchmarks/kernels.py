@@ -14,7 +14,7 @@ from benchmarks.measuring import Contestant, Group, Prepared, Setting, Work
 from benchmarks.recorded import recorded
 from benchmarks.records import Benchmark
 from benchmarks.steps import NO_GPU
-from torchdefine.ops import persistent_lstm, relu_dropout, residual_norm, softmax_loss
+from torchdefine.ops import lstm, relu_dropout, residual_norm, softmax_loss
 from torchdefine.ops.softmax_loss import Classes, plain_softmax_loss
 
 LSTM_SIZES = {False: (140, 64, 1024), True: (6, 3, 20)}
@@ -99,19 +99,19 @@ def softmax_ways(setting: Setting) -> dict[str, Work]:
 def lstm_ways(setting: Setting) -> dict[str, Work]:
     """Forward and backward of a layer as wide as its inputs, under autocast; torch's is cuDNN's on a GPU."""
     length, rows, width = LSTM_SIZES[setting.small]
-    lstm = nn.LSTM(width, width, device=setting.device)
+    module = nn.LSTM(width, width, device=setting.device)
     x = torch.randn(length, rows, width, device=setting.device).to(dtype_of(setting)).requires_grad_()
     state = torch.zeros(1, rows, width, device=setting.device)
-    weights = list(lstm.parameters())  # in the order that ours takes, too
+    weights = list(module.parameters())  # in the order that ours takes, too
     half = partial(torch.autocast, setting.device.type, torch.bfloat16, enabled=setting.on_gpu)
 
     def torchs() -> Sequence[Tensor]:
         with half():
-            return (lstm(x, (state, state))[0],)
+            return (module(x, (state, state))[0],)
 
     def ours() -> Sequence[Tensor]:
         with half():
-            return (persistent_lstm(x, state, state, weights)[0],)
+            return (lstm(x, state, state, weights, impl="kernel")[0],)
 
     inputs, upstream = (x, *weights), (torch.randn_like(x),)
     return {TORCHS: partial(both_passes, torchs, inputs, upstream), OURS: partial(both_passes, ours, inputs, upstream)}

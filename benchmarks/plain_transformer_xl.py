@@ -60,7 +60,7 @@ class PlainTransformerXLLayer(nn.Module):
         super().__init__()
         self.attention = TextbookAttention(ours.attention)
         self.attention_norm, self.feed_forward_norm = ours.attention_norm, ours.feed_forward_norm
-        self.expand, self.reduce, self.dropout = ours.expand, ours.reduce, ours.dropout
+        self.expand, self.reduce, self.dropout = ours.expand, ours.reduce, ours.hidden_dropout
 
     def forward(self, x: Tensor, memory: Tensor, *around: Tensor) -> Tensor:
         seen = torch.cat((memory, x), dim=1)  # (B, K, d)
@@ -77,7 +77,7 @@ class PlainTransformerXL(nn.Module):
 
     def __init__(self, ours: TransformerXL) -> None:
         super().__init__()
-        self.memory, self.dropout = ours.reach.memory, ours.dropout
+        self.memory, self.config = ours.reach.memory, ours.config
         self.content_bias, self.distance_bias = ours.content_bias, ours.distance_bias
         layers = [layer for layer in ours.layers if isinstance(layer, TransformerXLLayer)]
         self.layers = nn.ModuleList(PlainTransformerXLLayer(layer) for layer in layers)
@@ -87,10 +87,10 @@ class PlainTransformerXL(nn.Module):
         memories = state or [x[:, :0].detach() for _ in self.layers]
         keys = memories[0].shape[1] + x.shape[1]
         distances = torch.arange(keys - 1, -1, -1, device=x.device)
-        vectors = F.dropout(sinusoids(distances, x.shape[-1], torch.float32), self.dropout.input, self.training)
-        hidden = F.dropout(x, self.dropout.input, self.training)
+        vectors = F.dropout(sinusoids(distances, x.shape[-1], torch.float32), self.config.input_dropout, self.training)
+        hidden = F.dropout(x, self.config.input_dropout, self.training)
         after = []
         for layer, memory in zip(self.layers, memories, strict=True):
             after.append(torch.cat((memory, hidden.detach().to(memory.dtype)), dim=1)[:, -self.memory :])
             hidden = layer(hidden, memory.to(hidden.dtype), vectors.to(x.dtype), self.content_bias, self.distance_bias)
-        return F.dropout(hidden, self.dropout.output, self.training), after
+        return F.dropout(hidden, self.config.output_dropout, self.training), after

@@ -70,10 +70,14 @@ class Family:
     changes: dict[str, Any] = field(default_factory=dict)
     small_vocabulary: int = 8000
     small: dict[str, Any] = field(default_factory=dict)
+    small_unit: dict[str, Any] = field(default_factory=dict)
     goals: tuple[Goal, ...] = ()
 
     def recipe(self, name: str, small: bool) -> Any:
-        return load_recipe(name, merged(self.changes, self.small) if small else self.changes)
+        if not small:
+            return load_recipe(name, self.changes)
+        changes = merged(self.changes, self.small)
+        return load_recipe(name, {**changes, "unit": self.small_unit} if name == self.with_define else changes)
 
     def place(self, setting: Setting) -> Place:
         recipe = self.recipe(self.without, setting.small)
@@ -200,11 +204,11 @@ FAMILIES = (
         plain_transformer_xl,
         WIKIPEDIA_SIZE,
         small={
-            "unit": {"expand_dim": 768},
             "context": {"layers": 2, "memory": 32, "inner_dim": 512},
             "output": {"cutoffs": [1000, 2000, 4000]},
             "train": {"batch_size": 4, "length": 32},
         },
+        small_unit={"expand_dim": 768},
         goals=(
             times_faster("txl/define-128, recorded", "plain loop, txl/define-128", 5),
             milliseconds("txl/define-128, recorded", 19),

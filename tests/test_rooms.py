@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "torchdefine"
-FRONT_DOORS = {"__init__", "__main__"}
+FRONT_DOORS = {"__init__", "__main__", "__version__"}
 
 
 def rooms_in_order() -> list[str]:
@@ -17,9 +17,8 @@ def rooms_in_order() -> list[str]:
     )
     rooms = []
     for line in tree.splitlines():
-        names, _, explained = line.strip().partition("  ")
+        names, _, _ = line.strip().partition("  ")
         rooms += [name.rstrip("/").removesuffix(".py") for name in names.split()]
-        rooms += re.findall(r"(\w+)\.py does", explained)
     return rooms
 
 

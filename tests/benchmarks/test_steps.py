@@ -12,25 +12,25 @@ from benchmarks.plain_step import PlainStep, TorchAdaptiveLoss
 from benchmarks.plain_transformer_xl import PlainTransformerXL
 from benchmarks.steps import FAMILIES, Family, OurLoss, Place, build_model, group_of, our_step, plain_step
 from torch import nn
-from torchdefine.recipe.settings import merge
 
 from torchdefine.context import LSTM
 from torchdefine.output import AdaptiveSoftmax
+from torchdefine.recipe import merged
 from torchdefine.training.precision import Precision
 
 SETTING = Setting(torch.device("cpu"), small=True, repeats=2)
-NO_DROPOUT = {"context": dict.fromkeys(("input_dropout", "hidden_dropout", "output_dropout"), 0.0)}
+NO_DROPOUT = {"context": {"input_dropout": 0.0, "hidden_dropout": 0.0}}
 TINY = {
     "Transformer-XL": {"context": {"layers": 2, "memory": 6, "inner_dim": 32}, "train": {"batch_size": 3, "length": 5}},
     "LSTM": {"context": {"hidden_dim": 24}, "train": {"batch_size": 3, "length": 5}},
     "AWD-LSTM": {"context": {"hidden_dim": 24}, "train": {"batch_size": 3, "length": 5}},
-    "translation": {"bitext": {"batch_tokens": 64}},
+    "translation": {"train": {"batch_tokens": 64}},
 }
 
 
 def tiny(name: str, changes: dict[str, Any] | None = None) -> Family:
     family = next(family for family in FAMILIES if family.name == name)
-    return replace(family, small=merge(merge(family.small, TINY[name]), changes or {}))
+    return replace(family, small=merged(merged(family.small, TINY[name]), changes or {}))
 
 
 @pytest.mark.parametrize("family", [family.name for family in FAMILIES])
@@ -71,7 +71,7 @@ class Ours(nn.Module):
 
 
 def test_the_plain_transformer_xl_has_our_losses() -> None:
-    family = tiny("Transformer-XL", NO_DROPOUT)
+    family = tiny("Transformer-XL", merged(NO_DROPOUT, {"context": {"output_dropout": 0.0}}))
     place, recipe = family.place(SETTING), family.recipe(family.with_define, small=True)
     ours, other = build_model(recipe, place), build_model(recipe, place)
     plain = family.plain(recipe, place)
@@ -84,7 +84,7 @@ def test_the_plain_transformer_xl_has_our_losses() -> None:
 
 
 def test_the_plain_lstm_has_our_losses() -> None:
-    family = tiny("LSTM", NO_DROPOUT)
+    family = tiny("LSTM", {**NO_DROPOUT, "loss": {"output_dropout": 0.0}})
     place, recipe = family.place(SETTING), family.recipe(family.with_define, small=True)
     ours = build_model(recipe, place)
     torch.manual_seed(1)
