@@ -19,7 +19,7 @@ from torchdefine import load_run, train
 from torchdefine.analysis.correlation import CorrelationMap, layout_rows, standard_table
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours, readable_token
 from torchdefine.analysis.pictures import curve_figure, parameter_figure, readable_ticks, save_figure, undrawn_curves
-from torchdefine.analysis.report import ReportOptions, draw, write_report
+from torchdefine.analysis.report import draw, write_report
 from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.data import Vocabulary
 from torchdefine.data.tokenizer import train_bpe_on
@@ -48,7 +48,7 @@ def runs(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 def report(folders: list[Path], tmp_path: Path, **options) -> str:
     path = tmp_path / "report.html"
-    write_report(folders, path, ReportOptions(**{"words": ["w1", "w3", "never-seen"], "prompt": "w1", **options}))
+    write_report(folders, path, **{"words": ["w1", "w3", "never-seen"], "prompt": "w1", **options})
     return path.read_text()
 
 

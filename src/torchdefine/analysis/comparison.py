@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from torchdefine.analysis.fairness import (
-    SPLITS,
-    what_else_differs,
-    what_is_missing,
-    which_texts_are_short,
-    why_incomparable,
-)
+from torchdefine.analysis import fairness
+from torchdefine.analysis.fairness import SPLITS
 from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.analysis.tables import NOT_FINITE, print_table
 
@@ -40,13 +35,13 @@ class Comparison:
     @property
     def warnings(self) -> list[str]:
         """Why the numbers may not be comparable; empty if nothing speaks against it."""
-        checks = (why_incomparable, what_else_differs, which_texts_are_short, what_is_missing)
-        return [sentence for check in checks for sentence in check(self.runs)]
+        fair = [*fairness.why_incomparable(self.runs), *fairness.what_else_differs(self.runs)]
+        return [*fair, *fairness.which_texts_are_short(self.runs), *fairness.what_is_missing(self.runs)]
 
     @cached_property
     def best(self) -> dict[str, float]:
         """The best perplexity of each split that has one: where perplexities of at least two finished runs compare."""
-        if why_incomparable(self.runs) or which_texts_are_short(self.runs):
+        if fairness.why_incomparable(self.runs) or fairness.which_texts_are_short(self.runs):
             return {}
         finished = [run for run in self.runs if run.result is not None]
         reached = {split: [p for run in finished if (p := run.perplexity(split)) is not None] for split in SPLITS}
@@ -148,9 +143,11 @@ def over_seeds(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     by_settings: dict[str, dict[int, RunSummary]] = {}
     for run in runs:
         if run.result is not None:
-            settings = run.recipe.to_plain()
+            settings, data = run.recipe.to_plain(), run.result["data"]
             seed = settings["train"].pop("seed")
-            key = json.dumps([settings, _texts(run.result["data"])], sort_keys=True, default=str)
+            # A folder may have held another text when another run read it.
+            texts = {name: text.get("text_sha256") for name, text in data["splits"].items()}
+            key = json.dumps([settings, data.get("vocabulary_sha256"), texts], sort_keys=True, default=str)
             by_settings.setdefault(key, {}).setdefault(seed, run)
     found = []
     for group in (list(seeds.values()) for seeds in by_settings.values() if len(seeds) > 1):
@@ -161,8 +158,3 @@ def over_seeds(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
             facts[f"{split}_perplexity"] = {"mean": mean(values), "range": max(values) - min(values)} if whole else None
         found.append(facts)
     return found
-
-
-def _texts(data: Mapping[str, Any]) -> list[Any]:
-    """The hashes of vocabulary and texts: a folder may have held another text when another run read it."""
-    return [data.get("vocabulary_sha256"), {name: text.get("text_sha256") for name, text in data["splits"].items()}]

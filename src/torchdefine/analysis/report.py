@@ -5,32 +5,15 @@ from __future__ import annotations
 import html
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
+from torchdefine.analysis import correlation, pictures
 from torchdefine.analysis.comparison import Comparison, compare_runs
-from torchdefine.analysis.correlation import (
-    CorrelationMap,
-    embedding_maps,
-    layer_rows,
-    layout_rows,
-    numbers_table,
-    standard_table,
-)
+from torchdefine.analysis.correlation import CorrelationMap, embedding_maps
 from torchdefine.analysis.fairness import NO_SUCH_SETTING, differing_settings
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours
-from torchdefine.analysis.pictures import (
-    AXIS_NAMES,
-    Axis,
-    curve_figure,
-    groups_figure,
-    inline_svg,
-    maps_figure,
-    parameter_figure,
-    save_figure,
-    undrawn_curves,
-)
 from torchdefine.analysis.run_summary import RunSummary, instead_of_the_best, summarise
 from torchdefine.analysis.tables import html_table
 from torchdefine.errors import UserError
@@ -56,26 +39,27 @@ MAPS_EXPLAINED = (
     "vocabulary: 1 on the diagonal, 0 where two dimensions are independent. Under every map stand the mean of all "
     "entries off the diagonal, and its effective rank.</p>"
 )
+SAMPLE_LENGTH, SAMPLE_SEED = 40, 1
 NO_WEIGHTS = "<p>No run has written weights that can be read.</p>"
 
 
 def draw(
-    kind: str, folders: Sequence[str | Path], path: Path, *, by: Axis = "tokens", centred: bool = False
+    kind: str, folders: Sequence[str | Path], path: Path, *, by: pictures.Axis = "tokens", centred: bool = False
 ) -> list[str]:
     """Draw one kind of picture of the runs into a file; ``by`` is for curves and ``centred`` for maps.
 
     Gives a sentence for every run that could not be drawn.
     """
     runs = summarise(folders)
-    save_figure(_figure(kind, runs, by, centred), path)
-    return undrawn_curves(runs) if kind == "curves" else []
+    pictures.save_figure(_figure(kind, runs, by, centred), path)
+    return pictures.undrawn_curves(runs) if kind == "curves" else []
 
 
-def _figure(kind: str, runs: list[RunSummary], by: Axis, centred: bool) -> Figure:
+def _figure(kind: str, runs: list[RunSummary], by: pictures.Axis, centred: bool) -> Figure:
     if kind == "curves":
-        return curve_figure(runs, by)
+        return pictures.curve_figure(runs, by)
     if kind == "parameters":
-        return parameter_figure(runs)
+        return pictures.parameter_figure(runs)
     if kind != "maps" and len(runs) != 1:
         raise UserError(f"The picture {kind!r} is of one run, but {len(runs)} were given: draw one after another.")
     maps = {}
@@ -87,13 +71,13 @@ def _figure(kind: str, runs: list[RunSummary], by: Axis, centred: bool) -> Figur
             log.warning(note)
         maps[summary.name] = embedding_maps(run.embedding, centred=centred)
     if kind == "maps":
-        return maps_figure(layout_rows(runs, _finished(maps)))
+        return pictures.maps_figure(correlation.layout_rows(runs, _finished(maps)))
     ((name, stages),) = maps.items()
     if kind == "groups":
-        return groups_figure(list(stages.values()))
+        return pictures.groups_figure(list(stages.values()))
     if "layer 1" not in stages:
         raise UserError(f"The run {name} has no DeFINE unit, so it has no layers to draw: use the kind maps.")
-    return maps_figure(layer_rows(stages))
+    return pictures.maps_figure(correlation.layer_rows(stages))
 
 
 def _finished(maps: dict[str, dict[str, CorrelationMap]]) -> dict[str, CorrelationMap]:
@@ -101,22 +85,18 @@ def _finished(maps: dict[str, dict[str, CorrelationMap]]) -> dict[str, Correlati
     return {name: CorrelationMap(name, stages["finished"].cosines) for name, stages in maps.items()}
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """What a reader may choose."""
-
-    words: Sequence[str] | None = None
-    """To show the neighbours of; frequent ones of each run's own vocabulary by default."""
-    prompt: str = "The"
-    length: int = 40
-    seed: int = 1
-
-
 def write_report(
-    folders: Sequence[str | Path], path: Path, options: ReportOptions | None = None, progress: Progress | None = None
+    folders: Sequence[str | Path],
+    path: Path,
+    words: Sequence[str] | None = None,
+    prompt: str = "The",
+    progress: Progress | None = None,
 ) -> None:
-    """Write the report of one or more runs; what a run does not have yet is said, not left out in silence."""
-    options = options or ReportOptions()
+    """Write the report of one or more runs; what a run does not have yet is said, not left out in silence.
+
+    It shows the neighbours of ``words``, by default of frequent ones of each run's own vocabulary, and how the models
+    continue ``prompt``.
+    """
     comparison = compare_runs(folders)
     runs = comparison.runs
     meter = Meter(2 * len(runs), progress)
@@ -135,8 +115,8 @@ def write_report(
         "Parameters": _parameter_section(runs),
         "While they learned": _curve_section(runs),
         "Correlation maps": _map_section(runs, maps),
-        "What they write": _sample_section(opened, options),
-        "Nearest neighbours": _neighbour_section(opened, options),
+        "What they write": _sample_section(opened, prompt),
+        "Nearest neighbours": _neighbour_section(opened, words),
         "Settings": _settings_section(runs),
         "How this came about": "".join(map(_origin, runs)),
     }
@@ -151,7 +131,7 @@ def _result_section(comparison: Comparison, notes: Iterable[str]) -> str:
 def _parameter_section(runs: list[RunSummary]) -> str:
     if not any(run.parameters for run in runs):
         return "<p>No run has counted its parameters yet.</p>"
-    return _picture(parameter_figure(runs), "Parameters of every run by part")
+    return _picture(pictures.parameter_figure(runs), "Parameters of every run by part")
 
 
 def _curve_section(runs: list[RunSummary]) -> str:
@@ -160,11 +140,11 @@ def _curve_section(runs: list[RunSummary]) -> str:
         return "<p>Nothing has been logged yet.</p>"
     buttons: list[str] = []
     panels = []
-    for axis, name in AXIS_NAMES.items():
+    for axis, name in pictures.AXIS_NAMES.items():
         checked = "" if buttons else " checked"
         button = f'<input type="radio" name="axis" id="by-{axis}"{checked}>'
         buttons.append(f'{button}<label for="by-{axis}">by {name}</label>')
-        picture = _picture(curve_figure(runs, axis), f"Perplexity by {name}")
+        picture = _picture(pictures.curve_figure(runs, axis), f"Perplexity by {name}")
         panels.append(f'<div class="panel by-{axis}">{picture}</div>')
     points = sum(len(run.valid) for run in runs)
     few = "<p>A single validation so far: a point, not yet a curve.</p>" if points == 1 else ""
@@ -175,8 +155,8 @@ def _map_section(runs: list[RunSummary], maps: dict[str, dict[str, CorrelationMa
     if not maps:
         return NO_WEIGHTS
     finished = _finished(maps)
-    rows = layout_rows([run for run in runs if run.name in finished], finished)
-    reference = standard_table(runs, finished)
+    rows = correlation.layout_rows([run for run in runs if run.name in finished], finished)
+    reference = correlation.standard_table(runs, finished)
     explained = RANK_EXPLAINED
     if reference is not None:
         explained += (
@@ -185,27 +165,29 @@ def _map_section(runs: list[RunSummary], maps: dict[str, dict[str, CorrelationMa
         )
     parts = [
         MAPS_EXPLAINED,
-        _picture(maps_figure(rows), "Correlation maps of the finished vectors"),
-        _table(*numbers_table(finished.values(), reference)),
+        _picture(pictures.maps_figure(rows), "Correlation maps of the finished vectors"),
+        _table(*correlation.numbers_table(finished.values(), reference)),
         _paragraph(explained),
     ]
     for name, stages in maps.items():
         if any(stage.groups > 1 for stage in stages.values()):
-            layers = _picture(maps_figure(layer_rows(stages)), f"Correlation maps of {name}, layer by layer")
-            groups = _picture(groups_figure(list(stages.values())), f"Cosines between the groups of {name}")
+            layers = _picture(
+                pictures.maps_figure(correlation.layer_rows(stages)), f"Correlation maps of {name}, layer by layer"
+            )
+            groups = _picture(pictures.groups_figure(list(stages.values())), f"Cosines between the groups of {name}")
             parts.append(
                 f"<details><summary>{html.escape(name)}, layer by layer</summary>"
-                f"{layers}{_table(*numbers_table(stages.values()))}<h3>Between the groups of a layer</h3>"
+                f"{layers}{_table(*correlation.numbers_table(stages.values()))}<h3>Between the groups of a layer</h3>"
                 f"<p>{GROUPS_EXPLAINED}</p>{groups}</details>"
             )
     return "".join(parts)
 
 
-def _sample_section(opened: dict[str, Run], options: ReportOptions) -> str:
+def _sample_section(opened: dict[str, Run], prompt: str) -> str:
     """What each run writes; a sentence that several have before it is said once."""
     parts, leads = [] if opened else [NO_WEIGHTS], {""}
     for name, run in opened.items():
-        sample = run.sample(options.prompt, options.length, options.seed)
+        sample = run.sample(prompt, SAMPLE_LENGTH, SAMPLE_SEED)
         if sample is None:
             continue
         if sample.lead not in leads:
@@ -217,15 +199,15 @@ def _sample_section(opened: dict[str, Run], options: ReportOptions) -> str:
     return "".join(parts)
 
 
-def _neighbour_section(opened: dict[str, Run], options: ReportOptions) -> str:
+def _neighbour_section(opened: dict[str, Run], chosen: Sequence[str] | None) -> str:
     lead = "Words whose finished vectors point the same way: 1 is the same direction, 0 a right angle."
-    if not options.words:
+    if not chosen:
         lead += " The words are frequent ones of each run's own vocabulary; --words chooses others."
     parts = [_paragraph(lead)] if opened else [NO_WEIGHTS]
     for name, run in opened.items():
         if (tokens := run.names_of_tokens) is None:
             continue
-        words = options.words or frequent_words(tokens)
+        words = chosen or frequent_words(tokens)
         found = nearest_neighbours(run.embedding.table(), tokens, words)
         rows = [[word, ", ".join(f"{other} {cosine:.2f}" for other, cosine in near)] for word, near in found.items()]
         table = _table(["word", "nearest by cosine"], rows) if rows else ""
@@ -274,7 +256,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _picture(figure: Figure, description: str) -> str:
-    return f'<figure tabindex="0">{inline_svg(figure, description)}</figure>'
+    return f'<figure tabindex="0">{pictures.inline_svg(figure, description)}</figure>'
 
 
 def _page(runs: list[RunSummary], sections: dict[str, str]) -> str:
@@ -285,21 +267,6 @@ def _page(runs: list[RunSummary], sections: dict[str, str]) -> str:
     for run in runs:
         recipe = ": ".join(filter(None, (run.recipe.name, run.recipe.description)))
         recipes += f"<dt>{html.escape(run.name)}</dt><dd>{html.escape(recipe)}</dd>"
-    style = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
     title = html.escape(", ".join(run.name for run in runs))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>torchdefine: {title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header><h1>{title}</h1><dl>{recipes}</dl><nav aria-label="Sections"><ul>{anchors}</ul></nav></header>
-<main>{body}</main>
-</body>
-</html>
-"""
+    page = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
+    return page.substitute(title=title, recipes=recipes, anchors=anchors, body=body)

@@ -6,6 +6,8 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch.overrides import TorchFunctionMode
+
 if TYPE_CHECKING:
     from torchdefine.embedding import Plan
     from torchdefine.task import Recipe, Tokens
@@ -69,7 +71,8 @@ def parameter_report(recipe: Recipe, tokens: Tokens | None = None) -> tuple[dict
     from torchdefine.task import find_task
 
     model: Any
-    model, size = find_task(recipe.task).count(recipe, tokens)
+    with _Unfilled():
+        model, size = find_task(recipe.task).count(recipe, tokens)
     counts = model.parameters_by_part()
     facts = {
         "recipe": recipe.name,
@@ -79,6 +82,15 @@ def parameter_report(recipe: Recipe, tokens: Tokens | None = None) -> tuple[dict
         "counts": counts,
     }
     return facts, getattr(list(model.embeddings().values())[-1].unit, "plan", None)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Draws no fresh weights: where there is no memory for them, torch would load its compiler to draw them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in ("normal_", "uniform_"):  # a tensor's own, or those of torch.nn.init
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def print_parameters(report: dict[str, Any]) -> None:

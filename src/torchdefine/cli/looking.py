@@ -48,14 +48,14 @@ def _compare(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 
 def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.analysis.report import ReportOptions, write_report
+    from torchdefine.analysis.report import write_report
 
     path = Path(options.out) if options.out else Path(options.folders[0]) / "report.html"
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"The report is HTML: {path} must end in .html.")
     words = [word.strip() for word in options.words.split(",") if word.strip()] if options.words else None
     with bar("looking at the runs") as progress:
-        write_report(options.folders, path, ReportOptions(words, options.prompt), progress)
+        write_report(options.folders, path, words, options.prompt, progress)
     print(f"The report is in {path}.")
 
 
