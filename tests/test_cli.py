@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -335,6 +336,47 @@ main(["recipes"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "torchdefine: Interrupted.\n")
+
+
+def imported_by(*commands: list[str]) -> set[str]:
+    """The modules that a process has imported after it has run these commands."""
+    code = """
+import contextlib, io, json, sys
+from torchdefine.cli import main
+for command in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            main(command)
+        except SystemExit as done:
+            assert not done.code, (command, done.code)
+print(json.dumps(sorted(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(commands)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def test_help_that_lists_nothing_registered_needs_no_torch(torchdefine: Command) -> None:
+    listed = torchdefine("--help").stdout.partition("COMMAND\n")[2]
+    commands = re.findall(r"^    (\w+)", listed, re.MULTILINE)
+    assert {"train", "eval", "adapt"} <= set(commands)
+    helps = [[name, "--help"] for name in commands if name not in ("train", "compress")]
+    assert not {"torch", "numpy", "rich"} & imported_by(["--version"], ["--help"], *helps)
+
+
+def test_parameters_are_counted_without_torchs_compiler() -> None:
+    language, translation = ["params", "demo/adaptive-define"], ["params", "tatoeba/laptop-define", "--plan"]
+    assert not {"sympy", "torch._dynamo"} & imported_by(language, translation)
+
+
+def test_commands_import_only_their_own_rooms_and_task(finished: Path, tmp_path: Path) -> None:
+    run, picture = str(finished), str(tmp_path / "curves.svg")
+    using = imported_by(["eval", run], ["generate", run], ["recipes", "demo/standard"])
+    looking = imported_by(["compare", run], ["params", run], ["plot", "curves", run, "--out", picture])
+    others = {"transformers", "onnx", "sympy", "torch._dynamo", "torchdefine.tasks.translation", "torchdefine.adapt"}
+    assert not (using | looking) & {*others, "torchdefine.demo"}
+    assert "torchdefine.tasks.language" in using & looking
+    assert not {"matplotlib", "torchdefine.analysis"} & using
 
 
 def test_names_and_rooms_of_the_package_come_with_their_first_use() -> None:

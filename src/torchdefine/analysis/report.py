@@ -51,15 +51,15 @@ def draw(
     Gives a sentence for every run that could not be drawn.
     """
     runs = summarise(folders)
-    pictures.save_figure(_figure(kind, runs, by, centred), path)
+    if kind in ("curves", "parameters"):
+        figure = pictures.curve_figure(runs, by) if kind == "curves" else pictures.parameter_figure(runs)
+    else:
+        figure = _map_figure(kind, runs, centred)
+    pictures.save_figure(figure, path)
     return pictures.undrawn_curves(runs) if kind == "curves" else []
 
 
-def _figure(kind: str, runs: list[RunSummary], by: pictures.Axis, centred: bool) -> Figure:
-    if kind == "curves":
-        return pictures.curve_figure(runs, by)
-    if kind == "parameters":
-        return pictures.parameter_figure(runs)
+def _map_figure(kind: str, runs: list[RunSummary], centred: bool) -> Figure:
     if kind != "maps" and len(runs) != 1:
         raise UserError(f"The picture {kind!r} is of one run, but {len(runs)} were given: draw one after another.")
     maps = {}

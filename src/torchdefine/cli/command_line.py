@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from torchdefine import __version__
-from torchdefine.cli import ended_by_interrupts, inference, looking, recipes, runs, training
+from torchdefine.cli import ended_by_interrupts, inference, recipes, runs, training
 from torchdefine.errors import MachineError, UserError
 from torchdefine.spelling import closest, did_you_mean
 
@@ -68,19 +68,17 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
         with ended_by_interrupts():
             import torch  # noqa: F401
         options.run(options, settings)
-    except UserError as error:
-        _fail(error, 2)
-    except MachineError as error:
-        _fail(error, 1)
+    except (UserError, MachineError) as error:
+        _fail(error, 2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:  # the reader of our output is gone
         os._exit(1)
     except OSError as error:
         from torchdefine.files import NOT_ALLOWED
 
-        what, where = error.strerror or error, f" ({error.filename})" if error.filename else ""
+        what = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
         if error.errno in NOT_ALLOWED:
-            _fail(f"{what}{where}: choose another path, or check its permissions.", 2)
-        _fail(f"{what}{where}.", 1)
+            _fail(f"{what}: choose another path, or check its permissions.", 2)
+        _fail(f"{what}.", 1)
     except (MemoryError, RuntimeError) as error:
         if "allocate" not in str(error) and not isinstance(error, MemoryError):
             raise
@@ -127,7 +125,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
         added.set_defaults(run=run)
         return added.add_argument
 
-    for room in (recipes, training, runs, inference, looking):
+    for room in (recipes, training, runs, inference):
         room.add_commands(command)
     return parser, {name: list(sub._option_string_actions) for name, sub in commands.choices.items()}
 

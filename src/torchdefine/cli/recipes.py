@@ -1,13 +1,15 @@
-"""Commands that show recipes: the list, one as a page, its parameters."""
+"""Commands that show recipes and runs to people."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchdefine.cli.shared import Command, add_shared, data_settings, print_json, show
+from torchdefine.cli.shared import Command, add_shared, bar, data_settings, print_json, show
 from torchdefine.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,6 +29,12 @@ COUNTING = """  torchdefine params table1a/r3
 Settings of data, embedding, unit, source, context and output change the parameters: `torchdefine train --help`
 explains them all."""
 
+PICTURES = """  curves      validation perplexity of every run, and that of training as a thin line
+  parameters  the parameters of each part, one stacked bar per run
+  maps        correlation maps of the finished vectors: standard, projected, DeFINE
+  layers      correlation maps of one run with a DeFINE unit, layer by layer and group by group
+  groups      mean cosines between the groups of every layer of such a run"""
+
 COMMENTS_FROM = 44
 """Column of the defaults beside settings that differ from them."""
 PUBLISHED = {
@@ -38,7 +46,7 @@ PUBLISHED = {
 
 
 def add_commands(command: Command) -> None:
-    """The commands that show recipes."""
+    """The commands that show recipes and runs."""
     summary = "List what there is to train, or show one recipe with all its settings."
     option = command("recipes", _recipes, summary, RECIPES)
     names = "a recipe's name, or a YAML file, to show; or the beginning of names, such as demo"
@@ -50,6 +58,23 @@ def add_commands(command: Command) -> None:
     option("--data", help="a folder with text, or a named corpus, whose vocabulary to count with")
     option("--plan", action="store_true", help="print the layers of the unit too")
     add_shared(option, "--json")
+
+    option = command("compare", _compare, "Put runs side by side: parameters, perplexities, speed, what to beware of.")
+    add_shared(option, "folders", "--json")
+
+    option = command("report", _report, "Write one HTML file about runs, finished or not; it opens from disk.")
+    add_shared(option, "folders")
+    option("--out", help="the HTML file (default: report.html in the first run's folder)")
+    option("--words", help="words to show the neighbours of, with commas between (default: frequent ones)")
+    option("--prompt", default="The", help="the text that the runs continue (default: The)")
+
+    option = command("plot", _plot, "Draw one picture of runs for a paper: PNG, SVG or PDF.", PICTURES)
+    option("kind", choices=["curves", "parameters", "maps", "layers", "groups"], help="which picture")
+    add_shared(option, "folders")
+    option("--out", required=True, help="the file to write, ending in .png, .svg or .pdf")
+    axes = ["tokens", "step", "seconds"]
+    option("--by", choices=axes, help="the horizontal axis of curves (default: tokens)")
+    option("--centred", action="store_true", help="maps of Pearson's correlations instead of the paper's")
 
 
 def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
@@ -167,3 +192,38 @@ def _counted(options: argparse.Namespace, overrides: dict[str, Any]) -> tuple[Re
     if data.keys() & set(task.vocabulary_settings):  # not the vocabulary whose size the recipe or the run states
         return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, vocabulary_size=None)), None
     return recipe, task.load_tokens(folder.path) if folder.exists() else None
+
+
+def _compare(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.analysis.comparison import compare_runs, print_comparison
+
+    comparison = compare_runs(options.folders)
+    if options.json:
+        print_json(comparison.to_dict())
+    else:
+        print_comparison(comparison)
+
+
+def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.analysis.report import write_report
+
+    path = Path(options.out) if options.out else Path(options.folders[0]) / "report.html"
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"The report is HTML: {path} must end in .html.")
+    words = [word.strip() for word in options.words.split(",") if word.strip()] if options.words else None
+    with bar("looking at the runs") as progress:
+        write_report(options.folders, path, words, options.prompt, progress)
+    print(f"The report is in {path}.")
+
+
+def _plot(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.analysis.report import draw
+
+    if options.by is not None and options.kind != "curves":
+        raise UserError(f"--by is the horizontal axis of curves, and {options.kind} have none: leave it out.")
+    if options.centred and options.kind in ("curves", "parameters"):
+        raise UserError(f"--centred is for correlations, and {options.kind} show none: leave it out.")
+    out = Path(options.out)
+    for sentence in draw(options.kind, options.folders, out, by=options.by or "tokens", centred=options.centred):
+        print(sentence, file=sys.stderr)
+    print(f"The picture is in {out}.")

@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 
 MEASURING = ("batch_size", "length", "memory", "clamp", "neural_cache", "tune_cache")
 """Options of eval that the runs of some tasks take."""
-OF_THE_BEAM = {
-    "beam": "size",
-    "length_penalty": "length_penalty",
-    "max_ratio": "max_ratio",
-    "max_extra": "max_extra",
-    "batch_size": "batch_size",
-}
-"""Options that change settings of the beam search."""
+OF_THE_BEAM = ("length_penalty", "max_ratio", "max_extra", "batch_size")
+"""Options that change the settings of beam search that are called so; --beam changes its size."""
 
 
 def add_commands(command: Command) -> None:
@@ -176,8 +170,8 @@ def _translation_options(beam: BeamConfig, options: argparse.Namespace) -> Trans
         refuse_idle(options, ("temperature", "top_k", "top_p", "seed"), "without --sample")
     if options.temperature == 0:
         refuse_idle(options, ("top_k", "top_p"), "at a temperature of 0")
-    given = {name: value for option, name in OF_THE_BEAM.items() if (value := getattr(options, option)) is not None}
-    beam = BeamConfig.read({**to_plain(beam), **given}, "beam")
+    given = {"size": options.beam, **{name: getattr(options, name) for name in OF_THE_BEAM}}
+    beam = BeamConfig.read({**to_plain(beam), **{k: v for k, v in given.items() if v is not None}}, "beam")
     temperature = 1.0 if options.temperature is None else options.temperature
     sampling = SamplingOptions(temperature, options.top_k, options.top_p) if options.sample else None
     return TranslationOptions(beam, sampling, 1 if options.seed is None else options.seed, options.n_best)
