@@ -73,3 +73,18 @@ def test_names_and_text_are_checked() -> None:
         Behaviour(Encoder(), "token", lambda m, b: m(b), [torch.zeros(1, 1).long()])
     with pytest.raises(UserError, match="no text"):
         Behaviour(Encoder(), "tokens", lambda m, b: m(b), [])
+
+
+class Scaled(nn.Embedding):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(ids) * 4.0
+
+
+def test_another_table_is_scaled_as_the_models_own() -> None:
+    model = Encoder()
+    rows = model.tokens.weight.detach().clone()
+    model.tokens = Scaled(400, 32)
+    model.tokens.weight = nn.Parameter(rows)
+    look = behaviour(model)
+    assert look.similarity(nn.Embedding.from_pretrained(rows)) == pytest.approx(1.0, abs=1e-6)
+    assert type(model.tokens) is Scaled

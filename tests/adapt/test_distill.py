@@ -59,7 +59,7 @@ def test_a_step_moves_every_part_by_the_same_share_of_its_size() -> None:
 
 def test_nothing_to_do_is_refused() -> None:
     model = Encoder()
-    with pytest.raises(UserError, match="0 steps"):
+    with pytest.raises(UserError, match="steps is 0, but must be at least 1"):
         distill(behaviour(model), quantised_table(model.tokens, 2), Distillation(steps=0))
 
 

@@ -61,7 +61,7 @@ def saving_row(rows: int, width: int, map_dim: int, expand_dim: int | None) -> s
         report = replace_embeddings(model, map_dim=map_dim, expand_dim=expand_dim)
     define = model[0].table
     unit = sum(parameter.numel() for parameter in define.unit.parameters())
-    chosen = f"{expand_dim}" if expand_dim else f"{define.plan.expand_dim} (default)"
+    chosen = f"{expand_dim}" if expand_dim else f"{define.plan.config.expand_dim} (default)"
     saved, after = rows * (width - map_dim), report.parameters_after
     assert (saved > unit) == (after < rows * width)  # the rule of thumb itself
     sizes = f"{rows:,} × {width} = {rows * width:,}"

@@ -31,10 +31,10 @@ def parameters(module: nn.Module) -> int:
 def test_the_unit_follows_the_width_of_each_table() -> None:
     model = nn.ModuleDict({"narrow": nn.Embedding(9_000, 64), "wide": nn.Embedding(9_000, 512)})
     replace_embeddings(model, map_dim=16, targets=nn.Embedding)
-    assert [model[name].table.plan.expand_dim for name in ("narrow", "wide")] == [256, 1024]
+    assert [model[name].table.plan.config.expand_dim for name in ("narrow", "wide")] == [256, 1024]
     model = nn.ModuleDict({"narrow": nn.Embedding(9_000, 64)})
     replace_embeddings(model, map_dim=16, expand_dim=96)
-    assert model["narrow"].table.plan.expand_dim == 96
+    assert model["narrow"].table.plan.config.expand_dim == 96
 
 
 @pytest.mark.parametrize("unit", ["define-no-reduce", "define-residual", "glt"])
@@ -110,4 +110,4 @@ def test_with_define_says_it_where_it_is_called() -> None:
     with pytest.warns(UserWarning, match="larger than the table") as told:
         with_define(model, map_dim=16)
     assert told[0].filename == __file__
-    assert model.get_input_embeddings().table.plan.expand_dim == 4 * model.config.hidden_size
+    assert model.get_input_embeddings().table.plan.config.expand_dim == 4 * model.config.hidden_size

@@ -21,9 +21,8 @@ from tests.adapt.model_identity import model_hash
 from tests.adapt.tiny_models import FAMILIES, WIDTH, Family, V, batch, bert, llama, marian, t5
 from torchdefine import replace_embeddings, restore
 from torchdefine.adapt import FitOptions, fit
-from torchdefine.adapt.heads import MapHead, VectorsHead
 from torchdefine.adapt.huggingface import cache_tables, with_define, with_table
-from torchdefine.adapt.stand_in import SharedStandIn, StandIn
+from torchdefine.adapt.stand_in import MapHead, SharedStandIn, StandIn, VectorsHead
 from torchdefine.embedding import DenseMLP, StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable, DenseRows, dense_table, quantised_table, svd_table

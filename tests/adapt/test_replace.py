@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from tests.adapt.model_identity import model_hash
 from torchdefine import DeFINE, replace_embeddings, restore
-from torchdefine.adapt.heads import MapHead, VectorsHead
-from torchdefine.adapt.stand_in import SharedStandIn, StandIn, cache_tables
+from torchdefine.adapt.stand_in import MapHead, SharedStandIn, StandIn, VectorsHead, cache_tables
 from torchdefine.adapt.survey import survey
 from torchdefine.errors import UserError
 from torchdefine.tables import dense_table, quantised_table, svd_table
@@ -201,7 +200,7 @@ def test_an_untied_head_learns_where_the_old_one_did(learns: bool) -> None:
 
 
 def test_a_large_vocabulary_is_scored_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchdefine.adapt.heads.TOKENS_AT_ONCE", 7)
+    monkeypatch.setattr("torchdefine.adapt.stand_in.TOKENS_AT_ONCE", 7)
     model = Tied().double()
     weight = model.encoder["tokens"].weight.detach().clone()
     table = svd_table(weight, rank=5).double().requires_grad_()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchdefine import replace_embeddings
 from torchdefine.adapt import cache_tables
 from torchdefine.adapt.stand_in import StandIn
+from torchdefine.embedding import UnitConfig
 from torchdefine.errors import UserError
 from torchdefine.tables import load_table, quantised_table
 
@@ -58,10 +59,8 @@ def test_cached_is_an_embedding_with_the_same_answers(name: str, given: bool, pa
 
 
 def test_cached_leaves_dropout_out_and_each_part_in_its_mode() -> None:
-    from torchdefine.embedding import UnitOptions
-
     model = shared_model()
-    replace_embeddings(model, targets="source", unit=UnitOptions(dropout=0.5), **SIZES)
+    replace_embeddings(model, targets="source", unit=UnitConfig(dropout=0.5), **SIZES)
     modes = [part.training for part in model.modules()]
     cached = model["source"].cached()
     assert [part.training for part in model.modules()] == modes

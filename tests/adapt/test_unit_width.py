@@ -1,5 +1,7 @@
 """The width of a unit that nobody chose: small for small tables, the paper's for its own, and always one that fits."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,9 +9,7 @@ from torch import nn
 
 from torchdefine import replace_embeddings
 from torchdefine.adapt.swap import expand_dim_for, map_dim_for
-from torchdefine.embedding import UnitOptions
-from torchdefine.embedding.plan import PlanRules, make_plan
-from torchdefine.embedding.unit import VARIANTS
+from torchdefine.embedding import VARIANTS, UnitConfig, make_plan
 from torchdefine.errors import UserError
 
 
@@ -18,7 +18,8 @@ from torchdefine.errors import UserError
 )
 def test_a_map_is_a_quarter_as_wide_and_falls_into_groups(embedding_dim: int, wanted: int) -> None:
     assert map_dim_for(embedding_dim) == wanted
-    make_plan(wanted, expand_dim_for(wanted, embedding_dim, PlanRules()), embedding_dim, 3)
+    chosen = expand_dim_for(wanted, embedding_dim, UnitConfig())
+    make_plan(wanted, UnitConfig(embedding_dim=embedding_dim, expand_dim=chosen))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_a_map_is_a_quarter_as_wide_and_falls_into_groups(embedding_dim: int, wa
     ],
 )
 def test_four_times_the_width_within_limits(map_dim: int, embedding_dim: int, wanted: int) -> None:
-    assert expand_dim_for(map_dim, embedding_dim, PlanRules()) == wanted
+    assert expand_dim_for(map_dim, embedding_dim, UnitConfig()) == wanted
 
 
 def test_a_width_is_a_number() -> None:
@@ -55,17 +56,17 @@ def test_a_width_is_a_number() -> None:
 def test_what_any_other_width_could_do_this_one_can(
     map_dim: int, embedding_dim: int, depth: int, variant: str, groups: str, reach: bool
 ) -> None:
-    rules = UnitOptions.of(variant, groups=groups, reach_expand_dim=reach).rules
-    chosen = expand_dim_for(map_dim, embedding_dim, rules)
+    unit = UnitConfig.of(variant, embedding_dim=embedding_dim, depth=depth, groups=groups, reach_expand_dim=reach)
+    chosen = expand_dim_for(map_dim, embedding_dim, unit)
     others = {1024, embedding_dim, 2 * embedding_dim, 4 * embedding_dim, 8 * map_dim, 32 * map_dim}
-    if not any(_is_taken(map_dim, other, embedding_dim, depth, rules) for other in others):
+    if not any(_is_taken(map_dim, replace(unit, expand_dim=other)) for other in others):
         return
-    assert make_plan(map_dim, chosen, embedding_dim, depth, None, rules).expand_dim == chosen
+    assert make_plan(map_dim, replace(unit, expand_dim=chosen)).config.expand_dim == chosen
 
 
-def _is_taken(map_dim: int, expand_dim: int, embedding_dim: int, depth: int, rules: PlanRules) -> bool:
+def _is_taken(map_dim: int, unit: UnitConfig) -> bool:
     try:
-        make_plan(map_dim, expand_dim, embedding_dim, depth, None, rules)
+        make_plan(map_dim, unit)
     except UserError:
         return False
     return True

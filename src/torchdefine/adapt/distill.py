@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from torchdefine.adapt.behaviour import Behaviour
-from torchdefine.errors import MachineError, UserError
+from torchdefine.config import Config, setting
+from torchdefine.errors import MachineError
 from torchdefine.files import Progress
 from torchdefine.tables import CompactTable, DenseRows
 from torchdefine.tables.low_rank import FactorisedRows
@@ -20,12 +20,11 @@ OVERFLOWED = "Self-distillation overflowed: use a smaller rate."
 
 
 @dataclass(frozen=True)
-class Distillation:
+class Distillation(Config):
     """How long and how fast."""
 
-    steps: int = 200
-    lr: float = 3e-3
-    """Relative to the size of each part: a step moves a part by about this fraction of its own magnitude."""
+    steps: int = setting(200, "Steps of one batch each.", at_least=1)
+    lr: float = setting(3e-3, "Learning rate: by about this fraction of its magnitude a step moves a part.", above=0)
     seed: int = 0
 
 
@@ -41,27 +40,28 @@ def distill(
     mean cosine of every step's batch, before the step. All random choices follow from the seed.
     """
     options = options or Distillation()
-    if options.steps < 1 or options.lr <= 0:
-        raise UserError(f"{options.steps} steps at a rate of {options.lr} teach nothing: use 200 and 3e-3, say.")
-    order = _order(len(behaviour.batches), options)
+    batches, generator = len(behaviour.batches), torch.Generator().manual_seed(options.seed)
+    rounds = [torch.randperm(batches, generator=generator) for _ in range(1 + options.steps // batches)]
+    order = torch.cat(rounds)[: options.steps].tolist()  # every batch once in each round
     cosines = []
-    with behaviour.frozen(), loosened(table):
-        groups = [{"params": [part], "lr": options.lr * _size(part)} for part in table.parameters()]
+    with loosened(table):
+        parts = list(table.parameters())
+        sizes = [max(float(part.detach().square().mean().sqrt()), 1e-4) for part in parts]
+        groups = [{"params": [part], "lr": options.lr * size} for part, size in zip(parts, sizes, strict=True)]
         optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
         for step, index in enumerate(order):
             optimizer.zero_grad(set_to_none=True)
             cosine = behaviour.cosines(table, index).mean()
-            (1 - cosine).backward()
+            (1 - cosine).backward(inputs=parts)  # the model learns nothing
             optimizer.step()
             schedule.step()
             cosines.append(cosine.detach())
             if progress:
                 progress(step + 1, options.steps)
-    values = torch.stack(cosines).tolist()
     if not all(torch.isfinite(part).all() for part in table.parameters()):
         raise MachineError(OVERFLOWED)
-    return values
+    return torch.stack(cosines).tolist()
 
 
 @contextmanager
@@ -75,29 +75,19 @@ def loosened(table: CompactTable) -> Iterator[None]:
     for module, projection in rounded:
         module.projection = DenseRows.of(projection.matrix())
     stored = {name: (parameter.dtype, parameter.requires_grad) for name, parameter in table.named_parameters()}
+    overflowed = False
     try:
         table.float().requires_grad_(True)
         yield
     finally:
-        trained = [module.projection.matrix().detach() for module, _ in rounded]
-        fits = all(bool(torch.isfinite(matrix.half()).all()) for matrix in trained)
         for name, parameter in table.named_parameters():
             dtype, learning = stored[name]
             parameter.data = parameter.data.to(dtype)
             parameter.requires_grad_(learning)
             parameter.grad = None
-        for (module, projection), matrix in zip(rounded, trained, strict=True):
-            module.projection = quantise_rows(matrix, projection.bits, projection.group_size) if fits else projection
-    if not fits:
+        for module, old in rounded:
+            matrix = module.projection.matrix().detach()
+            overflowed = overflowed or not bool(torch.isfinite(matrix.half()).all())
+            module.projection = old if overflowed else quantise_rows(matrix, old.bits, old.group_size)
+    if overflowed:
         raise MachineError(OVERFLOWED)
-
-
-def _order(batches: int, options: Distillation) -> list[int]:
-    """Every batch once in each round, in another order."""
-    generator = torch.Generator().manual_seed(options.seed)
-    rounds = [torch.randperm(batches, generator=generator) for _ in range(1 + options.steps // batches)]
-    return torch.cat(rounds)[: options.steps].tolist()
-
-
-def _size(part: nn.Parameter) -> float:
-    return max(float(part.detach().square().mean().sqrt()), 1e-4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchdefine.adapt.fitted import Fitted, Measured, Skipped
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress
-from torchdefine.tables import METHODS, Budget, Candidate, CompactTable, Method, Source, table_method
+from torchdefine.tables import METHODS, Budget, CompactTable, Method, Source, table_method
 from torchdefine.tables.bits import metric
 from torchdefine.tables.budget import readable_bytes
 from torchdefine.tables.source import Counts, TableLike, as_matrix, as_weights, lost_variance
@@ -64,75 +64,38 @@ def fit(
     source = Source(as_matrix(table), counts, options.sensitivity, padding_idx)
     judge = _Judge(source.matrix, as_weights(counts, source.matrix), options.quality)
     metric(options.sensitivity, source.matrix)  # refuses a wrong shape or values, before the work
-    whole = 4 * source.matrix.numel()
-    if allowed.bytes >= whole:
+    if allowed.bytes >= (whole := 4 * source.matrix.numel()):
         raise UserError(f"{allowed} are no less than the {readable_bytes(whole)} of the table itself: allow less.")
-    planned = list(_planned(methods, source, allowed))
-    if not planned:
-        raise _too_little(allowed, _least_budget(methods, source, allowed))
-    best = _all_measured(planned, judge, options.polish is not None, progress)
-    if best is None:
-        least = _least_budget(methods, source, allowed)
-        if least is not None and least > allowed.bytes:
-            raise _too_little(allowed, least)
-        why = f"{judge.skipped[0].name}, failed because: {judge.skipped[0].reason}"
-        raise UserError(f"None of {len(planned)} replacements of this table could be measured; the first, {why}")
-    if options.polish is not None:
-        best = _polished(best, judge, options.polish)
-        if progress:
-            progress((len(planned) + 1) * TICKS, (len(planned) + 1) * TICKS)
-    return Fitted(best[1], best[0], judge.measured, judge.skipped, allowed, options.quality_name)
-
-
-def _planned(methods: Mapping[str, Method], source: Source, budget: Budget) -> Iterator[tuple[str, Candidate]]:
-    return ((name, one) for name, method in methods.items() for one in method.within(source, budget))
-
-
-def _all_measured(
-    planned: Sequence[tuple[str, Candidate]], judge: _Judge, polish: bool, progress: Progress | None
-) -> tuple[Measured, CompactTable] | None:
-    """Make and measure all candidates; the best of them."""
+    planned = [(name, one) for name, method in methods.items() for one in method.within(source, allowed)]
+    total = (len(planned) + (options.polish is not None)) * TICKS
     best: tuple[Measured, CompactTable] | None = None
-    total = len(planned) + polish
     for index, (method, candidate) in enumerate(planned):
         began = time.monotonic()
         try:
-            made = candidate.build(_within(progress, index, total))
+            made = candidate.build(_part(progress, index, total))
         except UserError as error:  # a size that this table is too small for
             judge.skipped.append(Skipped(candidate.label, str(error)))
             continue
         finally:
             if progress:
-                progress((index + 1) * TICKS, total * TICKS)
+                progress((index + 1) * TICKS, total)
         one = judge.measure(method, candidate.label, made, time.monotonic() - began)
         if one and (best is None or one.quality > best[0].quality):
             best = (one, made)
-    return best
+    if best is None:
+        raise _nothing_made(len(planned), methods, source, allowed, judge.skipped)
+    if options.polish is not None:
+        best = judge.polished(*best, options.polish)
+        if progress:
+            progress(total, total)
+    return Fitted(best[1], best[0], judge.measured, judge.skipped, allowed, options.quality_name)
 
 
-def _least_budget(methods: Mapping[str, Method], source: Source, allowed: Budget) -> int | None:
-    """The fewest bytes that something is sure to fit; None where nothing is tried that is sure of its size."""
-    sure = {name: method for name, method in methods.items() if method.sure_of_its_size}
-
-    def has_room(size: int) -> bool:
-        return any(_planned(sure, source, Budget(size, allowed.floats_only)))
-
-    sizes = range(1, 4 * source.matrix.numel())
-    found = bisect_left(sizes, True, key=has_room)
-    return sizes[found] if found < len(sizes) else None
-
-
-def _too_little(allowed: Budget, least: int | None) -> UserError:
-    needed = "more" if least is None else f"{least:,} bytes or more (a number alone counts bytes)"
-    if least is not None and allowed.floats_only:
-        needed = f"{math.ceil(least / 4):,} parameters or more"
-    return UserError(f"{allowed} is too little for any replacement of this table: allow {needed}.")
-
-
-def _within(progress: Progress | None, index: int, total: int) -> Progress | None:
+def _part(progress: Progress | None, index: int, total: int) -> Progress | None:
+    """The progress of one candidate, as progress of the whole."""
     if progress is None:
         return None
-    return lambda done, of: progress(index * TICKS + TICKS * done // max(of, 1), total * TICKS)
+    return lambda done, of: progress(index * TICKS + TICKS * done // max(of, 1), total)
 
 
 class _Judge:
@@ -154,21 +117,40 @@ class _Judge:
         self.measured.append(one)
         return one
 
+    def polished(
+        self, before: Measured, table: CompactTable, polish: Callable[[CompactTable], Any]
+    ) -> tuple[Measured, CompactTable]:
+        """The table after distillation, or as it was if that failed or did not help."""
+        kept = {name: tensor.clone() for name, tensor in table.state_dict().items()}
+        began, name = time.monotonic(), f"{before.name}, distilled"
+        try:
+            polish(table)
+        except MachineError as error:  # it overflowed; the table before is still good
+            self.skipped.append(Skipped(name, str(error)))
+        else:
+            after = self.measure(before.method, name, table, before.seconds + time.monotonic() - began)
+            if after and after.quality > before.quality:
+                return after, table
+        table.load_state_dict(kept)
+        return before, table
 
-def _polished(
-    best: tuple[Measured, CompactTable], judge: _Judge, polish: Callable[[CompactTable], Any]
-) -> tuple[Measured, CompactTable]:
-    """The best table after distillation, or as it was if that failed or did not help."""
-    before, table = best
-    kept = {name: tensor.clone() for name, tensor in table.state_dict().items()}
-    began, name = time.monotonic(), f"{before.name}, distilled"
-    try:
-        polish(table)
-    except MachineError as error:  # it overflowed; the table before is still good
-        judge.skipped.append(Skipped(name, str(error)))
-    else:
-        after = judge.measure(before.method, name, table, before.seconds + time.monotonic() - began)
-        if after and after.quality > before.quality:
-            return after, table
-    table.load_state_dict(kept)
-    return before, table
+
+def _nothing_made(
+    planned: int, methods: Mapping[str, Method], source: Source, allowed: Budget, skipped: Sequence[Skipped]
+) -> UserError:
+    """Why there is no table: the budget is too small, by how much if that is known, or all candidates failed."""
+    sure = [method for method in methods.values() if method.sure_of_its_size]
+
+    def has_room(size: int) -> bool:
+        return any(True for method in sure for _ in method.within(source, Budget(size, allowed.floats_only)))
+
+    sizes = range(1, 4 * source.matrix.numel())
+    found = bisect_left(sizes, True, key=has_room)
+    least = sizes[found] if found < len(sizes) else None
+    if planned and (least is None or least <= allowed.bytes):
+        why = f"{skipped[0].name}, failed because: {skipped[0].reason}"
+        return UserError(f"None of {planned} replacements of this table could be measured; the first, {why}")
+    needed = "more" if least is None else f"{least:,} bytes or more (a number alone counts bytes)"
+    if least is not None and allowed.floats_only:
+        needed = f"{math.ceil(least / 4):,} parameters or more"
+    return UserError(f"{allowed} is too little for any replacement of this table: allow {needed}.")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 MARKERS = "osD^vPX*<>"
 WIDE = 8
-SIZES = [digit * 10**power for power in range(13) for digit in (1, 2, 5)]
-LOSSES = [digit * 10**-power for power in range(7) for digit in (5, 2, 1)]
 
 
 @dataclass(frozen=True)
@@ -83,18 +81,10 @@ class Fitted:
 
     def print(self) -> None:
         """All candidates, the best first, and the choice."""
-        front = self.front
-        rows = [
-            [
-                f"{one.name}{' *' if one in front else ''}",
-                readable_bytes(one.bytes),
-                f"{one.values / 1e6:.2f}",
-                f"{one.quality:.4f}",
-                f"{one.table_error:.4f}",
-                f"{one.seconds:.1f}",
-            ]
-            for one in sorted(self.measured, key=lambda one: -one.quality)
-        ]
+        front, rows = self.front, []
+        for one in sorted(self.measured, key=lambda one: -one.quality):
+            numbers = f"{one.values / 1e6:.2f}", f"{one.quality:.4f}", f"{one.table_error:.4f}", f"{one.seconds:.1f}"
+            rows.append([f"{one.name}{' *' if one in front else ''}", readable_bytes(one.bytes), *numbers])
         header = ["table (* on the front)", "size", "M numbers", self.quality_name, "table error", "s"]
         print_table(header, rows, self.why)
 
@@ -120,35 +110,32 @@ def points_figure(
 ) -> Figure:
     """Sizes on a logarithmic axis if they differ much; a point's distance from perfect on another."""
     best = max(1.0, max(one.quality for one in measured))
+    sizes = [one.bytes for one in measured]
+    wide = max(sizes) > WIDE * min(sizes)  # a narrow range has no powers of ten to be labelled
     with drawing() as figure_class:
         from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
         figure = figure_class(figsize=(7.2, 4.4), layout="constrained")
         axes = figure.add_subplot()
         for index, method in enumerate(dict.fromkeys(one.method for one in measured)):
-            points = [(one.bytes, best - one.quality) for one in measured if one.method == method]
-            style: dict[str, Any] = {
-                "s": 26,
-                "color": COLOURS[index % len(COLOURS)],
-                "marker": MARKERS[index % len(MARKERS)],
-            }
-            axes.scatter(*zip(*points, strict=True), label=method, **style)
-        line = [(one.bytes, best - one.quality) for one in front]
-        axes.plot(*zip(*line, strict=True), color="#888888", linewidth=1, zorder=0, label="front")
+            some = [one for one in measured if one.method == method]
+            x, y = [one.bytes for one in some], [best - one.quality for one in some]
+            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+            axes.scatter(x, y, s=26, color=colour, marker=marker, label=method)
+        line = [one.bytes for one in front], [best - one.quality for one in front]
+        axes.plot(*line, color="#888888", linewidth=1, zorder=0, label="front")
         if chosen:
             axes.scatter([chosen.bytes], [best - chosen.quality], s=130, facecolors="none", edgecolors="#444444")
-        sizes = [one.bytes for one in measured]
-        wide = max(sizes) > WIDE * min(sizes)  # a narrow range has no powers of ten to be labelled
         axes.set(xscale="log" if wide else "linear", xlabel="bytes (log scale)" if wide else "bytes")
         axes.set(yscale="log", ylabel=f"{quality_name} (log scale of what is missing)")
         axes.invert_yaxis()
         if wide:
-            axes.xaxis.set_major_locator(
-                FixedLocator([size for size in SIZES if min(sizes) / 2 < size < 2 * max(sizes)])
-            )
+            ticks = [digit * 10**power for power in range(13) for digit in (1, 2, 5)]
+            axes.xaxis.set_major_locator(FixedLocator([t for t in ticks if min(sizes) / 2 < t < 2 * max(sizes)]))
             axes.set_xlim(0.8 * min(sizes), 1.25 * max(sizes))
         low, high = sorted(axes.get_ylim())
-        axes.yaxis.set_major_locator(FixedLocator([loss for loss in LOSSES if low <= loss <= high]))
+        losses = [digit * 10**-power for power in range(7) for digit in (5, 2, 1)]
+        axes.yaxis.set_major_locator(FixedLocator([loss for loss in losses if low <= loss <= high]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: readable_bytes(value)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{best - value:.4g}"))
         for axis in (axes.xaxis, axes.yaxis):

@@ -1,30 +1,64 @@
 """Models of the package transformers with DeFINE, or a compact table, as their token table (extra ``hf``).
 
-Once this is imported, transformers loads such models.
+Once this is imported, transformers loads such models. On disk they have the model type "torchdefine", which nothing
+else knows; in memory they keep their type and class name, so that whatever in transformers depends on these works.
 """
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
 
 from torch import nn
 
 from torchdefine.adapt.fitted import Fitted
-from torchdefine.adapt.model_folder import import_transformers
 from torchdefine.adapt.replace import Heads, replace_embeddings
-from torchdefine.adapt.stand_in import cache_tables
+from torchdefine.adapt.stand_in import StandIn, TiedHead, cache_tables
 from torchdefine.adapt.survey import Targets
 from torchdefine.errors import UserError
+from torchdefine.files import write_text
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+try:
+    import transformers
+    from transformers import CONFIG_MAPPING, PreTrainedModel
+    from transformers.models.auto import modeling_auto
+except ImportError:
+    raise UserError("Models of transformers need that package: pip install 'torchdefine[hf]'.") from None
 
-Model = TypeVar("Model", bound="PreTrainedModel")
+from torchdefine.adapt.pretrained import RECIPE, keep_ties, rebuild, recipe_of, resize, ties_of
 
-__all__ = ["cache_tables", "with_define", "with_table"]
+__all__ = ["cache_tables", "transformers", "with_define", "with_table"]
 
-import_transformers()
+MODEL_TYPE = "torchdefine"
+HOW_TO_LOAD = (
+    "This model has tables of torchdefine: import torchdefine.adapt.huggingface, and load it with an Auto class."
+)
+_TIES = ("_tied_weights_keys", "all_tied_weights_keys")
+_NOTE = """---
+library_name: torchdefine
+---
+
+# {architecture} with a compact token table
+
+The token table of this model is one of torchdefine, so it loads only with that: `pip install 'torchdefine[hf]'`.
+
+```python
+import torchdefine.adapt.huggingface
+from transformers import AutoModel  # or the Auto class for your task; the model was saved as {architecture}
+
+model = AutoModel.from_pretrained("path/to/this/folder")
+```
+
+Without that import, transformers says that the checkpoint "has model type `torchdefine` but Transformers does
+not recognize this architecture", and advises to update transformers. An update does not help; the import does.
+"""
+
+Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def with_define(model: Model, targets: Targets = None, **options: Any) -> Model:
@@ -34,7 +68,8 @@ def with_define(model: Model, targets: Targets = None, **options: Any) -> Model:
     ``AutoModel…from_pretrained``, bit for bit. Without that it is refused. The arguments are those of
     ``replace_embeddings``, which gives a report.
     """
-    _check(model)
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"A {type(model).__name__} is no model of transformers: use replace_embeddings instead.")
     replace_embeddings(model, targets, **options)
     return model
 
@@ -50,15 +85,193 @@ def with_table(
 
     Like ``with_define`` it changes the model in place, and the model saves and loads.
     """
-    _check(model)
-    given = table.table if isinstance(table, Fitted) else table
-    replace_embeddings(model, table=given, targets=targets, heads=heads)
-    return model
+    return with_define(model, targets, table=table.table if isinstance(table, Fitted) else table, heads=heads)
 
 
-def _check(model: object) -> None:
-    if not isinstance(model, import_transformers().PreTrainedModel):
-        raise UserError(
-            f"A {type(model).__name__} is no model of transformers: load one by AutoModel.from_pretrained, say, or use "
-            "replace_embeddings, which takes any module."
-        )
+class CompactConfigMixin:
+    """A configuration that knows of replaced tables. Mixed in before the configuration's class."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _pickled(self, protocol)
+
+    def to_json_file(self, json_file_path: str | PathLike[str], use_diff: bool = True) -> None:
+        """Write it so that a class that does not know the tables fails at once."""
+        settings = json.loads(self.to_json_string(use_diff=use_diff))  # type: ignore[attr-defined]
+        settings["model_type"] = MODEL_TYPE
+        if "vocab_size" in settings:
+            settings[RECIPE]["vocab_size"] = settings["vocab_size"]
+            settings["vocab_size"] = HOW_TO_LOAD  # code that expects a whole number refuses it, showing this sentence
+        write_text(Path(json_file_path), json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+    @classmethod
+    def get_config_dict(cls, *arguments: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the file says, in the model's own terms: PEFT reads it by this class, and not by ``AutoConfig``."""
+        settings, unused = super().get_config_dict(*arguments, **options)  # type: ignore[misc]
+        return _in_own_terms(settings), unused
+
+
+class CompactConfig:
+    """What ``AutoConfig`` finds under the model type "torchdefine"; it makes a configuration of the model's own."""
+
+    model_type = MODEL_TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
+        settings = _in_own_terms(config_dict)
+        own_type = settings["model_type"]
+        if own_type not in CONFIG_MAPPING:
+            raise UserError(
+                f"This model is a {own_type!r} with tables of torchdefine, but this transformers knows no such model: "
+                "import what defines it, or use a newer transformers."
+            )
+        register_compact_classes(CONFIG_MAPPING[own_type])
+        return compact_class(CONFIG_MAPPING[own_type]).from_dict(settings, **options)
+
+
+CONFIG_MAPPING.register(MODEL_TYPE, CompactConfig, exist_ok=True)
+
+
+def _in_own_terms(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they were before ``to_json_file``; those of a model without replaced tables are left as they are."""
+    if settings.get("model_type") != MODEL_TYPE:
+        return dict(settings)
+    recipe = dict(settings.get(RECIPE) or {})
+    own = {"vocab_size": recipe.pop("vocab_size")} if "vocab_size" in recipe else {}
+    return {**settings, **own, "model_type": recipe.get("own_type"), RECIPE: recipe}
+
+
+class CompactMixin:
+    """What a model of transformers does differently with replaced tables. Mixed in before the model's class."""
+
+    def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
+        super().__init__(config, *arguments, **options)  # type: ignore[call-arg]
+        rebuild(self, getattr(config, RECIPE))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _pickled(self, protocol)
+
+    def save_pretrained(
+        self, save_directory: str | PathLike[str], is_main_process: bool = True, *arguments: Any, **options: Any
+    ) -> None:
+        """As ever; and a note in the folder says how the model is loaded, unless it has a README already."""
+        setattr(self.config, RECIPE, recipe_of(self))  # type: ignore[attr-defined]
+        super().save_pretrained(save_directory, is_main_process, *arguments, **options)  # type: ignore[misc]
+        note = Path(save_directory) / "README.md"
+        if is_main_process and note.parent.is_dir() and not note.exists():
+            write_text(note, _NOTE.format(architecture=type(self).__name__))
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:
+        wanted = options.pop("output_loading_info", False)
+        model, info = super().from_pretrained(*arguments, output_loading_info=True, **options)  # type: ignore[misc]
+        replaced = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, StandIn))
+        if lost := sorted(key for key in info["missing_keys"] if key.startswith(replaced)):
+            raise UserError(f"The file of this model has no {lost[0]}, which its table needs: save the model again.")
+        return (model, info) if wanted else model
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        embedding: Any = self.get_input_embeddings()  # type: ignore[attr-defined]
+        if new_num_tokens is None and pad_to_multiple_of is None:
+            return embedding
+        size = embedding.num_embeddings if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of is not None:
+            size = -(-size // pad_to_multiple_of) * pad_to_multiple_of
+        sides = ("vocab_size",) if _own_decoder_table(self) else ("vocab_size", "decoder_vocab_size")
+        resize(self, embedding, size, sides, mean_resizing)
+        return embedding
+
+    def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
+        if not _own_decoder_table(self):
+            return super().resize_decoder_token_embeddings(new_num_tokens)  # type: ignore[misc]
+        embedding: nn.Module = self.get_decoder().get_input_embeddings()  # type: ignore[attr-defined]
+        resize(self, embedding, new_num_tokens, ("decoder_vocab_size",), True)
+        return embedding
+
+
+def _own_decoder_table(model: Any) -> bool:
+    """Whether a decoder has its own vocabulary, as Marian's may."""
+    return getattr(model.config, "share_encoder_decoder_embeddings", True) is False
+
+
+@cache
+def compact_class(plain: Any) -> Any:
+    """A model's or configuration's class with knowledge of replaced tables.
+
+    It has the plain one's name and module: transformers goes by these to find a tokenizer, to record outputs and to
+    convert weights.
+    """
+    names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    if not issubclass(plain, PreTrainedModel):
+        return type(plain.__name__, (CompactConfigMixin, plain), names)
+    return type(plain.__name__, (CompactMixin, plain), {**names, "config_class": compact_class(plain.config_class)})
+
+
+def _pickled(compact: Any, protocol: Any) -> tuple[Any, ...]:
+    """How pickle finds the class of a model or a configuration, which has the name of the plain one."""
+    contents = tuple(object.__reduce_ex__(compact, max(int(protocol), 2)))[2:]
+    return _empty_compact, (type(compact).__bases__[1],), *contents
+
+
+def _empty_compact(plain: Any) -> Any:
+    compact = compact_class(plain)
+    return compact.__new__(compact)
+
+
+@cache
+def register_compact_classes(config_class: Any) -> None:
+    """Let every Auto class that knows a configuration know it with replaced tables too."""
+    for auto_class in vars(modeling_auto).values():
+        mapping = getattr(auto_class, "_model_mapping", None)
+        if isinstance(auto_class, type) and mapping is not None and config_class in mapping:
+            plain = mapping[config_class]
+            compact = tuple(map(compact_class, plain)) if isinstance(plain, tuple) else compact_class(plain)
+            mapping.register(compact_class(config_class), compact, exist_ok=True)
+
+
+class Adoption:
+    """Tells a model of transformers about its new tables, and undoes that.
+
+    Made before the modules are swapped, while the model's ties still have names; call ``complete`` afterwards.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        if isinstance(model, CompactMixin):
+            raise UserError("The tables of this model were replaced already: restore them first.")
+        self.model = model
+        self.old_class: Any = type(model)
+        self.old_config: Any = model.config
+        self.ties = ties_of(model)
+        self.old_attributes = [
+            (part, {name: copy.copy(part.__dict__[name]) for name in _TIES if name in part.__dict__})
+            for part, _ in self.ties
+        ]
+
+    def complete(self) -> None:
+        replaced = [part for part in self.model.modules() if isinstance(part, StandIn | TiedHead)]
+        if not replaced:
+            return
+        keep_ties(self.ties)
+        config = copy.deepcopy(self.old_config)
+        config.__class__ = compact_class(self.old_config.__class__)
+        self._share_config(self.old_config, config)
+        self.model.__class__ = compact_class(self.old_class)
+        setattr(config, RECIPE, recipe_of(self.model))
+        register_compact_classes(self.old_config.__class__)
+        for part in (part for module in replaced for part in module.modules()):
+            part._is_hf_initialized = True  # type: ignore[assignment]
+
+    def undo(self) -> None:
+        self.model.__class__ = self.old_class
+        self._share_config(self.model.config, self.old_config)
+        for part, attributes in self.old_attributes:
+            for name in _TIES:
+                part.__dict__.pop(name, None)
+            part.__dict__.update(attributes)
+
+    def _share_config(self, old: Any, new: Any) -> None:
+        """Change the configuration of all parts of the model; another model that shares it keeps the old one."""
+        for module in self.model.modules():
+            if getattr(module, "config", None) is old:
+                module.config = new

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,8 @@ _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model",
 """Where tokenizers keep their tokens: without any of these, transformers makes a tokenizer without tokens."""
 
 
-@dataclass(frozen=True)
-class OpenedModel:
-    """A model in evaluation mode with its tokenizer, and where they came from."""
-
-    folder: Path
-    model: Any
-    tokenizer: Any
-
-
-def open_model(folder: str | Path, device: str = "cpu") -> OpenedModel:
-    """Read a folder that ``save_pretrained`` wrote; nothing is downloaded."""
-    folder = Path(folder)
+def open_model(folder: Path, device: str = "cpu") -> tuple[Any, Any]:
+    """The model in a folder that ``save_pretrained`` wrote, frozen, and its tokenizer; nothing is downloaded."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: give one that a model's save_pretrained wrote.")
     if (folder / RUN_SETTINGS_FILE).is_file():
@@ -44,36 +34,36 @@ def open_model(folder: str | Path, device: str = "cpu") -> OpenedModel:
         raise UserError(f"{folder} has no {CONFIG_FILE}: give a folder that a model's save_pretrained wrote.")
     if not any(path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
         raise UserError(f"The tokenizer in {folder} is missing: save it beside the model, with save_pretrained.")
-    transformers = import_transformers()
-    try:
+    from torchdefine.adapt.huggingface import transformers
+
+    with _readable(f"The model in {folder}", "save it again"):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         names = getattr(config, "architectures", None) or [""]
         model_class = getattr(transformers, names[0], transformers.AutoModel)
         if getattr(config, "torchdefine", None) is not None:
-            raise UserError(
-                f"The tables of the model in {folder} were replaced already: give the model it was made of."
-            )
+            raise UserError(f"The tables of the model in {folder} were replaced already: give what it was made of.")
         model = model_class.from_pretrained(folder, config=config, local_files_only=True)
+    with _readable(f"The tokenizer in {folder}", "save it beside the model"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return model.to(device).eval().requires_grad_(False), tokenizer
+
+
+@contextmanager
+def _readable(what: str, way_out: str) -> Iterator[None]:
+    """Failures of another package in a sentence, of whatever kind: a wrong setting fails wherever it is first used."""
+    try:
+        yield
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # of whatever kind: a wrong setting fails wherever some model first uses it
-        raise UserError(f"The model in {folder} cannot be read ({_first_line(error)}): save it again.") from None
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the package tokenizers raises nothing more precise
-        raise UserError(
-            f"The tokenizer in {folder} cannot be read ({_first_line(error)}): save it beside the model."
-        ) from None
-    return OpenedModel(folder, model.to(device).eval(), tokenizer)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise UserError(f"{what} cannot be read ({reason}): {way_out}.") from None
 
 
-def check_carried_over(source: Path, target: str | Path) -> None:
+def check_carried_over(source: Path, target: Path) -> None:
     """Refuse, before any work, what ``carry_over`` would fail at."""
-    if source.resolve() in Path(target).resolve().parents:
-        raise UserError(
-            f"{target} lies within {source}, whose files are copied with the model, so that it would be copied into "
-            "itself: choose a folder outside."
-        )
+    if source.resolve() in target.resolve().parents:
+        raise UserError(f"{target} lies within {source}, so it would be copied into itself: choose a folder outside.")
     for path in _beside_the_weights(source):
         for one in (path, *path.rglob("*")):
             if not (one.is_dir() or one.is_file()) or not os.access(one, os.R_OK):
@@ -84,10 +74,8 @@ def check_carried_over(source: Path, target: str | Path) -> None:
 
 
 def carry_over(source: Path, target: Path) -> None:
-    """Copy files beside a model's weights: tokenizer, pooling, licences. Those that ``target`` has already stay."""
+    """Copy what lies beside a model's weights: tokenizer, pooling, licences."""
     for path in _beside_the_weights(source):
-        if (target / path.name).exists():
-            continue
         if path.is_dir():
             shutil.copytree(path, target / path.name)
         else:
@@ -102,15 +90,7 @@ def _beside_the_weights(folder: Path) -> list[Path]:
     ]
 
 
-def import_transformers() -> Any:
-    """The package, which then knows models with replaced tables."""
-    try:
-        import transformers
-    except ImportError:
-        raise UserError("Models of transformers need that package: pip install 'torchdefine[hf]'.") from None
-    import_module("torchdefine.adapt.pretrained")
-    return transformers
-
-
-def _first_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200].rstrip(".")
+def weight_bytes(folder: Path) -> int:
+    """Of the weights on disk, as safetensors or else as torch saves them."""
+    sizes = ([path.stat().st_size for path in folder.glob(name)] for name in ("*.safetensors", "pytorch_model*.bin"))
+    return next((sum(some) for some in sizes if some), 0)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
-from torchdefine.adapt.heads import TiedHead
-from torchdefine.adapt.stand_in import HeadKind
-from torchdefine.adapt.survey import Table, Targets, choose, survey
-from torchdefine.adapt.swap import Swap, fresh_define, put_in, scales_of, swaps_of
+from torchdefine.adapt.stand_in import HeadKind, TiedHead
+from torchdefine.adapt.survey import Table, Targets, choose
+from torchdefine.adapt.swap import Swap, fresh_define, swap_of
 from torchdefine.embedding import DeFINE, TokenEmbedding, UnitConfig
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable, Rows
 
 if TYPE_CHECKING:
-    from torchdefine.adapt.pretrained import Adoption
+    from torchdefine.adapt.huggingface import Adoption
 
 Heads = Literal["tie", "untie"]
 
@@ -58,12 +57,8 @@ class ReplacementReport:
     adoptions: tuple[Adoption, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        tables = [
-            {name: list(value) if isinstance(value, tuple) else value for name, value in vars(table).items()}
-            for table in self.tables
-        ]
         whole = {"parameters_before": self.parameters_before, "parameters_after": self.parameters_after}
-        return {**whole, "tables": tables}
+        return {**whole, "tables": [asdict(table) for table in self.tables]}
 
     def __str__(self) -> str:
         whole = f"whole model: {self.parameters_before:,} → {self.parameters_after:,} parameters"
@@ -86,17 +81,15 @@ def replace_embeddings(
     """Put DeFINE, or ``table``, where a model has its embedding tables; the model is changed in place.
 
     Everything is checked before anything is changed. Device, dtype, padding and training mode stay. Give the new
-    parameters to the optimiser, and see ``restore``. A replacement that is larger than its table gives a warning.
+    parameters to the optimiser. A replacement that is larger than its table gives a warning. ``restore`` undoes it.
 
     Args:
         model: any module. One of transformers can be saved and loaded afterwards, as ``adapt.huggingface`` says.
         targets: which tables: a name or the end of one, a pattern ("encoder.*" or compiled), a type, or several of
             these. By default the token tables, if the model names them, or the only table.
-        map_dim, expand_dim, depth, unit: of a fresh ``DeFINE``; its vectors start as large as the old ones.
-            ``map_dim`` is by default a quarter of the table's width, at most 128; ``expand_dim`` four times that
-            width, at most 1024 and at least ``map_dim``.
-        table: a table that was fitted to the old one instead (``CompactTable``, ``DeFINE``); for several tables, a
-            mapping from their names.
+        map_dim, expand_dim, depth, unit: of a fresh ``DeFINE``, whose vectors start as large as the old ones. By
+            default a quarter of the table's width, at most 128, and four times its width, at most 1024.
+        table: a table fitted to the old one instead (``CompactTable``, ``DeFINE``), or a mapping from names to such.
         heads: output layers that share a table are tied to the replacement ("tie": to DeFINE's map through a
             projection, or to the vectors of a given ``table``), or keep the old matrix for themselves ("untie").
     """
@@ -104,71 +97,53 @@ def replace_embeddings(
         raise UserError(f"heads is {heads!r}, but must be 'tie' or 'untie'.")
     if isinstance(model, nn.Embedding):
         raise UserError("The model is itself a table, which cannot be replaced in place: use DeFINE(…) instead of it.")
-    chosen = choose(survey(model), targets, _token_tables(model))
-    adoptions = _adoptions(model)
-    kind: HeadKind = "own" if heads == "untie" else "map" if table is None else "vectors"
+    chosen, adoptions, fresh = choose(model, targets), _adoptions(model), table is None
+    kind: HeadKind = "own" if heads == "untie" else "map" if fresh else "vectors"
     if table is None:
         new: list[nn.Module] = [fresh_define(old, map_dim, expand_dim, depth, unit) for old in chosen]
     else:
         new = _given(chosen, table)
-        for made in new:
-            if adoptions and not hasattr(made, "to_config"):
-                raise UserError(
-                    f"A {type(made).__name__} cannot be saved with a model of transformers: give a CompactTable or a "
-                    "DeFINE."
-                )
-    swaps = [
-        swaps_of(old, made, kind, scales_of(old), fresh=table is None) for old, made in zip(chosen, new, strict=True)
-    ]
-    all_swaps = [swap for group in swaps for swap in group]
-    reports = tuple(_reported(old, group) for old, group in zip(chosen, swaps, strict=True))
+    for made in new:
+        if adoptions and not hasattr(made, "to_config"):
+            what = f"A {type(made).__name__}"
+            raise UserError(f"{what} cannot be saved with a model of transformers: give a CompactTable or DeFINE.")
+    swaps = tuple(swap_of(old, made, kind, fresh=fresh) for old, made in zip(chosen, new, strict=True))
+    reports = tuple(map(_reported, swaps))
     for report, made in zip(reports, new, strict=True):  # before anything is changed, as a warning may be an error
-        _warn_of_growth(report, made, fresh=table is None, untied=kind == "own")
+        _warn_of_growth(report, made if fresh else None, untied=kind == "own")
 
     before = _numbers(model)
-    put_in(all_swaps)
+    for swap in swaps:
+        swap.put_in()
     try:
         for adoption in adoptions:
             adoption.complete()
     except BaseException:
-        _take_out(all_swaps, adoptions)
+        _undo(swaps, adoptions)
         raise
-    return ReplacementReport(reports, before, _numbers(model), tuple(all_swaps), tuple(adoptions))
+    return ReplacementReport(reports, before, _numbers(model), swaps, tuple(adoptions))
 
 
 def restore(model: nn.Module, report: ReplacementReport) -> None:
     """Undo ``replace_embeddings``: the old tables come back as they were, where the model is now."""
-    for swap in report.swaps:
-        if getattr(swap.place.parent, swap.place.attribute, None) is not swap.new:
-            raise UserError(
-                f"{swap.place.name} has changed since its table was replaced, so nothing is restored: "
-                "undo what came later first."
-            )
-    if not {id(swap.place.parent) for swap in report.swaps} <= {id(module) for module in model.modules()}:
-        raise UserError("This report is of another model: give the one whose tables were replaced.")
-    for swap in report.swaps:
-        like = swap.new.stand_in.weight if isinstance(swap.new, TiedHead) else swap.new.weight
+    parts, changes = set(map(id, model.modules())), [change for swap in report.swaps for change in swap]
+    for place, new in changes:
+        if getattr(place.parent, place.attribute, None) is not new:
+            raise UserError(f"{place.name} has changed since it was replaced: undo what came later first.")
+        if id(place.parent) not in parts:
+            raise UserError("This report is of another model: give the one whose tables were replaced.")
+    for place, new in changes:
+        like = new.stand_in.weight if isinstance(new, TiedHead) else new.weight
         assert isinstance(like, Tensor)
-        swap.place.module.to(device=like.device, dtype=like.dtype).train(swap.new.training)
-    _take_out(report.swaps, report.adoptions)
+        place.module.to(device=like.device, dtype=like.dtype).train(new.training)
+    _undo(report.swaps, report.adoptions)
 
 
-def _take_out(swaps: Sequence[Swap], adoptions: Sequence[Adoption]) -> None:
+def _undo(swaps: Iterable[Swap], adoptions: Iterable[Adoption]) -> None:
     for swap in swaps:
-        setattr(swap.place.parent, swap.place.attribute, swap.place.module)
+        swap.take_out()
     for adoption in adoptions:
         adoption.undo()
-
-
-def _token_tables(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules that a model, or a model inside it, names as its input embeddings."""
-    for module in model.modules():
-        named = getattr(module, "get_input_embeddings", None)
-        if named is not None:
-            try:
-                yield named()
-            except (NotImplementedError, AttributeError):  # a part that has none of its own
-                continue
 
 
 def _given(chosen: Sequence[Table], given: nn.Module | Mapping[str, nn.Module]) -> list[nn.Module]:
@@ -184,34 +159,28 @@ def _given(chosen: Sequence[Table], given: nn.Module | Mapping[str, nn.Module]) 
             raise UserError(f"A table was given for {name}, which is not to be replaced: give one for {names}.")
     by_name = {wanted[name]: table for name, table in given.items()}
     for old in chosen:
-        if old.name not in by_name:
+        new, own, what = by_name.get(old.name), old.module, f"The table for {old.name}"
+        if new is None:
             raise UserError(f"No table was given for {old.name}: add it to the mapping.")
-        _check_fit(old, by_name[old.name])
+        if not isinstance(new, CompactTable | TokenEmbedding):
+            raise UserError(f"{what} is a {type(new).__name__}: give a CompactTable or a TokenEmbedding (DeFINE).")
+        (rows, width), (own_rows, own_width) = (new.num_embeddings, new.embedding_dim), own.weight.shape
+        if (rows, width) != (own_rows, own_width):
+            raise UserError(f"{what} is {rows:,} × {width}, but the model's is {own_rows:,} × {own_width}.")
+        if new.padding_idx not in (None, own.padding_idx):
+            raise UserError(
+                f"{what} has the padding row {new.padding_idx}, but the model's has {own.padding_idx}: fit it with "
+                "the model's padding_idx, or with none."
+            )
     return [by_name[old.name].to(old.module.weight.device) for old in chosen]
-
-
-def _check_fit(old: Table, new: nn.Module) -> None:
-    if not isinstance(new, CompactTable | TokenEmbedding):
-        raise UserError(
-            f"The table for {old.name} is a {type(new).__name__}: give a CompactTable or a TokenEmbedding (DeFINE)."
-        )
-    size, wanted = (new.num_embeddings, new.embedding_dim), tuple(old.module.weight.shape)
-    if size != wanted:
-        raise UserError(
-            f"The table for {old.name} is {size[0]:,} × {size[1]}, but the model's is {wanted[0]:,} × {wanted[1]}."
-        )
-    if new.padding_idx not in (None, old.module.padding_idx):
-        raise UserError(
-            f"The table for {old.name} has the padding row {new.padding_idx}, but the model's has "
-            f"{old.module.padding_idx}: fit it with the model's padding_idx, or with none."
-        )
 
 
 def _adoptions(model: nn.Module) -> list[Adoption]:
     """An ``Adoption`` for each outermost model of transformers here; nothing is changed yet."""
     if "transformers.modeling_utils" not in sys.modules:  # then no model of it can be here
         return []
-    from torchdefine.adapt.pretrained import Adoption, outermost_pretrained
+    from torchdefine.adapt.huggingface import Adoption
+    from torchdefine.adapt.pretrained import outermost_pretrained
 
     return [Adoption(pretrained) for pretrained in outermost_pretrained(model)]
 
@@ -222,45 +191,42 @@ def _numbers(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) + codes
 
 
-def _reported(old: Table, swaps: Sequence[Swap]) -> ReplacedTable:
-    weight = old.module.weight
-    new = [(swap.new, getattr(swap.new, "bias", None)) for swap in swaps]  # an output layer keeps its old bias
-    stored = [tensor for module, _ in new for name, tensor in module.state_dict().items() if name != "bias"]
+def _reported(swap: Swap) -> ReplacedTable:
+    weight, after, stored = swap.old.module.weight, 0, 0
+    for new in swap.new:  # an output layer keeps its old bias
+        bias = getattr(new, "bias", None)
+        after += _numbers(new) - (0 if bias is None else bias.numel())
+        tensors = [tensor for name, tensor in new.state_dict().items() if name != "bias"]
+        stored += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return ReplacedTable(
-        names=tuple(place.name for place in old.places),
-        heads=tuple(place.name for place in old.heads),
+        names=tuple(place.name for place in swap.old.places),
+        heads=tuple(place.name for place in swap.old.heads),
         rows=weight.shape[0],
         width=weight.shape[1],
         parameters_before=weight.numel(),
-        parameters_after=sum(_numbers(module) - (0 if bias is None else bias.numel()) for module, bias in new),
+        parameters_after=after,
         bytes_before=weight.numel() * weight.element_size(),
-        bytes_after=sum(tensor.numel() * tensor.element_size() for tensor in stored),
+        bytes_after=stored,
     )
 
 
-def _warn_of_growth(report: ReplacedTable, made: nn.Module, *, fresh: bool, untied: bool) -> None:
+def _warn_of_growth(report: ReplacedTable, fresh: nn.Module | None, *, untied: bool) -> None:
     """A packed table may have more numbers of fewer bits, so it has grown only if its bytes have too."""
     if report.parameters_after <= report.parameters_before or report.bytes_after <= report.bytes_before:
         return
     kept, ways = "", ["give a smaller table", "or keep the old one"]
-    if fresh and isinstance(made, DeFINE):
-        sizes = f"a smaller map_dim (now {made.plan.map_dim}) or expand_dim (now {made.plan.config.expand_dim})"
+    if isinstance(fresh, DeFINE):
+        sizes = f"a smaller map_dim (now {fresh.plan.map_dim}) or expand_dim (now {fresh.plan.config.expand_dim})"
         ways = [f"use {sizes}", "or keep the table"]
     if untied and report.heads:
         kept = f" with the old matrix that {', '.join(report.heads)} keeps"
         ways = ["use heads='tie'", ways[0].removeprefix("use "), ways[1]]
-    names = ", ".join(report.names)
-    warnings.warn(
-        f"The replacement of {names} is larger than the table, {report.parameters_after:,} parameters in place of "
-        f"{report.parameters_before:,}{kept}: {', '.join(ways)}.",
-        stacklevel=_levels_to_the_caller(),
-    )
-
-
-def _levels_to_the_caller() -> int:
-    """How many frames up the stack the user's own code is, for ``warnings``."""
-    frame: FrameType | None = sys._getframe(1)
-    levels = 1
+    frame: FrameType | None = sys._getframe()
+    levels = 1  # up the stack to the user's own code
     while frame is not None and frame.f_globals.get("__name__", "").startswith("torchdefine."):
         frame, levels = frame.f_back, levels + 1
-    return levels
+    warnings.warn(
+        f"The replacement of {', '.join(report.names)} is larger than the table, {report.parameters_after:,} "
+        f"parameters in place of {report.parameters_before:,}{kept}: {', '.join(ways)}.",
+        stacklevel=levels,
+    )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchdefine.data import read_text
 from torchdefine.errors import UserError
@@ -26,12 +25,22 @@ LONGEST_SENTENCE = 128
 """In tokens; longer ones are cut, and so are those that a model has no positions for."""
 
 
-@dataclass(frozen=True)
-class SentenceParts:
+class SentenceParts(NamedTuple):
+    """The sentences of a text in three parts."""
+
     fitting: list[str]
     """For counting tokens, and for distillation."""
     choosing: list[str]
     held_out: list[str]
+
+
+class Likeness(NamedTuple):
+    """Two sets of vectors of the same sentences, compared."""
+
+    mean_cosine: float
+    """Between the two vectors of a sentence, averaged over sentences."""
+    rank_correlation: float
+    """Spearman's, between the similarities of all pairs of sentences in one set and in the other."""
 
 
 def sentence_parts(
@@ -52,10 +61,8 @@ def sentence_parts(
             break
     sentences = list(found)[:limit]
     if len(sentences) < FEWEST_SENTENCES:
-        raise UserError(
-            f"{path} has {len(sentences)} different sentences of {SHORTEST_SENTENCE} words or more, but at least "
-            f"{FEWEST_SENTENCES} are needed: give a longer text."
-        )
+        found_words = f"{len(sentences)} different sentences of {SHORTEST_SENTENCE} words or more"
+        raise UserError(f"{path} has {found_words}, but {FEWEST_SENTENCES} are needed: give a longer text.")
     random.Random(0).shuffle(sentences)
     held = min(held_out, len(sentences) // 3)
     chosen_by = min(choosing, len(sentences) // 6)
@@ -72,65 +79,51 @@ def token_counts(tokenizer: Any, sentences: Sequence[str], vocabulary_size: int)
     return counts
 
 
-@dataclass(frozen=True)
-class Likeness:
-    """Two sets of vectors of the same sentences, compared."""
-
-    mean_cosine: float
-    """Between the two vectors of a sentence, averaged over sentences."""
-    rank_correlation: float
-    """Spearman's, between the similarities of all pairs of sentences in one set and in the other."""
-
-
 def sentence_batches(model: Any, tokenizer: Any, sentences: Sequence[str]) -> list[dict[str, Tensor]]:
     """Sentences as a model takes them, ``SENTENCES_AT_ONCE`` together, on its device."""
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise UserError(
-                "The tokenizer has neither a padding token nor one that ends a text, so sentences of different lengths "
-                "cannot be put together: set its pad_token, and save it again."
-            )
-        tokenizer.pad_token = tokenizer.eos_token
-    longest, batches = min(LONGEST_SENTENCE, _positions(model)), []
-    for start in range(0, len(sentences), SENTENCES_AT_ONCE):
-        batch = tokenizer(
-            list(sentences[start : start + SENTENCES_AT_ONCE]),
-            padding=True,
-            truncation=True,
-            max_length=longest,
-            return_tensors="pt",
+    if tokenizer.pad_token is None and tokenizer.eos_token is None:
+        raise UserError(
+            "The tokenizer has neither a padding token nor one that ends a text: set its pad_token, and save it again."
         )
-        _check_ids(batch["input_ids"], model.get_input_embeddings().num_embeddings)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    longest, rows = _longest(model), model.get_input_embeddings().num_embeddings
+    batches = []
+    for start in range(0, len(sentences), SENTENCES_AT_ONCE):
+        some = list(sentences[start : start + SENTENCES_AT_ONCE])
+        batch = tokenizer(some, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+        if (largest := int(batch["input_ids"].max())) >= rows:
+            raise UserError(
+                f"The tokenizer gave the token {largest}, but the model's table has {rows:,} rows, counted from 0: "
+                "use the model's own tokenizer, or resize the model to this one."
+            )
         batches.append({name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")})
     return batches
 
 
-def _positions(model: Any) -> int:
-    """How many tokens a model can read at most; ``LONGEST_SENTENCE`` where it does not say."""
+def _longest(model: Any) -> int:
+    """How many tokens of a sentence are read: ``LONGEST_SENTENCE``, or as many as the model has positions for."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         return LONGEST_SENTENCE
     tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
     padding = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
-    return positions - max((row + 1 for row in padding), default=0)  # RoBERTa's count from there
+    first = max((row + 1 for row in padding), default=0)  # RoBERTa's count from there
+    return min(LONGEST_SENTENCE, positions - first)
 
 
-def _check_ids(ids: Tensor, rows: int) -> None:
-    largest = int(ids.max())
-    if largest >= rows:
-        raise UserError(
-            f"The tokenizer gave the token {largest}, but the model's table has {rows:,} rows, counted from 0: use "
-            "the model's own tokenizer, or resize the model to this one."
-        )
+def compared_part(model: Any) -> nn.Module:
+    """What gives a sentence's vectors: the model without its head, or its encoder where it has a decoder too."""
+    part: nn.Module = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+    return part
 
 
 def encode_batch(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """The mean of a model's last hidden states over the tokens of each sentence, (B, m).
-
-    For an encoder–decoder, those of the encoder.
-    """
-    body = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
-    return pooled(body(**batch).last_hidden_state, batch["attention_mask"])
+    """The mean of the last hidden states over the tokens of each sentence that are not padding, (B, m)."""
+    hidden = compared_part(model)(**batch).last_hidden_state  # (B, T, m)
+    weights = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+    mean: Tensor = (hidden * weights).sum(1) / weights.sum(1).clamp_min(1)
+    return mean
 
 
 @torch.no_grad()
@@ -146,33 +139,19 @@ def sentence_vectors(model: Any, tokenizer: Any, sentences: Sequence[str], progr
         pieces.append(encode_batch(model, batch).float().cpu())
         if progress:
             progress(number + 1, len(batches))
-    vectors = torch.cat(pieces)
-    return vectors[torch.tensor(order).argsort()]
-
-
-def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
-    """The mean over tokens that are not padding: (B, T, m), (B, T) → (B, m)."""
-    weights = mask.unsqueeze(-1).to(hidden.dtype)
-    return (hidden * weights).sum(1) / weights.sum(1).clamp_min(1)
+    return torch.cat(pieces)[torch.tensor(order).argsort()]
 
 
 def likeness(one: Tensor, other: Tensor) -> Likeness:
     """Compare two sets of vectors of the same sentences, (sentences, width) each."""
     if one.shape != other.shape or one.ndim != 2:
         raise UserError(f"Vectors of the shapes {tuple(one.shape)} and {tuple(other.shape)} cannot be compared.")
-    cosine = F.cosine_similarity(one, other, dim=-1).mean()
-    pairs = torch.triu_indices(len(one), len(one), offset=1)
-    first, second = (_similarities(vectors)[pairs[0], pairs[1]] for vectors in (one, other))
-    return Likeness(float(cosine), _spearman(first, second))
-
-
-def _similarities(vectors: Tensor) -> Tensor:
-    unit = F.normalize(vectors.double(), dim=-1)
-    return unit @ unit.T
-
-
-def _spearman(one: Tensor, other: Tensor) -> float:
-    """Rank correlation; ties need no care, since real similarities are never equal."""
-    first, second = (torch.argsort(torch.argsort(values)).double() for values in (one, other))
-    first, second = first - first.mean(), second - second.mean()
-    return float((first * second).sum() / (first.norm() * second.norm()).clamp_min(1e-30))
+    upper = torch.triu_indices(len(one), len(one), offset=1)
+    ranks = []
+    for vectors in (one, other):
+        unit = F.normalize(vectors.double(), dim=-1)
+        similarities = (unit @ unit.T)[upper[0], upper[1]]
+        rank = similarities.argsort().argsort().double()  # ties need no care: real similarities are never equal
+        ranks.append(rank - rank.mean())
+    correlation = (ranks[0] * ranks[1]).sum() / (ranks[0].norm() * ranks[1].norm()).clamp_min(1e-30)
+    return Likeness(float(F.cosine_similarity(one, other, dim=-1).mean()), float(correlation))

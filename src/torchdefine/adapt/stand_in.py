@@ -1,15 +1,17 @@
-"""The modules that replace an ``nn.Embedding``, and its table where it was shared."""
+"""The modules that take the places of a table: an ``nn.Embedding``, others that share it, and tied output layers."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.embedding import LooksUp, TokenEmbedding, finished_table
-from torchdefine.embedding.map import ProjectiveMap, StandardMap
+from torchdefine.embedding import LooksUp, ProjectiveMap, StandardMap, TokenEmbedding, finished_table
+from torchdefine.embedding.table import TOKENS_AT_ONCE
 from torchdefine.errors import UserError
+from torchdefine.output.layer import resized_bias
 from torchdefine.tables import CompactTable, DenseRows
 from torchdefine.tables.banded import BandedRows
 
@@ -71,8 +73,7 @@ class StandIn(Face, LooksUp):
 
     def vectors(self, ids: Tensor) -> Tensor:
         """(…) → (…, m), unscaled."""
-        source = self.table if self.looked_up is None else self.looked_up
-        found: Tensor = source(ids)
+        found: Tensor = (self.table if self.looked_up is None else self.looked_up)(ids)
         return found.to(self.weight.dtype)
 
     def all_vectors(self) -> Tensor:
@@ -90,23 +91,38 @@ class StandIn(Face, LooksUp):
         self.look_up(self.all_vectors())
         return self
 
+    @torch.no_grad()
     def resize(self, num_embeddings: int, *, from_mean: bool = False) -> None:
         """Change the vocabulary in place: old rows stay, new ones are drawn like the others or start at their mean."""
         self.look_up(None)
+        old = self.num_embeddings
         if isinstance(self.table, CompactTable):
-            self.table = _grown(self.table, num_embeddings, from_mean)
+            if num_embeddings < old:
+                raise UserError(f"A compact table cannot lose rows: keep {old}, or resize the model before the fit.")
+            if num_embeddings > old:
+                self.table = _grown(self.table, num_embeddings - old, from_mean)
             return
         assert isinstance(self.table, TokenEmbedding)
-        old = self.num_embeddings
         self.table.resize(num_embeddings)
         if from_mean and num_embeddings > old and isinstance(self.table.map, StandardMap | ProjectiveMap):
             weight = self.table.map.table.weight
-            with torch.no_grad():
-                weight[old:] = weight[:old].mean(0)
+            weight[old:] = weight[:old].mean(0)
 
     def extra_repr(self) -> str:
         scale = "" if self.scale == 1.0 else f", scale={self.scale:g}"
         return f"{self.num_embeddings:,}, {self.embedding_dim}{scale}" + ("" if self.looked_up is None else ", cached")
+
+
+def _grown(table: CompactTable, added: int, from_mean: bool) -> CompactTable:
+    """The same table with rows added, uncompressed, after its own."""
+    start = torch.zeros(table.embedding_dim, device=table.mean.device)
+    if from_mean:
+        start = finished_table(table, dtype=torch.float32).mean(0) - table.mean
+    rows = DenseRows.of(start.expand(added, -1)).to(table.mean.device)
+    rows.requires_grad_(any(parameter.requires_grad for parameter in table.rows.parameters()))
+    grown = CompactTable(BandedRows([table.rows, rows], ranked=False), table.mean, table.padding_idx)
+    grown.mean = table.mean  # keeps its dtype and requires_grad
+    return grown.train(table.training)
 
 
 class Borrower(nn.Module):
@@ -133,6 +149,83 @@ class SharedStandIn(Face, Borrower):
         return self.stand_in.weight
 
 
+class TiedHead(Borrower):
+    """Hidden vectors → logits, (…, in_features) → (…, V), like the ``nn.Linear`` that it replaces.
+
+    It owns its bias but no table; ``stand_in`` trains and saves that.
+    """
+
+    def __init__(self, stand_in: StandIn, bias: nn.Parameter | None) -> None:
+        super().__init__(stand_in)
+        self.bias = bias
+
+    @property
+    def in_features(self) -> int:
+        return self.stand_in.embedding_dim
+
+    @property
+    def out_features(self) -> int:
+        return self.stand_in.num_embeddings
+
+    def follow_resize(self) -> None:
+        """Give the bias the table's new size; new tokens start at zero."""
+        if self.bias is not None and len(self.bias) != self.out_features:  # else a model may share it
+            self.bias = resized_bias(self.bias, self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features} → {self.out_features:,}, bias={self.bias is not None}"
+
+
+class MapHead(TiedHead):
+    """Tied to the map's table, V × n, through a projection of its own from the hidden width to n.
+
+    This is the paper's tie: the output layer is as small as the map, and shares its numbers.
+    """
+
+    def __init__(self, stand_in: StandIn, bias: nn.Parameter | None, *, fresh: bool = False) -> None:
+        super().__init__(stand_in, bias)
+        like, map_dim = stand_in.weight, self._map().map_dim
+        self.projection = nn.Linear(self.in_features, map_dim, bias=False, dtype=like.dtype, device=like.device)
+        if fresh:  # the projected vectors then are as large as the hidden ones
+            nn.init.normal_(self.projection.weight, std=self.in_features**-0.5)
+
+    def _map(self) -> StandardMap | ProjectiveMap:
+        table = self.stand_in.table
+        own = table.map if isinstance(table, TokenEmbedding) else table
+        if not isinstance(own, StandardMap | ProjectiveMap):
+            raise UserError(f"The output layer cannot be tied to the map of a {type(own).__name__}: use heads='untie'.")
+        return own
+
+    @property
+    def weight(self) -> Tensor:
+        """The output matrix behind the projection, (V, n)."""
+        return self._map().table.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(self.projection(hidden), self.weight, self.bias)
+
+
+class VectorsHead(TiedHead):
+    """Tied to the vectors themselves, as the old head was to the old table: for tables fitted to an old one.
+
+    The vectors are computed again, part of the vocabulary at a time, unless the stand-in is cached.
+    """
+
+    @property
+    def weight(self) -> Tensor:
+        """The output matrix, (V, m), computed each time."""
+        return self.stand_in.rows(0, self.out_features)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        total = self.out_features
+        logits = [
+            hidden @ self.stand_in.rows(start, min(start + TOKENS_AT_ONCE, total)).T.to(hidden.dtype)
+            for start in range(0, total, TOKENS_AT_ONCE)
+        ]
+        whole = logits[0] if len(logits) == 1 else torch.cat(logits, dim=-1)  # (…, V)
+        return whole if self.bias is None else whole + self.bias
+
+
 def cache_tables(model: nn.Module) -> list[str]:
     """Compute all vectors of every replaced table once and look them up from then on; returns the tables' names.
 
@@ -146,24 +239,3 @@ def cache_tables(model: nn.Module) -> list[str]:
         stand_in.eval()
         stand_in.cache()
     return list(stand_ins)
-
-
-@torch.no_grad()
-def _grown(table: CompactTable, num_embeddings: int, from_mean: bool) -> CompactTable:
-    """The same table with rows added, uncompressed, after its own."""
-    added = num_embeddings - table.num_embeddings
-    if added < 0:
-        raise UserError(
-            f"A compact table cannot lose rows: keep at least {table.num_embeddings}, or resize the model before its "
-            "table is fitted."
-        )
-    if not added:
-        return table
-    start = torch.zeros(table.embedding_dim, device=table.mean.device)
-    if from_mean:
-        start = finished_table(table, dtype=torch.float32).mean(0) - table.mean
-    rows = DenseRows.of(start.expand(added, -1)).to(table.mean.device)
-    rows.requires_grad_(any(parameter.requires_grad for parameter in table.rows.parameters()))
-    grown = CompactTable(BandedRows([table.rows, rows], ranked=False), table.mean, table.padding_idx)
-    grown.mean = table.mean  # keeps its dtype and requires_grad
-    return grown.train(table.training)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -70,64 +71,20 @@ class Table:
         facts += [f"tied to {head.name}" for head in self.heads]
         return f"{self.name} ({', '.join(facts)}{f'; {self.problem}' if self.problem else ''})"
 
-
-def survey(model: nn.Module, ties: Mapping[str, str] | None = None) -> list[Table]:
-    """All tables of a model, and those that look like one but cannot be replaced.
-
-    Modules that hold the same parameter are one table. ``ties`` names parameters that will be the same though they are
-    not yet: {name: name of the one it will be}, as a model that is being loaded knows them.
-    """
-    same = _declared_ties(model, ties or {})
-    groups: dict[int, list[Place]] = {}
-    for place in _table_like(model):
-        weight = place.module._parameters.get("weight")
-        groups.setdefault(id(place.module) if weight is None else same.get(id(weight), id(weight)), []).append(place)
-    return [_table(model, places, same) for places in groups.values()]
-
-
-def choose(tables: Sequence[Table], targets: Targets, fallback: Iterable[nn.Module] = ()) -> list[Table]:
-    """The tables that ``targets`` name, each once; refuses a target without a match, and lists the tables found.
-
-    Without targets, ``fallback`` says which modules are meant; without that, a model with one table means that one.
-    """
-    if targets is None:
-        meant = {id(module) for module in fallback}
-        chosen = [table for table in tables if any(id(place.module) in meant for place in table.places)]
-        if not chosen and len(tables) == 1:
-            chosen = list(tables)
-        if not tables:
-            raise UserError("The model has no table to replace: no nn.Embedding was found in it.")
-        if not chosen:
-            raise UserError(f"The model has several tables, and none is named: {_NAME_IT}; {_listed(tables)}.")
-    else:
-        if not isinstance(targets, str | re.Pattern | type | Iterable):
-            raise TypeError(f"Targets are names, patterns or types, not {targets!r}: {_NAME_IT}; {_listed(tables)}.")
-        wanted = [targets] if isinstance(targets, str | re.Pattern | type) else list(targets)
-        if not wanted:
-            raise UserError(f"The targets are an empty list: {_NAME_IT}; {_listed(tables)}.")
-        found = [table for target in wanted for table in _matching(tables, target)]
-        chosen = list({id(table): table for table in found}.values())
-    for table in chosen:
-        if table.problem:
-            raise UserError(f"The table {table.name} {table.problem}{_way_on(table, tables)}")
-    return chosen
-
-
-def _listed(tables: Sequence[Table]) -> str:
-    """What was found, as a part of a sentence."""
-    found = "; ".join(table.described() for table in tables)
-    return f"the model has {found}" if tables else "the model has no nn.Embedding"
-
-
-def _way_on(table: Table, tables: Sequence[Table]) -> str:
-    """The rest of a sentence that said why a table cannot be replaced."""
-    module = table.places[0].module
-    if isinstance(module, StandIn | SharedStandIn):
-        return ": go on with it as it is, or call restore(model, report) before you replace it again."
-    if isinstance(module, _ALREADY_OURS):
-        return ", so there is nothing to replace."
-    others = f": name others with targets=…; {_listed(tables)}" if len(tables) > 1 else ""
-    return f", so it cannot be replaced{others}."
+    def scales(self, known: Mapping[str, float] | None = None) -> list[float]:
+        """What each place multiplies its vectors by: as known by its name, or found by trying."""
+        known, scales = known or {}, []
+        for place in self.places:
+            assert isinstance(place.module, nn.Embedding)
+            scale = known[place.name] if place.name in known else lookup_scale(place.module)
+            if scale is None:
+                why = "so it cannot be replaced"
+                if place.module.weight.is_meta:
+                    why = "and the meta device does not tell what: replace it where the model has its weights"
+                kind = type(place.module).__name__
+                raise UserError(f"The table {place.name} does more than look rows up ({kind}), {why}.")
+            scales.append(scale)
+        return scales
 
 
 def lookup_scale(module: nn.Embedding) -> float | None:
@@ -136,43 +93,42 @@ def lookup_scale(module: nn.Embedding) -> float | None:
         return 1.0
     if module.weight.is_meta:
         return None
-    rows = len(module.weight)
-    ids = torch.arange(min(_PROBED_IDS, rows), device=module.weight.device) * (rows // min(_PROBED_IDS, rows))
+    rows, device, mode = len(module.weight), module.weight.device, module.training
+    ids = torch.arange(min(_PROBED_IDS, rows), device=device) * (rows // min(_PROBED_IDS, rows))
     stored = module.weight.detach()[ids].double()
     stated = getattr(module, "embed_scale", None)  # exact where the module says it itself
     if not stored.any():
         return None if stated is None else float(stated)
-    given = [_probed(module, ids, training).double() for training in (False, True)]  # it may drop some in training
-    if any(vectors.shape != stored.shape for vectors in given):
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        given = [module.train(training)(ids) for training in (False, True)]  # it may drop some in training
+    module.train(mode)
+    if not all(isinstance(vectors, Tensor) and vectors.shape == stored.shape for vectors in given):
         return None
-    scale = float((given[0] * stored).sum() / (stored**2).sum())
-    if not all(torch.allclose(vectors, stored * scale, rtol=1e-2, atol=1e-6) for vectors in given):
+    scale = float((given[0].double() * stored).sum() / (stored**2).sum())
+    if not all(torch.allclose(vectors.double(), stored * scale, rtol=1e-2, atol=1e-6) for vectors in given):
         return None
-    if stated is not None and abs(float(stated) - scale) < 1e-2 * abs(scale):
-        return float(stated)
-    return scale
+    return float(stated) if stated is not None and abs(float(stated) - scale) < 1e-2 * abs(scale) else scale
 
 
-@torch.no_grad()
-def _probed(module: nn.Embedding, ids: Tensor, training: bool) -> Tensor:
-    """A table's output in one of its modes; neither the table nor later random numbers change."""
-    before, device = module.training, module.weight.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        given = module.train(training)(ids)
-    module.train(before)
-    return given if isinstance(given, Tensor) else ids
+def survey(model: nn.Module, ties: Mapping[str, str] | None = None) -> list[Table]:
+    """All tables of a model, and those that look like one but cannot be replaced.
 
-
-def _declared_ties(model: nn.Module, ties: Mapping[str, str]) -> dict[int, int]:
-    """id of a parameter → id of the parameter that takes its place."""
+    Modules that hold the same parameter are one table. ``ties`` names parameters that will be the same though they are
+    not yet: {name: name of the one it will be}, as a model that is being loaded knows them.
+    """
+    ties = ties or {}
     named = dict(model.named_parameters(remove_duplicate=False))
-    same = {}
+    same: dict[int, int] = {}  # id of a parameter → id of the parameter that takes its place
     for target, source in ties.items():
         while source in ties:
             source = ties[source]
         if target in named and source in named:
             same[id(named[target])] = id(named[source])
-    return same
+    groups: dict[int, list[Place]] = {}
+    for place in _table_like(model):
+        weight = place.module._parameters.get("weight")
+        groups.setdefault(id(place.module) if weight is None else same.get(id(weight), id(weight)), []).append(place)
+    return [_table(model, places, same) for places in groups.values()]
 
 
 def _table_like(model: nn.Module) -> Iterator[Place]:
@@ -183,31 +139,33 @@ def _table_like(model: nn.Module) -> Iterator[Place]:
             continue
         if isinstance(module, _ALREADY_OURS):
             ours.append(name)
-        if isinstance(module, _ALREADY_OURS) or (name and _looks_like_a_table(module)):
             yield Place.at(model, name)
-
-
-def _looks_like_a_table(module: nn.Module) -> bool:
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        return True
-    weight = getattr(module, "weight", None) if "Embedding" in type(module).__name__ else None
-    return isinstance(weight, Tensor) and weight.ndim == 2 and not list(module.children())
+        elif name:
+            weight = getattr(module, "weight", None) if "Embedding" in type(module).__name__ else None
+            matrix = isinstance(weight, Tensor) and weight.ndim == 2 and not list(module.children())
+            if matrix or isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                yield Place.at(model, name)
 
 
 def _table(model: nn.Module, places: list[Place], same: Mapping[int, int]) -> Table:
+    """One table, with the output layers that share its parameter; anything else in its memory is a problem."""
     problems = [_problem(place.module) for place in places]
-    weight = places[0].module._parameters.get("weight")
     heads: list[Place] = []
-    if weight is not None:
-        for name, key, exactly in _other_users(model, weight, same):
-            shared = model.get_submodule(name)
-            if type(shared) is not nn.Linear or key != "weight" or not exactly:
+    weight = places[0].module._parameters.get("weight")
+    for name, module in [] if weight is None else model.named_modules(remove_duplicate=False):
+        for key, parameter in module._parameters.items():
+            if parameter is None or weight is None:
+                continue
+            shared = same.get(id(parameter), id(parameter)) == same.get(id(weight), id(weight))
+            if shared and isinstance(module, nn.Embedding) and key == "weight":
+                continue
+            if shared and type(module) is nn.Linear and key == "weight":
+                heads.append(Place.at(model, name))
+                put_on = _put_on(module)
+                problems.append(put_on and f"is shared by {name}, which {put_on}")
+            elif shared or _overlap(parameter, weight):
                 user = f"{name or 'the model'}.{key}"
                 problems.append(f"shares its memory with {user} in a way that is not understood")
-            elif put_on := _put_on(shared):
-                problems.append(f"is shared by {name}, which {put_on}")
-            else:
-                heads.append(Place.at(model, name))
     return Table(tuple(places), tuple(heads), next(filter(None, problems), None))
 
 
@@ -246,23 +204,7 @@ def _put_on(module: nn.Module) -> str | None:
     on_weight = (getattr(weight, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
     if any(on_module) or any(on_weight):
         return "has hooks, which would be lost"
-    if "forward" in vars(module):
-        return "has a forward that was put on it, which would be lost"
-    return None
-
-
-def _other_users(model: nn.Module, weight: nn.Parameter, same: Mapping[int, int]) -> Iterator[tuple[str, str, bool]]:
-    """What else uses a table's memory: a module and the name in it, and whether it is exactly the table's parameter."""
-    wanted = same.get(id(weight), id(weight))
-    for name, module in model.named_modules(remove_duplicate=False):
-        for key, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            is_shared = same.get(id(parameter), id(parameter)) == wanted
-            if is_shared and isinstance(module, nn.Embedding) and key == "weight":
-                continue
-            if is_shared or _overlap(parameter, weight):
-                yield name, key, is_shared
+    return "has a forward that was put on it, which would be lost" if "forward" in vars(module) else None
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
@@ -273,37 +215,62 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     return pointer != 0 and pointer == other.untyped_storage().data_ptr()
 
 
-def _matching(tables: Sequence[Table], target: Target) -> list[Table]:
-    if isinstance(target, str) and not set("*?[") & set(target):
-        return [_named(tables, target)]
+def choose(model: nn.Module, targets: Targets = None) -> list[Table]:
+    """The tables of a model that ``targets`` name, each once; refuses a target without a match, and lists the tables.
 
-    def is_meant(place: Place) -> bool:
-        if isinstance(target, str):
-            return fnmatchcase(place.name, target)
-        if isinstance(target, re.Pattern):
-            return target.fullmatch(place.name) is not None
-        return isinstance(place.module, target)
+    Without targets, those that the model names as its input embeddings are meant, or else its only one.
+    """
+    tables = survey(model)
+    listed = "the model has " + ("; ".join(table.described() for table in tables) or "no nn.Embedding")
+    if targets is None:
+        if not tables:
+            raise UserError("The model has no table to replace: no nn.Embedding was found in it.")
+        meant = {id(module) for module in _input_embeddings(model)}
+        chosen = [table for table in tables if any(id(place.module) in meant for place in table.places)] or tables
+        if chosen is tables and len(tables) > 1:
+            raise UserError(f"The model has several tables, and none is named: {_NAME_IT}; {listed}.")
+    else:
+        if not isinstance(targets, str | re.Pattern | type | Iterable):
+            raise TypeError(f"Targets are names, patterns or types, not {targets!r}: {_NAME_IT}; {listed}.")
+        wanted = [targets] if isinstance(targets, str | re.Pattern | type) else list(targets)
+        if not wanted:
+            raise UserError(f"The targets are an empty list: {_NAME_IT}; {listed}.")
+        matched = {id(table): table for target in wanted for table in _matching(tables, target, listed)}
+        chosen = list(matched.values())
+    for table in chosen:
+        if table.problem:
+            way_on = ", so it cannot be replaced" + (f": name others with targets=…; {listed}" if tables[1:] else "")
+            if isinstance(table.places[0].module, StandIn | SharedStandIn):
+                way_on = ": go on with it as it is, or call restore(model, report) before you replace it again"
+            elif isinstance(table.places[0].module, _ALREADY_OURS):
+                way_on = ", so there is nothing to replace"
+            raise UserError(f"The table {table.name} {table.problem}{way_on}.")
+    return chosen
 
-    matched = [table for table in tables if any(map(is_meant, table.places))]
+
+def _input_embeddings(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules that a model, or a model inside it, names as its input embeddings."""
+    for module in model.modules():
+        with suppress(NotImplementedError, AttributeError):  # a part that has none of its own
+            yield module.get_input_embeddings()  # type: ignore[operator]
+
+
+def _matching(tables: Sequence[Table], target: Target, listed: str) -> list[Table]:
+    """The tables of a type or a pattern, or the one of that name, or of the only name that ends with it."""
+    places = [(place, table) for table in tables for place in table.places]
+    if isinstance(target, re.Pattern):
+        meant, matched = target.pattern, [table for place, table in places if target.fullmatch(place.name)]
+    elif isinstance(target, type):
+        meant, matched = target.__name__, [table for place, table in places if isinstance(place.module, target)]
+    elif set("*?[") & set(target):
+        meant, matched = target, [table for place, table in places if fnmatchcase(place.name, target)]
+    else:
+        meant, matched = target, [table for place, table in places if place.name == target]
+        matched = matched or [table for place, table in places if place.name.endswith(f".{target}")]
+        if len(set(map(id, matched))) > 1:
+            raise UserError(f"The target {target!r} is the end of several names: write one of them in full; {listed}.")
+        if not matched and (close := closest(target, [place.name for place, _ in places])):
+            listed = f"did you mean {close!r}; {listed}"
     if not matched:
-        meant = target.pattern if isinstance(target, re.Pattern) else getattr(target, "__name__", target)
-        raise UserError(f"The target {meant!r} matches no table: {_listed(tables)}.")
+        raise UserError(f"The target {meant!r} matches no table: {listed}.")
     return matched
-
-
-def _named(tables: Sequence[Table], name: str) -> Table:
-    """The table of that name, or of the only name that ends with it."""
-    for exact in (True, False):
-        matched = [
-            t for t in tables if any(p.name == name or (not exact and p.name.endswith(f".{name}")) for p in t.places)
-        ]
-        if len(matched) > 1:
-            raise UserError(
-                f"The target {name!r} is the end of several names: write one of them in full; {_listed(tables)}."
-            )
-        if matched:
-            return matched[0]
-    known = [place.name for table in tables for place in table.places]
-    close = closest(name, known)
-    hint = f"did you mean {close!r}; " if close else ""
-    raise UserError(f"The target {name!r} matches no table: {hint}{_listed(tables)}.")

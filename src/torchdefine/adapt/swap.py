@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from torchdefine.adapt.heads import MapHead, VectorsHead
-from torchdefine.adapt.stand_in import HeadKind, SharedStandIn, StandIn
-from torchdefine.adapt.survey import Place, Table, lookup_scale
+from torchdefine.adapt.stand_in import HeadKind, MapHead, SharedStandIn, StandIn, VectorsHead
+from torchdefine.adapt.survey import Place, Table
 from torchdefine.embedding import DeFINE, DefineUnit, UnitConfig
 from torchdefine.embedding.define import unit_config
 from torchdefine.embedding.plan import LARGEST_DEFAULT_GROUPS
@@ -27,25 +26,34 @@ _MULTIPLE = 2 * LARGEST_DEFAULT_GROUPS  # half of it, as in residual layers, sti
 
 @dataclass(frozen=True)
 class Swap:
-    """One module that takes the place of another."""
+    """A table, and the new modules for its places and its output layers."""
 
-    place: Place
-    new: nn.Module
+    old: Table
+    new: tuple[nn.Module, ...]
+
+    def __iter__(self) -> Iterator[tuple[Place, nn.Module]]:
+        return zip((*self.old.places, *self.old.heads), self.new, strict=True)
+
+    def put_in(self) -> None:
+        for place, new in self:
+            setattr(place.parent, place.attribute, new)
+
+    def take_out(self) -> None:
+        for place, _ in self:
+            setattr(place.parent, place.attribute, place.module)
 
 
 def fresh_define(
     old: Table, map_dim: int | None, expand_dim: int | None, depth: int | None, unit: UnitConfig | str
 ) -> DeFINE:
     """A new DeFINE of a table's sizes, with the usual widths where none are given."""
-    weight, padding_idx = old.module.weight, old.module.padding_idx
+    weight = old.module.weight
     rows, width = weight.shape
     unit = unit_config(unit, {"depth": depth})
-    if map_dim is None:
-        map_dim = map_dim_for(width)
-    if expand_dim is None:
-        expand_dim = expand_dim_for(map_dim, width, unit)
+    map_dim = map_dim_for(width) if map_dim is None else map_dim
+    expand_dim = expand_dim_for(map_dim, width, unit) if expand_dim is None else expand_dim
     with weight.device:
-        made = DeFINE(rows, width, map_dim, expand_dim, padding_idx=padding_idx, unit=unit)
+        made = DeFINE(rows, width, map_dim, expand_dim, padding_idx=old.module.padding_idx, unit=unit)
     return made.to(weight.dtype)
 
 
@@ -69,44 +77,29 @@ def expand_dim_for(map_dim: int, embedding_dim: int, config: UnitConfig) -> int:
     return max(wanted, smallest)
 
 
-def scales_of(old: Table, known: Mapping[str, float] | None = None) -> list[float]:
-    """What each place multiplies its vectors by."""
-    scales = []
-    for place in old.places:
-        assert isinstance(place.module, nn.Embedding)
-        scale = known[place.name] if known and place.name in known else lookup_scale(place.module)
-        if scale is None:
-            kind = type(place.module).__name__
-            if place.module.weight.is_meta:
-                raise UserError(
-                    f"The table {place.name} does more than nn.Embedding ({kind}), and the meta device does not tell "
-                    "what: replace it where the model has its weights."
-                )
-            raise UserError(f"The table {place.name} does more than look rows up ({kind}), so it cannot be replaced.")
-        scales.append(scale)
-    return scales
+def swap_of(
+    old: Table, made: nn.Module, kind: HeadKind, *, fresh: bool, scales: Mapping[str, float] | None = None
+) -> Swap:
+    """The swap of a table for ``made``; a ``fresh`` one starts with numbers as large as the old.
 
-
-def swaps_of(old: Table, made: nn.Module, kind: HeadKind, scales: Sequence[float], *, fresh: bool) -> list[Swap]:
-    """All new modules for one table, ready to be put in. ``fresh`` ones start with numbers as large as the old."""
-    weight = old.module.weight
+    ``scales`` says what places multiply their vectors by; of others it is found by trying.
+    """
+    weight, factors = old.module.weight, old.scales(scales)
     fresh = fresh and not weight.is_meta
     if isinstance(made, CompactTable):
         made.mean.data = made.mean.data.to(weight.dtype)  # this sets the dtype of its vectors
     if fresh and isinstance(made, DeFINE):
         if not bool(torch.isfinite(weight).all()):
             raise UserError(f"The table {old.name} has values that are not finite: repair it before replacing it.")
-        _start_as_large(made, float(root_mean_square(weight)), tied=kind == "map" and bool(old.heads))
-    stand_in = StandIn(made, weight, scales[0], kind).train(old.module.training)
-    swaps = [Swap(old.places[0], stand_in)]
-    swaps += [
-        Swap(place, SharedStandIn(stand_in, scale).train(place.module.training))
-        for place, scale in zip(old.places[1:], scales[1:], strict=True)
-    ]
-    for place in old.heads:
-        assert isinstance(place.module, nn.Linear)
-        swaps.append(Swap(place, _head(place.module, stand_in, kind, fresh).train(place.module.training)))
-    return swaps
+        size = float(weight.detach().float().square().mean().sqrt())
+        _start_as_large(made, size, tied=kind == "map" and bool(old.heads))
+    stand_in = StandIn(made, weight, factors[0], kind)
+    new: list[nn.Module] = [stand_in, *(SharedStandIn(stand_in, factor) for factor in factors[1:])]
+    new += [_head(place.module, stand_in, kind, fresh) for place in old.heads]
+    swap = Swap(old, tuple(new))
+    for place, module in swap:
+        module.train(place.module.training)
+    return swap
 
 
 def _start_as_large(made: DeFINE, size: float, *, tied: bool) -> None:
@@ -124,7 +117,8 @@ def _start_as_large(made: DeFINE, size: float, *, tied: bool) -> None:
         made.unit.rescale_input(1 / std)
 
 
-def _head(old: nn.Linear, stand_in: StandIn, kind: HeadKind, fresh: bool) -> nn.Module:
+def _head(old: nn.Module, stand_in: StandIn, kind: HeadKind, fresh: bool) -> nn.Module:
+    assert isinstance(old, nn.Linear)
     bias = old.bias  # the same parameter, since the model may share it too
     if kind == "map":
         return MapHead(stand_in, bias, fresh=fresh)
@@ -134,12 +128,3 @@ def _head(old: nn.Linear, stand_in: StandIn, kind: HeadKind, fresh: bool) -> nn.
     own.weight = nn.Parameter(old.weight.detach().clone(), requires_grad=old.weight.requires_grad)
     own.bias = bias
     return own
-
-
-def root_mean_square(weight: Tensor) -> Tensor:
-    return weight.detach().float().square().mean().sqrt()
-
-
-def put_in(swaps: Iterable[Swap]) -> None:
-    for swap in swaps:
-        setattr(swap.place.parent, swap.place.attribute, swap.new)

@@ -173,11 +173,11 @@ def _exported(folder: Path, facts: dict[str, Any], *, checked: bool = False) -> 
 
 
 def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.adapt.model_folder import import_transformers
+    from torchdefine.adapt.huggingface import transformers
     from torchdefine.adapt.shrink import ShrinkOptions, shrink_model
     from torchdefine.training.distributed import Processes
 
-    their_log = import_transformers().logging  # its bars and notes would mix with ours
+    their_log = transformers.logging  # its bars and notes would mix with ours
     their_log.set_verbosity_error()
     their_log.disable_progress_bar()
     settings = ShrinkOptions(
