@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torchdefine.cli.shared import CHECKPOINTS, Command, add_shared, bar, open_run, print_json, show
+from torchdefine.cli.shared import CHECKPOINTS, Command, add_shared, bar, open_run, show
 from torchdefine.errors import UserError
-
-if TYPE_CHECKING:
-    from torchdefine.tables import Compressed
 
 EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Transformer-XL, the step from token to
   token; a translator its encoder and the step of its decoder. The folder holds them with weights, vocabulary,
@@ -103,23 +99,19 @@ def _compress(options: argparse.Namespace, _: dict[str, Any]) -> None:
     run = open_run(options)
     with bar(f"packing by {options.method}") as progress:
         made = run.compress(options.method, budget, progress=progress, **settings)
-    facts = {"run": options.folder, "files": {str(file): one.to_dict() for file, one in made.items()}}
-    show(options, facts, _compressed(made, options))
-
-
-def _compressed(made: Mapping[Path, Compressed], options: argparse.Namespace) -> Iterator[str]:
-    """How small each table became, and what that lost."""
+    lines = []
     for file, one in made.items():
-        yield (
-            f"{file}: {one.bytes:,} bytes as {one.label}, {one.vectors_bytes / one.bytes:.1f} times smaller than the "
-            f"vectors ({one.vectors_bytes:,}) and {one.map_bytes / one.bytes:.1f} times than the map they "
-            f"come from ({one.map_bytes:,})"
+        of_vectors, of_map = one.vectors_bytes / one.bytes, one.map_bytes / one.bytes
+        lines.append(
+            f"{file}: {one.bytes:,} bytes as {one.label}, {of_vectors:.1f} times smaller than the vectors "
+            f"({one.vectors_bytes:,}) and {of_map:.1f} times than the map they come from ({one.map_bytes:,})"
         )
         weighted = one.lost_by_frequency
         by_use = "" if weighted is None else f", {weighted:.2%} if tokens count as often as they occur"
-        yield f"{one.lost:.2%} of the vectors' variance is lost{by_use}."
+        lines.append(f"{one.lost:.2%} of the vectors' variance is lost{by_use}.")
     weights = "" if options.checkpoint == "best" else f" --checkpoint {options.checkpoint}"
-    yield f"Measure what that costs: torchdefine eval {shlex.quote(options.folder)} --compressed{weights}"
+    lines.append(f"Measure what that costs: torchdefine eval {shlex.quote(options.folder)} --compressed{weights}")
+    show(options, {"run": options.folder, "files": {str(file): one.to_dict() for file, one in made.items()}}, lines)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -142,34 +134,29 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    lines = []
     if options.check is not None:
         if any(getattr(options, name) for name in OF_AN_EXPORT):
             raise UserError("--check takes the folder of an export and nothing else: leave all other options out.")
         from torchdefine.export import check_export
 
-        facts = check_export(options.check).facts
-        show(options, {"folder": options.check, **facts}, _exported(Path(options.check), facts, checked=True))
-        return
-    if not (options.folder and options.out and options.format):
+        folder, facts = Path(options.check), check_export(options.check).facts
+        lines.append(f"{folder} is whole, and its programs run.")
+    elif options.folder and options.out and options.format:
+        from torchdefine.files import check_new_folder
+
+        check_new_folder(options.out)
+        options.device, options.checkpoint = "cpu", options.checkpoint or "best"
+        folder, run = Path(options.out), open_run(options)
+        with bar("exporting") as progress:
+            facts = run.export(folder, options.format, license=options.license, progress=progress)
+    else:
         raise UserError("An export needs a run and two options: torchdefine export RUN --format FORMAT --out FOLDER.")
-    from torchdefine.files import check_new_folder
-
-    check_new_folder(options.out)
-    options.device, options.checkpoint = "cpu", options.checkpoint or "best"
-    run = open_run(options)
-    with bar("exporting") as progress:
-        facts = run.export(options.out, options.format, license=options.license, progress=progress)
-    show(options, {"folder": options.out, **facts}, _exported(Path(options.out), facts))
-
-
-def _exported(folder: Path, facts: dict[str, Any], *, checked: bool = False) -> Iterator[str]:
-    if checked:
-        yield f"{folder} is whole, and its programs run."
     for program in facts["programs"].values():
         size = sum(file["bytes"] for name, file in facts["files"].items() if name.startswith(program["file"]))
         difference = f"largest difference to the model {program['largest_difference']:.1e}"
-        yield f"{folder / program['file']}: {size:,} bytes, {difference}"
-    yield f"The card is {folder / 'README.md'}."
+        lines.append(f"{folder / program['file']}: {size:,} bytes, {difference}")
+    show(options, {"folder": str(folder), **facts}, [*lines, f"The card is {folder / 'README.md'}."])
 
 
 def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
@@ -180,37 +167,29 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     their_log = transformers.logging  # its bars and notes would mix with ours
     their_log.set_verbosity_error()
     their_log.disable_progress_bar()
-    settings = ShrinkOptions(
-        choosing=options.choosing,
-        held_out=options.held_out,
-        distill_steps=options.distill,
-        quick=options.quick,
-        device=str(Processes().device(options.device)),
-    )
+    sizes = {"choosing": options.choosing, "held_out": options.held_out, "distill_steps": options.distill}
+    settings = ShrinkOptions(**sizes, quick=options.quick, device=str(Processes().device(options.device)))
     shrunk = shrink_model(options.folder, options.text, options.out, options.budget, options=settings, stage=_stage)
-    if options.json:
-        print_json(shrunk.to_dict())
-        return
-    for fitted in shrunk.fitted.values():
-        fitted.print()
-    print(shrunk.replacement)
-    print(
-        f"On {shrunk.held_out:,} held-out sentences, mean cosine {shrunk.likeness.mean_cosine:.4f} and rank "
-        f"correlation {shrunk.likeness.rank_correlation:.4f} to the old model."
-    )
+    if not options.json:
+        for fitted in shrunk.fitted.values():
+            fitted.print()
+    likeness, (before, after) = shrunk.likeness, (size / 1e6 for size in shrunk.file_bytes)
+    lines = [
+        str(shrunk.replacement),
+        f"On {shrunk.held_out:,} held-out sentences, mean cosine {likeness.mean_cosine:.4f} and rank "
+        f"correlation {likeness.rank_correlation:.4f} to the old model.",
+    ]
     if any(table.heads for table in shrunk.replacement.tables):
-        print(
+        lines.append(
             "The output layer uses the new table too, but only hidden states were compared: measure the model's "
             "perplexity before you use it."
         )
-    before, after = (size / 1e6 for size in shrunk.file_bytes)
-    print(f"Weights {before:,.1f} → {after:,.1f} MB on disk, in {shrunk.seconds:,.0f} s.")
-    print(f"The model is in {shrunk.folder}.")
+    lines.append(f"Weights {before:,.1f} → {after:,.1f} MB on disk, in {shrunk.seconds:,.0f} s.")
+    show(options, shrunk.to_dict(), [*lines, f"The model is in {shrunk.folder}."])
 
 
 def _stage(what: str) -> Any:
     """A bar on a terminal, a line everywhere else."""
-
     if not sys.stderr.isatty():
         print(what, file=sys.stderr)
     return bar(what)
