@@ -33,24 +33,9 @@ def untouched(module: nn.Module) -> bool:
 
 def prepare(model: object, on: bool = True) -> None:
     """Prepare a model's parts for fast operations as it is now, or end that; hooks added later are not called."""
-    if isinstance(model, nn.Module):
-        for part in model.modules():
-            if isinstance(part, Prepared):
-                part.prepare(on)
-
-
-@contextmanager
-def prepared(*models: object) -> Iterator[None]:
-    """Models prepared for a while; afterwards those that were not are called part by part again."""
-    modules = [part for model in models if isinstance(model, nn.Module) for part in model.modules()]
-    before = [(part, part.fused) for part in modules if isinstance(part, Prepared)]
-    for model in models:
-        prepare(model)
-    try:
-        yield
-    finally:
-        for part, was in before:
-            part.prepare(was)
+    for part in model.modules() if isinstance(model, nn.Module) else ():
+        if isinstance(part, Prepared):
+            part.prepare(on)
 
 
 @contextmanager
@@ -60,8 +45,9 @@ def evaluating(*models: object) -> Iterator[None]:
     Arguments that are not modules are left alone.
     """
     modules = [model for model in models if isinstance(model, nn.Module)]
-    training = [part for module in modules for part in module.modules() if part.training]
-    before = [(part, part.fused) for module in modules for part in module.modules() if isinstance(part, Prepared)]
+    parts = [part for module in modules for part in module.modules()]
+    training = [part for part in parts if part.training]
+    before = [(part, part.fused) for part in parts if isinstance(part, Prepared)]
     for module in modules:
         module.eval()
         prepare(module)

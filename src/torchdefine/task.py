@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -35,8 +34,7 @@ T = TypeVar("T", bound="type[Task]")
 
 def section(of: Section, *, model: bool = False) -> Any:
     """A field of a recipe: the settings of a part, or of one of several kinds; ``model`` if it shapes the model."""
-    make = of if isinstance(of, type) else (lambda: of.read({}))
-    return field(default_factory=make, metadata={"section": of, "model": model})
+    return field(default_factory=lambda: of.read({}), metadata={"section": of, "model": model})
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,7 @@ class Recipe:
     @classmethod
     def settings(cls) -> list[str]:
         """The names of all settings that such a recipe may have, whatever its kinds: optim.lr …"""
-        names = {name: of.settings() if isinstance(of, Kinds) else defaults(of) for name, of in cls.sections().items()}
-        return [f"{section}.{name}" for section, settings in names.items() for name in settings]
+        return [f"{section}.{name}" for section, of in cls.sections().items() for name in of.names()]
 
     def require(self, holds: bool, sentence: str) -> None:
         """Refuse sections that do not go together."""
@@ -78,9 +75,8 @@ class Recipe:
         }
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(
-            {"format_version": FORMAT_VERSION, **self.to_plain()}, sort_keys=False, allow_unicode=True
-        )
+        values = {"format_version": FORMAT_VERSION, **self.to_plain()}
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 class Tokens(Protocol):
@@ -92,27 +88,6 @@ class Tokens(Protocol):
     def sha256(self) -> str: ...
 
     def save(self, path: str | Path) -> Path: ...
-
-
-class Split(Protocol):
-    """A text as tokens."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def tokens_sha256(self) -> str: ...
-
-    def verify(self) -> None: ...
-
-
-class Data(Protocol):
-    """Encoded texts, by the names train, valid and test, and what they were encoded with."""
-
-    @property
-    def splits(self) -> Mapping[str, Split]: ...
-
-    @property
-    def tokenization(self) -> Tokens: ...
 
 
 class Task(ABC):
@@ -133,7 +108,10 @@ class Task(ABC):
 
     @abstractmethod
     def open_data(self, recipe: Any, progress: Progress | None) -> Any:
-        """The recipe's texts, encoded."""
+        """The recipe's texts, encoded: ``tokenization``, and ``splits`` by the names train, valid and test.
+
+        A split has a length, ``tokens_sha256``, and ``verify()``, which compares its data with that hash.
+        """
 
     @abstractmethod
     def load_tokens(self, folder: Path) -> Any:
@@ -200,7 +178,7 @@ def register_task(task: T) -> T:
 
 def find_task(name: str) -> Task:
     """A task by name; those of the package are imported when they are first needed."""
-    if name not in _TASKS and name in OWN and find_spec(f"torchdefine.tasks.{name}"):
+    if name not in _TASKS and name in OWN:
         import_module(f"torchdefine.tasks.{name}")
     if name not in _TASKS:
         raise UserError(f"The task {name!r} is unknown{did_you_mean(name, task_names())}")

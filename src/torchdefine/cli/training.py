@@ -59,7 +59,7 @@ def add_commands(command: Command) -> None:
 
 def settings_help() -> str:
     """Every setting that a command line may change: those of the usual task, and what differs for the others."""
-    from torchdefine.recipe.recipe import DEFAULT_TASK
+    from torchdefine.recipe import DEFAULT_TASK
     from torchdefine.task import find_task, task_names
 
     lines = [SETTINGS]

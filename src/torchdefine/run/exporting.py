@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchdefine.data import licence_of
 from torchdefine.export import ExportedFrom, export_model, on_the_cpu
 from torchdefine.files import Progress
-from torchdefine.modes import prepared
+from torchdefine.modes import evaluating
 from torchdefine.recipe import short_name
 from torchdefine.run.starting import changed_paths
 
@@ -34,7 +34,7 @@ def export_run(
         licence=licence,
     )
     model = on_the_cpu(run.model)
-    with prepared(model):
+    with evaluating(model):
         return export_model(run.exportable(model), run.tokenization, about, folder, format, progress)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdefine.context import State
-from torchdefine.data import TokenFile, evaluation_streams
+from torchdefine.data import TokenFile, TokenStreams
 from torchdefine.errors import UserError
 from torchdefine.modes import evaluating
 from torchdefine.output import HostHint
@@ -79,7 +79,7 @@ def total_nats(
         if not isinstance(value, Integral) or value < 1:
             raise UserError(f"The {name} of an evaluation is {value!r}, but must be a whole number of at least 1.")
     device = next(model.parameters()).device
-    streams = evaluation_streams(np.asarray(text.tokens), min(batch_size, len(text)), start_token, device)
+    streams = TokenStreams(np.asarray(text.tokens), min(batch_size, len(text)), device, start_token, pad=True)
     with evaluating(model):
         state = model.initial_state(streams.batch_size)
         worth_recording = device.type == "cuda" and streams.length > FEWEST_RECORDED * length

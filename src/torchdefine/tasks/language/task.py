@@ -128,16 +128,8 @@ class LanguageTask(Task):
 
 
 def open_corpus(config: TextConfig, progress: Progress | None = None, *, out: str | Path | None = None) -> Corpus:
-    """The recipe's text, encoded, in the cache or in a new folder; the rules for words do not apply to a tokenizer."""
-    words = config.tokenizer is None
-    return encode_corpus(
-        resolve_corpus(config.corpus, progress=progress),
-        min_count=config.min_count if words else 1,
-        max_size=config.max_size if words else None,
-        tokenizer=config.tokenizer,
-        out=out,
-        progress=progress,
-    )
+    """The recipe's text, encoded, in the cache or in a new folder."""
+    return encode_corpus(resolve_corpus(config.corpus, progress=progress), config, out=out, progress=progress)
 
 
 def build_language_model(recipe: LanguageRecipe, vocabulary: VocabularyFacts) -> LanguageModel:
