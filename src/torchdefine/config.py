@@ -51,6 +51,11 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def rate(explanation: str, default: float = 0.0) -> Any:
+    """A field for a probability below 1, such as a dropout rate."""
+    return setting(default, explanation, at_least=0, below=1)
+
+
 @dataclass(frozen=True)
 class Config:
     """The settings of a part. Values out of bounds and unknown choices are refused when it is made."""

@@ -11,21 +11,24 @@ from torch import nn
 class Prepared(nn.Module):
     """A module whose forward may be taken over by operations that do the work of its parts all at once.
 
-    Whether they may is decided when it is prepared, not in every forward: not where a part is another's layer, has a
-    hook or another forward, which must see every token. A module that nobody prepared calls all of its parts.
+    Whether they may is decided when it is prepared, not in every forward: not where a part is ``untouched`` no longer.
+    A module that nobody prepared calls all of its parts.
     """
 
     fused = False
     """Whether operations may take the weights of its parts instead of calling them."""
 
     def prepare(self, on: bool = True) -> None:
-        self.fused = on and untouched(self)
+        raise NotImplementedError
 
 
-def untouched(module: nn.Module) -> bool:
-    """Whether a module and all of its parts are torch's or ours, without a hook or another forward."""
+def untouched(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether all parts of a module are of these kinds, and neither they nor itself have a hook or another forward.
+
+    Layers and hooks of somebody else must see every token.
+    """
     return all(
-        type(part).__module__.startswith(("torch.nn.modules.", "torchdefine."))
+        (part is module or type(part) in (*kinds, nn.ModuleList, nn.ParameterList))
         and not (part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__)
         for part in module.modules()
     )

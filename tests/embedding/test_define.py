@@ -1,10 +1,14 @@
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+import torchdefine
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap, UnitConfig
 from torchdefine.embedding import VARIANTS, TokenEmbedding, make_plan, table
 from torchdefine.errors import UserError
@@ -164,6 +168,27 @@ def test_loading_leaves_the_random_state_alone(embedding: DeFINE, tmp_path: Path
     before = torch.random.get_rng_state()
     DeFINE.load(tmp_path)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_call_passes_through_few_functions_and_checks_ids_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    embedding, ids = DeFINE(8001, 128, map_dim=32, depth=3), torch.randint(8001, (4, 7))
+    checks: list[Tensor] = []
+    aminmax = torch.aminmax
+    monkeypatch.setattr(torch, "aminmax", lambda given: (checks.append(given), aminmax(given))[1])
+    embedding(ids)
+    assert len(checks) == 1
+    monkeypatch.undo()
+    package, called = str(Path(torchdefine.__file__).parent), set()
+    sys.setprofile(lambda frame, event, _: called.add(frame.f_code) if event == "call" else None)
+    embedding(ids)
+    sys.setprofile(None)
+    assert 2 <= len({code for code in called if code.co_filename.startswith(package)}) <= 10
+
+
+def test_the_import_costs_little_more_than_torchs() -> None:
+    program = "import time, torch; before = time.process_time(); import torchdefine; torchdefine.DeFINE; "
+    run = [sys.executable, "-c", program + "print(time.process_time() - before)"]
+    assert min(float(subprocess.run(run, capture_output=True, check=True).stdout) for _ in range(3)) <= 0.15
 
 
 def test_deepcopy_meta_and_float64(embedding: DeFINE) -> None:

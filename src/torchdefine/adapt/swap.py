@@ -11,7 +11,6 @@ from torch import nn
 from torchdefine.adapt.stand_in import HeadKind, MapHead, SharedStandIn, StandIn, VectorsHead
 from torchdefine.adapt.survey import Place, Table
 from torchdefine.embedding import DeFINE, DefineUnit, UnitConfig
-from torchdefine.embedding.define import unit_config
 from torchdefine.embedding.plan import LARGEST_DEFAULT_GROUPS
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable
@@ -49,7 +48,7 @@ def fresh_define(
     """A new DeFINE of a table's sizes, with the usual widths where none are given."""
     weight = old.module.weight
     rows, width = weight.shape
-    unit = unit_config(unit, {"depth": depth})
+    unit = UnitConfig.of(unit, depth=depth)
     map_dim = map_dim_for(width) if map_dim is None else map_dim
     expand_dim = expand_dim_for(map_dim, width, unit) if expand_dim is None else expand_dim
     with weight.device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -10,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from torchdefine.config import Config, to_plain
+from torchdefine.config import to_plain
 from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
 from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
@@ -22,6 +21,7 @@ from torchdefine.files import read_json, write_json, write_safetensors
 FORMAT = "torchdefine embedding"
 FORMAT_VERSION = 1
 CONFIG_FILE, WEIGHTS_FILE = "embedding.json", "embedding.safetensors"
+MAPS: dict[str, Any] = {"standard": StandardMap, "projective": ProjectiveMap, "adaptive": AdaptiveMap}
 
 
 class DeFINE(TokenEmbedding):
@@ -52,8 +52,7 @@ class DeFINE(TokenEmbedding):
         unit: UnitConfig | str = "define",
         **settings: Any,
     ) -> None:
-        settings |= {"embedding_dim": embedding_dim, "expand_dim": expand_dim, "depth": depth}
-        config = unit_config(unit, settings)
+        config = UnitConfig.of(unit, embedding_dim=embedding_dim, expand_dim=expand_dim, depth=depth, **settings)
         make_plan(map_dim, config)  # refuses sizes that do not fit before memory is taken for the table
         super().__init__(StandardMap(num_embeddings, map_dim, padding_idx), DefineUnit(map_dim, config), embedding_dim)
 
@@ -62,9 +61,8 @@ class DeFINE(TokenEmbedding):
         cls, map_layer: MapLayer, embedding_dim: int | None = None, unit: UnitConfig | str = "define", **settings: Any
     ) -> Self:
         """The unit behind any map layer; its input is as wide as the map's output."""
-        config = unit_config(unit, {**settings, "embedding_dim": embedding_dim})
+        defined = DefineUnit(map_layer.output_dim, UnitConfig.of(unit, embedding_dim=embedding_dim, **settings))
         embedding = cls.__new__(cls)
-        defined = DefineUnit(map_layer.output_dim, config)
         TokenEmbedding.__init__(embedding, map_layer, defined, defined.plan.embedding_dim)
         return embedding
 
@@ -122,45 +120,29 @@ class DeFINE(TokenEmbedding):
         return embedding
 
 
-def unit_config(unit: UnitConfig | str, settings: dict[str, Any]) -> UnitConfig:
-    """Settings of a unit as a caller gives them: a variant or a ``UnitConfig``, and changes; None changes nothing."""
-    if not isinstance(unit, UnitConfig | str):
-        raise TypeError(f"A unit is a UnitConfig or the name of a variant, not {unit!r}.")
-    changes = {name: value for name, value in settings.items() if value is not None}
-    return UnitConfig.of(unit, **changes) if isinstance(unit, str) else dataclasses.replace(unit, **changes)
-
-
-def build_embedding(embedding: MapConfig, unit: Config, vocabulary: VocabularyFacts) -> TokenEmbedding:
+def build_embedding(embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts) -> TokenEmbedding:
     """The embedding that a recipe's two sections ask for, with fresh weights."""
     width = getattr(unit, "embedding_dim", None)
-    built = _with_unit(embedding.build(vocabulary, width), unit)
-    built.map.reset_parameters(embedding.std)
+    map_layer = embedding.build(vocabulary, width)
+    if isinstance(unit, UnitConfig):
+        built: TokenEmbedding = DeFINE.over(map_layer, unit=unit)
+    else:
+        built = TokenEmbedding(map_layer, unit.build(map_layer.output_dim), width)
+    map_layer.reset_parameters(embedding.std)
     built.row_dropout = embedding.row_dropout
     return built
-
-
-def _with_unit(map_layer: MapLayer, unit: Any) -> TokenEmbedding:
-    if isinstance(unit, UnitConfig):
-        return DeFINE.over(map_layer, unit=unit)
-    module = unit.build(map_layer.output_dim)
-    return TokenEmbedding(map_layer, module, getattr(unit, "embedding_dim", None))
 
 
 def map_from_config(config: dict[str, Any]) -> MapLayer:
     """Build a map layer from what its ``to_config`` gave; weights are drawn anew."""
     settings = dict(config)
-    kind, std = settings.pop("kind", None), settings.pop("std", 1.0)
-    layer: StandardMap | ProjectiveMap | AdaptiveMap
-    if kind == "standard":
-        layer = StandardMap(**settings)
-    elif kind == "projective":
-        projection_std = settings.pop("projection_std", None)
-        layer = ProjectiveMap(**settings)
-        if projection_std is not None:
-            layer.projection_std = projection_std
-    elif kind == "adaptive":
-        layer = AdaptiveMap.with_ranks_to_come(settings)
-    else:
-        raise UserError(f"The map {kind!r} is unknown: use standard, projective or adaptive.")
-    layer.std = std  # that of the weights to be loaded, so that rows added later are drawn like them
+    later = {name: settings.pop(name) for name in ("std", "projection_std") if name in settings}
+    kind, ranked = settings.pop("kind", None), settings.pop("ranked", False)
+    if kind not in MAPS:
+        raise UserError(f"The map {kind!r} is unknown: use {', '.join(MAPS)}.")
+    if ranked:  # the real ranks come with the weights
+        settings["ranks"] = range(settings["num_embeddings"])
+    layer = MAPS[kind](**settings)
+    for name, value in later.items():  # of the weights to be loaded, so that rows added later are drawn like them
+        setattr(layer, name, value)
     return layer

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torchdefine.config import setting
 from torchdefine.context import ContextModel, State
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.embedding.distinct import count_distinct
-from torchdefine.embedding.token_embedding import count_parameters, embedded
+from torchdefine.embedding.token_embedding import count_distinct, count_parameters, embedded
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output import HostHint, LossConfig, Losses, OutputLayer
@@ -139,8 +138,7 @@ class LanguageModel(nn.Module):
         The ids are the targets one position later, except for the first of every row and the id used for padding.
         """
         bands = self.output.host_hint(targets)
-        shared = self.embedding.shared
-        if shared is None or shared.on_cpu_only:
+        if not self.embedding.shares or self.embedding.unit is None:  # then only a CPU shares, and counts by itself
             return HostHint(None, bands)
         return HostHint(count_distinct(targets, self.embedding.num_embeddings) + targets.shape[0] + 1, bands)
 
