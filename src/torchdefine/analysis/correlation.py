@@ -58,10 +58,8 @@ class CorrelationMap:
     def distance(self, other: CorrelationMap) -> float:
         """Mean absolute difference of the pictures of two tables of the same width."""
         if self.cosines.shape != other.cosines.shape:
-            raise UserError(
-                f"The maps of {self.name} and {other.name} are {len(self.cosines)} and {len(other.cosines)} wide: "
-                "only maps of equal width compare."
-            )
+            widths = f"{len(self.cosines)} and {len(other.cosines)} wide"
+            raise UserError(f"{self.name} and {other.name} are {widths}: only maps of equal width compare.")
         return float((self.values - other.values).abs().mean())
 
     def group(self, index: int) -> CorrelationMap:
