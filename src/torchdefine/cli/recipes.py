@@ -190,7 +190,8 @@ def _counted(options: argparse.Namespace, overrides: dict[str, Any]) -> tuple[Re
     if "vocabulary_size" in data:
         return recipe, None
     if data.keys() & set(task.vocabulary_settings):  # not the vocabulary whose size the recipe or the run states
-        return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, vocabulary_size=None)), None
+        stated = {"vocabulary_size": None} if hasattr(recipe.data, "vocabulary_size") else {}
+        return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **stated)), None
     return recipe, task.load_tokens(folder.path) if folder.exists() else None
 
 

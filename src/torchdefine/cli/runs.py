@@ -8,14 +8,10 @@ import sys
 import time
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdefine.cli.shared import LOADING, Command, add_shared, bar, open_run, print_json, refuse_idle, show
 from torchdefine.errors import UserError
-
-if TYPE_CHECKING:
-    from torchdefine.tasks.language import NeuralCache
-    from torchdefine.tasks.translation import BeamConfig, LongLine, TranslationOptions
 
 MEASURING = ("batch_size", "length", "memory", "clamp", "neural_cache", "tune_cache")
 """Options of eval that the runs of some tasks take."""
@@ -83,29 +79,14 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     taken = signature(task.run.measure).parameters  # type: ignore[attr-defined]
     refuse_idle(options, [name for name in MEASURING if name not in taken], f"to a model for {task.name}")
     given = {name: value for name in MEASURING if (value := getattr(options, name)) is not None}
-    if options.neural_cache is not None:
-        given["neural_cache"] = _neural_cache(options)
+    if {"neural_cache", "tune_cache"} <= given.keys():
+        raise UserError("Give --neural-cache or --tune-cache, not both.")
     run = open_run(options)
     if not folder.result.exists():
         print("The run is not finished: these are intermediate weights.", file=sys.stderr)
     with bar("evaluating") as progress:
         measured = run.measure(options.split, data=options.data, progress=progress, **given)
     show(options, {"run": options.folder, "split": options.split, **measured.facts}, measured.lines)
-
-
-def _neural_cache(options: argparse.Namespace) -> NeuralCache:
-    from torchdefine.tasks.language import NeuralCache
-
-    if options.tune_cache:
-        raise UserError("Give --neural-cache or --tune-cache, not both.")
-    try:
-        window, theta, weight = options.neural_cache.split(",")
-        numbers = int(window), float(theta), float(weight)
-    except ValueError:
-        raise UserError(
-            f"--neural-cache is {options.neural_cache!r}, but must be three numbers, as in 500,1.0,0.1."
-        ) from None
-    return NeuralCache(*numbers)
 
 
 def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
@@ -130,25 +111,25 @@ def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
 def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import RunFolder
     from torchdefine.run.run import check_can
+    from torchdefine.task import find_task
 
     folder = RunFolder(options.folder)
     recipe = folder.recipe()
     check_can(recipe, "translate", folder)
-    how = _translation_options(recipe.beam, options)
+    task: Any = find_task(recipe.task)
+    how = task.run.options(recipe, **_ways_to_translate(options))
+    if options.refs:
+        task.check_packages()
     run = open_run(options)  # before waiting for standard input
     lines, references = _texts(options)
     started = time.monotonic()
     with bar("translating") as progress:
         found = run.translate(lines, how, progress=progress, on_long_line=_tell_of_long_line)
     seconds = max(time.monotonic() - started, 1e-9)
-    scores = None
-    if references:
-        from torchdefine.tasks.translation import score_translations
-
-        scores = score_translations([best[0].text for best in found], references)
+    scores = run.score([best[0].text for best in found], references) if references else None
     if options.json:
         shown = [[dataclasses.asdict(translation) for translation in best] for best in found]
-        scored = {} if scores is None else scores.to_dict()
+        scored = {} if scores is None else dataclasses.asdict(scores)
         print_json({"translations": shown, "sentences_per_second": round(len(found) / seconds, 2), **scored})
         return
     sys.stdout.flush()
@@ -158,11 +139,9 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
         print("\n".join(scores.lines()), file=sys.stderr)
 
 
-def _translation_options(beam: BeamConfig, options: argparse.Namespace) -> TranslationOptions:
-    """The recipe's search with the command line's changes."""
-    from torchdefine.config import to_plain
+def _ways_to_translate(options: argparse.Namespace) -> dict[str, Any]:
+    """What the command line changes of the recipe's search."""
     from torchdefine.tasks.sampling import SamplingOptions
-    from torchdefine.tasks.translation import BeamConfig, TranslationOptions
 
     if options.sample:
         refuse_idle(options, ("beam",), "to --sample")
@@ -170,17 +149,16 @@ def _translation_options(beam: BeamConfig, options: argparse.Namespace) -> Trans
         refuse_idle(options, ("temperature", "top_k", "top_p", "seed"), "without --sample")
     if options.temperature == 0:
         refuse_idle(options, ("top_k", "top_p"), "at a temperature of 0")
-    given = {"size": options.beam, **{name: getattr(options, name) for name in OF_THE_BEAM}}
-    beam = BeamConfig.read({**to_plain(beam), **{k: v for k, v in given.items() if v is not None}}, "beam")
     temperature = 1.0 if options.temperature is None else options.temperature
     sampling = SamplingOptions(temperature, options.top_k, options.top_p) if options.sample else None
-    return TranslationOptions(beam, sampling, 1 if options.seed is None else options.seed, options.n_best)
+    given = {"size": options.beam, "seed": options.seed, **{name: getattr(options, name) for name in OF_THE_BEAM}}
+    given = {name: value for name, value in given.items() if value is not None}
+    return {"seed": 1, **given, "sampling": sampling, "n_best": options.n_best}
 
 
 def _texts(options: argparse.Namespace) -> tuple[list[str], list[str] | None]:
     """The lines to translate, and their true translations where these were given."""
     from torchdefine.data.text_files import decode_text, read_text
-    from torchdefine.tasks.translation import require_sacrebleu
 
     def lines_of(path: str) -> list[str]:
         return [line for block in read_text(Path(path), may_be_empty=True) for line in block.lines]
@@ -190,17 +168,14 @@ def _texts(options: argparse.Namespace) -> tuple[list[str], list[str] | None]:
         print("There is no line to translate.", file=sys.stderr)
     if not options.refs:
         return lines, None
-    require_sacrebleu()
     references = lines_of(options.refs)
     if len(references) != len(lines):
         raise UserError(f"{options.refs} has {len(references):,} lines, but {len(lines):,} are to be translated.")
     return lines, references
 
 
-def _tell_of_long_line(long: LongLine) -> None:
-    print(
-        f"Line {long.number:,} has {long.tokens:,} tokens and was translated in {long.pieces} pieces.", file=sys.stderr
-    )
+def _tell_of_long_line(number: int, tokens: int, pieces: int) -> None:
+    print(f"Line {number:,} has {tokens:,} tokens and was translated in {pieces} pieces.", file=sys.stderr)
 
 
 def _average(options: argparse.Namespace, _: dict[str, Any]) -> None:

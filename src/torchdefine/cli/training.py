@@ -58,13 +58,12 @@ def add_commands(command: Command) -> None:
 
 
 def settings_help() -> str:
-    """Every setting that a command line may change: those of the usual task, and what differs for the others."""
-    from torchdefine.recipe import DEFAULT_TASK
+    """Every setting that a command line may change: those of the first task, and what differs for the others."""
     from torchdefine.task import find_task, task_names
 
     lines = [SETTINGS]
     shown: dict[str, list[str]] = {}
-    for name in sorted(task_names(), key=lambda name: name != DEFAULT_TASK):
+    for name in task_names():
         lines += ["", f"Settings of the task {name}{' that others have not' if shown else ''}:"]
         for section, of in find_task(name).recipe.sections().items():
             rows = list(_rows(section, of))
