@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchdefine.cli.shared import Command
+from torchdefine.packing import SUMMARIES
 
 SHELLS = ("bash", "zsh", "fish")
 Options = dict[str, tuple[str, list[str]]]
@@ -56,7 +57,6 @@ def add_commands(command: Command) -> None:
 def _completion(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.cli.command_line import WITH_KINDS, WITH_SETTINGS, make_parser
     from torchdefine.recipe import recipe_names
-    from torchdefine.tables import METHODS
 
     settings = _settings()
     parts = {f"--{part}": settings[f"--{part}.kind"] for part in WITH_KINDS}
@@ -68,7 +68,7 @@ def _completion(options: argparse.Namespace, _: dict[str, Any]) -> None:
             values = list(map(str, action.choices or ()))
             commands[name] |= {one: (action.help or "", values) for one in action.option_strings if one[:2] == "--"}
             arguments[name] += [] if action.option_strings else values
-    commands["compress"]["--method"] = (commands["compress"]["--method"][0], list(METHODS))
+    commands["compress"]["--method"] = (commands["compress"]["--method"][0], list(SUMMARIES))
     if options.shell == "zsh":
         print(ZSH)
     print("\n".join(_fish(commands, arguments) if options.shell == "fish" else [_bash(commands, arguments)]))

@@ -83,7 +83,9 @@ class RunFolder:
         files = self.path.iterdir() if self.path.is_dir() else []
         found = sorted(file.name for file in files if not is_unfinished(file))  # a run may be killed as it starts
         if found:
-            raise UserError(f"{self.path} holds {listed(found, 3)} already, but no run: choose another {option('out')}.")
+            raise UserError(
+                f"{self.path} holds {listed(found, 3)} already, but no run: choose another {option('out')}."
+            )
 
     def begin(self, recipe: Any, tokens: Tokens) -> None:
         """Write what the run is; of one that goes on, where its text and tokenizer lie now."""
