@@ -53,7 +53,7 @@ def run_demo(out: Path) -> None:
     _train_all(folders)
     comparison = compare_runs(folders)
     rows = _rows(comparison)
-    write_json(out / TABLE, rows)
+    write_json(out / TABLE, {"rows": rows})
     print()
     _print_rows(rows, comparison)
     with work_bar("looking at the runs") as progress:
