@@ -42,6 +42,7 @@ from torchdefine.training.step import StepParts, TrainingStep
 
 RATE = 1e-5  # so small that the same batch over and over leads nowhere
 NO_GPU = "it needs a CUDA device"
+COMPILED = "plain loop, its model compiled"
 SENTENCE_LENGTH = 32
 
 
@@ -139,10 +140,12 @@ def our_step(recipe: Any, place: Place, recorded: bool) -> Prepared:
     return Prepared(lambda: step(place.batch, RATE), facts, precision.matmul_mode())
 
 
-def plain_step(family: Family, recipe: Any, place: Place) -> Prepared:
+def plain_step(family: Family, recipe: Any, place: Place, compiled: bool = False) -> Prepared:
     torch.manual_seed(1)
     with place.device:
         model = family.plain(recipe, place)
+    if compiled:
+        model.compile()
     precision = Precision(recipe.train.precision, place.device)
     kind: Any = torch.optim.SGD if recipe.optim.kind == "sgd" else torch.optim.Adam
     optimizer = kind(model.parameters(), lr=RATE, weight_decay=recipe.optim.weight_decay)
@@ -271,7 +274,12 @@ def group_of(family: Family, setting: Setting) -> Group:
     place = family.place(setting)
     recipes = {name: family.recipe(name, setting.small) for name in (family.without, family.with_define)}
     plain = recipes[family.plain_of]
-    contestants = [Contestant(f"plain loop, {family.plain_of}", lambda: plain_step(family, plain, place))]
+    compiles = setting.on_gpu and not setting.small
+    compiling = "" if compiles else "compiling takes minutes, so only a GPU's full shapes have it"
+    contestants = [
+        Contestant(f"plain loop, {family.plain_of}", lambda: plain_step(family, plain, place)),
+        Contestant(COMPILED, lambda: plain_step(family, plain, place, compiled=True), compiling),
+    ]
     for name, recipe in recipes.items():
         for recorded in (False, True):
             contestants.append(
