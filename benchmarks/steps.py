@@ -36,9 +36,8 @@ from torchdefine.modes import prepare
 from torchdefine.recipe import load_recipe, merged
 from torchdefine.tasks.language import build_language_model
 from torchdefine.tasks.translation import TranslationRecipe, build_translator
-from torchdefine.training.batches import Batch, Part
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import Batch, Part, StepParts, TrainingStep
 
 RATE = 1e-5  # so small that the same batch over and over leads nowhere
 NO_GPU = "it needs a CUDA device"
@@ -136,7 +135,7 @@ def our_step(recipe: Any, place: Place, recorded: bool) -> Prepared:
         counted = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision.name}
         return {**counted, "kinds of steps recorded": step.recorded_kinds} if recorded else counted
 
-    return Prepared(lambda: step(place.batch, RATE), facts, precision.matmul_mode())
+    return Prepared(lambda: step(place.batch, RATE), facts, precision.matmul_mode)
 
 
 def plain_step(family: Family, recipe: Any, place: Place) -> Prepared:
@@ -148,7 +147,7 @@ def plain_step(family: Family, recipe: Any, place: Place) -> Prepared:
     optimizer = kind(model.parameters(), lr=RATE, weight_decay=recipe.optim.weight_decay)
     step = PlainStep(model, place.inputs, optimizer, precision, recipe.optim.clip)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision.name}
-    return Prepared(step, lambda: facts, precision.matmul_mode())
+    return Prepared(step, lambda: facts, precision.matmul_mode)
 
 
 def plain_lstm(recipe: Any, place: Place) -> nn.Module:

@@ -17,6 +17,7 @@ import yaml
 
 from torchdefine.config import convert, shown
 from torchdefine.errors import UserError
+from torchdefine.files import check_version
 from torchdefine.spelling import did_you_mean, did_you_mean_section, did_you_mean_setting
 from torchdefine.task import FORMAT_VERSION, Recipe, find_task
 from torchdefine.training.loop import decided_by_validations, for_five_validations
@@ -190,9 +191,7 @@ def _parse(name: str, text: str) -> dict[str, Any]:
         raise UserError(f"The recipe {name} is not valid YAML{_yaml_problem(text, error)}.") from None
     if not isinstance(values, dict):
         raise UserError(f"The recipe {name} holds no settings: a mapping of sections was expected.")
-    version = values.get("format_version", FORMAT_VERSION)
-    if version != FORMAT_VERSION:
-        raise UserError(f"The recipe {name} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
+    check_version(f"The recipe {name}", values.get("format_version", FORMAT_VERSION), FORMAT_VERSION)
     # A section whose lines are all comments is empty.
     return {name: value for name, value in values.items() if value is not None and name != "format_version"}
 

@@ -20,9 +20,9 @@ from torchdefine.config import Config, Kinds, defaults, to_plain
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.spelling import did_you_mean
-from torchdefine.training.batches import TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
+from torchdefine.training.step import TrainingData
 
 FORMAT_VERSION = 2
 Section = Kinds | type[Config]

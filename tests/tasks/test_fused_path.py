@@ -17,9 +17,8 @@ from torchdefine.output import linear_cross_entropy
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.tasks.language import build_language_model
 from torchdefine.tasks.translation import build_translator
-from torchdefine.training.batches import Batch, Part
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import Batch, Part, StepParts, TrainingStep
 
 VOCABULARY = 123  # of which no band has a round number
 RECIPES: dict[str, dict[str, Any]] = {

@@ -12,10 +12,9 @@ from torchdefine.embedding import StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.output import FullSoftmax
 from torchdefine.tasks.language import LanguageModel
-from torchdefine.training.batches import Batch, Part
 from torchdefine.training.cuda_graphs import copy_state, flat_tensors, own_copy
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import Batch, Part, StepParts, TrainingStep
 
 V, WIDTH, ROWS = 50, 16, 4
 

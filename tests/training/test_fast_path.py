@@ -15,9 +15,8 @@ from torchdefine.embedding import VocabularyFacts
 from torchdefine.ops import plain_torch
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.tasks.language import build_language_model
-from torchdefine.training.batches import Batch, Part
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import Batch, Part, StepParts, TrainingStep
 
 STEPS, BATCHES, VOCABULARY = 200, 10, 120
 NO_DROPOUT = {"input_dropout": 0.0, "hidden_dropout": 0.0}

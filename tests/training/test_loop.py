@@ -26,13 +26,12 @@ from torchdefine.errors import MachineError, UserError
 from torchdefine.output import OUTPUTS, OutputConfig, OutputLayer
 from torchdefine.run import RunFolder
 from torchdefine.training import Interrupted
-from torchdefine.training.batches import Batch
 from torchdefine.training.evaluation import perplexity
 from torchdefine.training.loop import stop_requests
 from torchdefine.training.precision import Precision
 from torchdefine.training.progress import Reporter
 from torchdefine.training.schedules import ConstantConfig
-from torchdefine.training.step import TrainingStep
+from torchdefine.training.step import Batch, TrainingStep
 
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses.json"
 with_the_golden_torch = pytest.mark.skipif(
@@ -569,7 +568,7 @@ def test_another_vocabulary_or_a_cut_checkpoint_is_refused(unbroken: Path, tmp_p
     with pytest.raises(UserError, match="is not what was written"):
         load_run(copy)
     save_file(load_file(copy / "last" / "checkpoint.safetensors"), best, metadata={"format_version": "2"})
-    with pytest.raises(UserError, match="has format version 2; this torchdefine reads version 1"):
+    with pytest.raises(UserError, match="has format version 2; this torchdefine reads 1"):
         load_run(copy)
     with pytest.raises(UserError, match="holds no run"):
         load_run(tmp_path)

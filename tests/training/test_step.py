@@ -13,10 +13,9 @@ from torchdefine.data import TokenStreams
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.output import FullSoftmax, HostHint
 from torchdefine.tasks.language import LanguageLossConfig, LanguageModel, LanguageTrainConfig, TextBatches
-from torchdefine.training.batches import Batch
 from torchdefine.training.cuda_graphs import _without_garbage_collection, flat_tensors, room_for, with_room
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import Batch, StepParts, TrainingStep
 
 
 def test_a_recording_leaves_garbage_collection_as_it_was() -> None:

@@ -26,7 +26,7 @@ from torchdefine.context.relative_attention import (
     with_one,
 )
 from torchdefine.context.residual import DenseWeights, Stream, Update, add_and_norm, feed_forward
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import Scoring, converted, exact_dtype, has_attention_kernel, has_fused_kernels, product_dtype
 
@@ -128,8 +128,8 @@ class TransformerXL(Prepared):
         """Change for a while how far evaluation looks back; None leaves a setting as it is."""
         before = self.evaluation
         for name, value in (("memory", memory), ("clamp", clamp)):
-            if value is not None and value < 1:
-                raise UserError(f"The {name} of an evaluation is {value}, but must be at least 1.")
+            if value is not None:
+                check_count(f"The {name} of an evaluation", value)
         self.evaluation = Reach(memory or before.memory, before.same_length, clamp or before.clamp)
         try:
             yield

@@ -20,7 +20,7 @@ from torchdefine.embedding.map import (
     resized_table,
     rows_of,
 )
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,7 @@ def fitting_cutoffs(section: str, cutoffs: Sequence[int], size: int, divisors: S
 
 def band_dims(map_dim: int, division: int, bands: int) -> tuple[int, ...]:
     """Widths of the bands: map_dim, map_dim / division, …"""
-    if division < 1:
-        raise UserError(f"division is {division}, but must be at least 1: use 4, or 1 for bands of equal width.")
+    check_count("division", division, "use 4, or 1 for bands of equal width")
     dims = tuple(map_dim // division**band for band in range(bands))
     if dims[-1] < 1:
         raise UserError(

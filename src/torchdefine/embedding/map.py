@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.config import Config, rate, setting
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,8 @@ def check_ids(ids: Tensor, num_embeddings: int) -> None:
 
 def check_table(num_embeddings: int, map_dim: int, padding_idx: int | None) -> int | None:
     """Check the sizes of a table; returns the padding row counted from the front, as nn.Embedding does."""
-    for name, value in (("num_embeddings", num_embeddings), ("map_dim", map_dim)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be a whole number, not {value!r}.")
-        if value < 1:
-            raise UserError(f"{name} is {value}, but must be at least 1.")
+    check_count("num_embeddings", num_embeddings)
+    check_count("map_dim", map_dim)
     if padding_idx is None:
         return None
     if isinstance(padding_idx, bool) or not isinstance(padding_idx, int):
@@ -208,8 +205,7 @@ class ProjectiveMap(StandardMap):
         self, num_embeddings: int, map_dim: int, output_dim: int, padding_idx: int | None = None, scale: float = 1.0
     ) -> None:
         super().__init__(num_embeddings, map_dim, padding_idx, scale)
-        if output_dim < 1:
-            raise UserError(f"output_dim is {output_dim}, but must be at least 1.")
+        check_count("output_dim", output_dim)
         self.output_dim, self.projection_std = output_dim, map_dim**-0.5
         self.projection = nn.Linear(map_dim, output_dim, bias=False)
         self.reset_parameters()

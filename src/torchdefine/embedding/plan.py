@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from torchdefine.config import Config, rate, setting
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 from torchdefine.spelling import did_you_mean
 
 GroupScheme = Literal["halving", "cycle", "fixed", "dense"]
@@ -158,7 +158,7 @@ def make_plan(map_dim: int, config: UnitConfig | None = None) -> Plan:
 
 def default_map_dim(embedding_dim: int) -> int:
     """The width of a table that nobody chose: a quarter of the vectors', at most 128; a multiple of 16."""
-    _check_whole("embedding_dim", embedding_dim)
+    check_count("embedding_dim", embedding_dim)
     quarter = -(-embedding_dim // (4 * LARGEST_DEFAULT_GROUPS)) * LARGEST_DEFAULT_GROUPS
     return min(quarter, MOST_MAP_DIM)
 
@@ -168,17 +168,12 @@ def default_expand_dim(map_dim: int, embedding_dim: int, config: UnitConfig) -> 
 
     A multiple of 32. A unit that does not reduce gives vectors as wide as its last layer, so their width decides.
     """
-    _check_whole("map_dim", map_dim)
+    check_count("map_dim", map_dim)
     if not config.reduce:
         return 2 * embedding_dim if config.skip == "residual" else embedding_dim
     multiple = 2 * LARGEST_DEFAULT_GROUPS  # half of it, as in residual layers, still divides into equal groups
     wanted = min(4 * embedding_dim, MOST_EXPAND_DIM) // multiple * multiple
     return max(wanted, -(-map_dim // multiple) * multiple)
-
-
-def _check_whole(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}.")
 
 
 def _groups(config: UnitConfig) -> list[int]:
@@ -218,10 +213,7 @@ def _fixed_width(config: UnitConfig) -> int | None:
 
 
 def _check_sizes(map_dim: int, embedding_dim: int, config: UnitConfig) -> None:
-    if isinstance(map_dim, bool) or not isinstance(map_dim, int):
-        raise TypeError(f"map_dim must be a whole number, not {map_dim!r}.")
-    if map_dim < 1:
-        raise UserError(f"map_dim is {map_dim}, but must be at least 1.")
+    check_count("map_dim", map_dim)
     fixed = _fixed_width(config)
     if config.expand_dim < map_dim and fixed is None:
         raise UserError(

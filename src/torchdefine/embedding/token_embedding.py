@@ -26,6 +26,9 @@ PARTS = (
 )
 """What our maps and units are made of: each handles every token independently."""
 
+PART_NAMES = {"define": "unit", "context": "context model", "input_output": "input and output tables", "total": "total"}
+"""The parts of a model, by which parameters are counted."""
+
 FEWEST_IDS = 64
 MOST_DIFFERENT = 0.75
 """If a larger fraction of the ids is different, finding them costs more than it saves."""

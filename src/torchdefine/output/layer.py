@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from torchdefine.config import Config, setting
+from torchdefine.config import Config, rate, setting
 from torchdefine.embedding import AdaptiveConfig, MapConfig, TokenEmbedding, VocabularyFacts
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 from torchdefine.ops import exact_dtype
 from torchdefine.output.linear_cross_entropy import (
     Reduction,
@@ -54,9 +54,7 @@ class Losses(NamedTuple):
 class LossConfig(Config):
     """What training adds to the plain cross-entropy; evaluation uses none of it."""
 
-    label_smoothing: float = setting(
-        0.0, "Probability spread over all words in the training loss.", at_least=0, below=1
-    )
+    label_smoothing: float = rate("Probability spread over all words in the training loss.")
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,7 @@ class OutputLayer(nn.Module, ABC):
 
     def __init__(self, hidden_dim: int) -> None:
         super().__init__()
-        if hidden_dim < 1:
-            raise UserError(f"hidden_dim is {hidden_dim}, but must be at least 1: use the context model's width.")
+        check_count("hidden_dim", hidden_dim, "use the context model's width")
         self.hidden_dim = hidden_dim
 
     @property
@@ -221,8 +218,7 @@ class MapSoftmax(OutputLayer):
 
         A tied table is resized at its map, before or after. The parameters are new, so give them to the optimiser.
         """
-        if num_embeddings < 1:
-            raise UserError(f"num_embeddings is {num_embeddings}, but must be at least 1.")
+        check_count("num_embeddings", num_embeddings)
         if self.own_map is not None:
             self.own_map.resize(num_embeddings)
         if self.bias is not None:

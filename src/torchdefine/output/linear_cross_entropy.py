@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchdefine.embedding.map import check_ids, widened_ids
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 from torchdefine.ops import add_column_sums, add_onto, autocast_dtype, exact_dtype, softmax_loss
 from torchdefine.ops.softmax_loss import Classes
 
@@ -62,8 +62,8 @@ def linear_cross_entropy(
         raise UserError(
             f"bias {tuple(bias.shape)} needs one number for each of the {weight.shape[0]} rows of weight: resize it."
         )
-    if tokens_at_once is not None and tokens_at_once < 1:
-        raise UserError(f"tokens_at_once is {tokens_at_once}, but must be at least 1: leave it out for the default.")
+    if tokens_at_once is not None:
+        check_count("tokens_at_once", tokens_at_once, "leave it out for the default")
     ids, counted = checked_targets(targets, ignore_index, weight.shape[0])
     checked = Targets(ids, counted, label_smoothing, reduction == "none")
     losses = table_losses(hidden, Table(weight, bias), checked, tokens_at_once)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from torchdefine.errors import UserError
 from torchdefine.files import (
     cache_folder,
+    check_version,
     finite_only,
     is_unfinished,
     locked,
@@ -231,9 +232,7 @@ def some(names: Sequence[str], most: int) -> str:
 
 def _of_this_version(path: Path) -> dict[str, Any]:
     values = read_json(path)
-    version = values.get("format_version")
-    if version != FORMAT_VERSION:
-        raise UserError(f"{path} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
+    check_version(path, values.get("format_version"), FORMAT_VERSION)
     return values
 
 

@@ -39,7 +39,6 @@ class CodedRows(Rows):
     """``books`` codebooks of ``entries`` vectors each; codes are packed: 4 bits for 16 entries."""
 
     kind = "codes"
-    settings = ("num_rows", "width", "books", "entries", "dtype")
 
     def __init__(self, num_rows: int, width: int, books: int, entries: int, dtype: str = "float16") -> None:
         super().__init__(num_rows, width)

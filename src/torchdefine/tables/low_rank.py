@@ -23,7 +23,6 @@ class FactorisedRows(Rows):
     """(V × r) times (r × m); either factor is any kind of rows."""
 
     kind = "factorised"
-    settings = ("factor", "projection")
 
     def __init__(self, factor: Rows, projection: Rows) -> None:
         super().__init__(factor.num_rows, projection.width)

@@ -29,7 +29,6 @@ class QuantisedRows(Rows):
     """Each number is one of 2^bits levels, evenly spaced around zero: (code - (2^bits - 1) / 2) × the group's step."""
 
     kind = "quantised"
-    settings = ("num_rows", "width", "bits", "group_size")
 
     def __init__(self, num_rows: int, width: int, bits: int = 4, group_size: int = 32) -> None:
         super().__init__(num_rows, width)
@@ -90,7 +89,6 @@ class MixedBitRows(Rows):
     """Columns come in ``runs`` of [bits, columns]; a number is one of its run's 2^bits levels × its column's scale."""
 
     kind = "mixed bits"
-    settings = ("num_rows", "runs")
 
     def __init__(self, num_rows: int, runs: Sequence[Sequence[int]]) -> None:
         super().__init__(num_rows, sum(columns for _, columns in runs))

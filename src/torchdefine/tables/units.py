@@ -27,7 +27,6 @@ class UnitRows(Rows):
     """(V × r) through a unit, such as DeFINE's or an MLP, to (V × m)."""
 
     kind = "unit"
-    settings = ("factor", "config")
 
     def __init__(self, factor: Rows, config: Any) -> None:
         """``config`` is of a kind in ``UNITS``, or its plain values, as a file has them."""

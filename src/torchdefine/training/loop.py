@@ -16,13 +16,12 @@ from torchdefine.errors import MachineError, UserError
 from torchdefine.modes import prepare
 from torchdefine.spelling import option
 from torchdefine.training.averaging import StalledAveragingConfig, WeightAverage, stalled
-from torchdefine.training.batches import TrainingData
 from torchdefine.training.checkpoint import Checkpoint, Position, checkpoint_of, restore, weights_of
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation, perplexity
 from torchdefine.training.precision import Precision
 from torchdefine.training.progress import Reporter
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import StepParts, TrainingData, TrainingStep
 
 CURE = "in a new run, try a smaller optim.lr, a schedule.warmup or a smaller optim.clip"
 """Advice for a run that diverges."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, nn
 
-from torchdefine.config import setting
+from torchdefine.config import rate, setting
 from torchdefine.context import ContextModel, State
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.token_embedding import count_distinct, count_parameters, embedded
@@ -21,11 +21,8 @@ from torchdefine.output.linear_cross_entropy import Reduction
 class LanguageLossConfig(LossConfig):
     """What training adds to the plain cross-entropy of a language model; evaluation uses none of it."""
 
-    output_dropout: float = setting(
-        0.0,
-        "Dropout rate of the context model's outputs, with one mask for all positions; a Transformer-XL has its own.",
-        at_least=0,
-        below=1,
+    output_dropout: float = rate(
+        "Dropout rate of the context model's outputs, with one mask for all positions; a Transformer-XL has its own."
     )
     activation_penalty: float = setting(
         0.0, "Weight of the mean square of the vectors that the output layer sees.", at_least=0

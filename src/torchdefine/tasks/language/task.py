@@ -24,9 +24,9 @@ from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_
 from torchdefine.tasks.language.model import LanguageModel
 from torchdefine.tasks.language.recipe import LanguageRecipe, LanguageTrainConfig
 from torchdefine.tasks.language.run import MANY_UNKNOWN, LanguageRun
-from torchdefine.training.batches import Batch, Part, TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
+from torchdefine.training.step import Batch, Part, TrainingData
 
 
 @register_task

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from torchdefine.data.bitext import one_line
 from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 from torchdefine.files import Progress
 from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.tasks.translation.beam import BeamConfig, Hypothesis, TargetTokens, beam_search, sample_targets
@@ -29,8 +29,7 @@ class TranslationOptions:
     n_best: int = 1
 
     def __post_init__(self) -> None:
-        if self.n_best < 1:
-            raise UserError(f"n_best is {self.n_best}, but must be at least 1.")
+        check_count("n_best", self.n_best)
         if self.seed < 0:
             raise UserError(f"The seed is {self.seed}, but must not be negative: use 1, say.")
         if self.sampling is None and self.n_best > self.beam.size:

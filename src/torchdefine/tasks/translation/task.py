@@ -21,9 +21,9 @@ from torchdefine.tasks.translation.lines import require_packages
 from torchdefine.tasks.translation.model import Translator
 from torchdefine.tasks.translation.recipe import TranslationRecipe, TranslationTrainConfig
 from torchdefine.tasks.translation.run import TranslationRun, evaluate_pairs
-from torchdefine.training.batches import Batch, Part, TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
+from torchdefine.training.step import Batch, Part, TrainingData
 
 
 @register_task
