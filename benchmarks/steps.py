@@ -37,7 +37,7 @@ from torchdefine.recipe import load_recipe, merged
 from torchdefine.tasks.language import build_language_model
 from torchdefine.tasks.translation import TranslationRecipe, build_translator
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import Batch, Part, StepParts, TrainingStep
+from torchdefine.training.step import Batch, Part, TrainingStep
 
 RATE = 1e-5  # so small that the same batch over and over leads nowhere
 NO_GPU = "it needs a CUDA device"
@@ -129,7 +129,7 @@ def our_step(recipe: Any, place: Place, recorded: bool) -> Prepared:
     precision = Precision(recipe.train.precision, place.device)
     optimizer = recipe.optim.build(model.parameters(), place.device)
     rows = len(place.inputs[0])
-    step = TrainingStep(StepParts(model, model, optimizer, precision), [rows], recipe.optim.clip, recorded)
+    step = TrainingStep(model, model, optimizer, precision, [rows], recipe.optim.clip, recorded)
 
     def facts() -> dict[str, Any]:
         counted = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision.name}

@@ -206,8 +206,7 @@ def task_names() -> list[str]:
 
 
 def _default() -> str:
-    default: str = import_module("torchdefine.tasks").DEFAULT
-    return default
+    return import_module("torchdefine.tasks").DEFAULT
 
 
 def _own() -> list[str]:

@@ -99,10 +99,10 @@ def test_none_is_a_value_where_the_setting_has_one_of_that_name(tmp_path: Path) 
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe.to_yaml())
     assert load_recipe(str(path)) == recipe
-    shown = {one.name: one for one in explain(UnitConfig)}
-    assert shown["skip"].default == "mix"
-    assert shown["skip"].explanation.endswith("One of mix, concat, residual, none.")
-    assert shown["max_groups"].default == "none"
+    shown = {name: (explanation, default) for name, explanation, default in explain(UnitConfig)}
+    assert shown["skip"][1] == "mix"
+    assert shown["skip"][0].endswith("One of mix, concat, residual, none.")
+    assert shown["max_groups"][1] == "none"
     for given, wanted in (("none", "none"), ("null", None), (None, None), ("mix", "mix")):
         assert convert(Literal["mix", "none"] | None, given, "unit.skip") == wanted
 

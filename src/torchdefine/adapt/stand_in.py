@@ -37,8 +37,7 @@ class Face:
 
     @property
     def padding_idx(self) -> int | None:
-        found: int | None = self.stand_in.table.padding_idx
-        return found
+        return self.stand_in.table.padding_idx
 
     def forward(self, ids: Tensor) -> Tensor:
         vectors: Tensor = self.stand_in.vectors(ids)  # (…, m)

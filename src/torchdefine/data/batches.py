@@ -10,7 +10,6 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -92,17 +91,6 @@ def shard(batch_size: int, rank: int, world_size: int) -> slice:
     return slice(rank * own, (rank + 1) * own)
 
 
-class Segment(NamedTuple):
-    """The tokens of one step: ``length`` of every row from ``start`` on."""
-
-    start: int
-    length: int
-
-    @property
-    def begins_epoch(self) -> bool:
-        return self.start == 0
-
-
 class SegmentPlan:
     """Cuts rows of ``row_length`` tokens into segments; any step can be asked for, in any order.
 
@@ -116,11 +104,11 @@ class SegmentPlan:
         self._ends = [0]  # steps done after each epoch, as far as they were asked for
         self._cuts = lru_cache(maxsize=2)(self._draw_cuts)
 
-    def segment(self, step: int) -> Segment:
-        """The segment of step ``step``, counted from 0."""
+    def segment(self, step: int) -> tuple[int, int]:
+        """Where the segment of step ``step`` (from 0) starts in every row, and its length; an epoch begins at 0."""
         epoch = self._epoch_of(step)
         cuts, index = self._cuts(epoch), step - self._ends[epoch]
-        return Segment(int(cuts[index]), int(cuts[index + 1] - cuts[index]))
+        return int(cuts[index]), int(cuts[index + 1] - cuts[index])
 
     def steps_in(self, epochs: float) -> int:
         """How many steps that many epochs take, rounded up to a whole step."""

@@ -30,8 +30,7 @@ class UnitVariance(nn.Module):
 
     def used_weight(self) -> Tensor:
         """The weight that the input is multiplied by."""
-        weight: Tensor = self.weight if self.gain == 1.0 else self.weight * self.gain
-        return weight
+        return self.weight if self.gain == 1.0 else self.weight * self.gain
 
     def used_bias(self) -> Tensor | None:
         return self.bias if self.bias is None or self.gain == 1.0 else self.bias * self.gain

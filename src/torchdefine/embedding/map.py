@@ -154,8 +154,7 @@ def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
     """
     if each_once and ids.is_cuda:
         return table.weight.index_select(0, ids.reshape(-1)).view(*ids.shape, table.embedding_dim)
-    rows: Tensor = table(ids.int() if ids.is_cuda else ids)  # backward sorts them, byte by byte: fewer bytes
-    return rows
+    return table(ids.int() if ids.is_cuda else ids)  # backward sorts them, byte by byte: fewer bytes
 
 
 class StandardMap(nn.Module):

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
-from torchdefine.embedding.dense import DenseMLP, DenseProjection
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import LooksUp, finished_table
-from torchdefine.embedding.unit import DefineUnit, ExpansionLayer
+from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, ExpansionLayer
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
 
@@ -156,8 +155,7 @@ def embedded(embedding: TokenEmbedding, ids: Tensor, distinct: int | None = None
         pays = distinct <= MOST_DIFFERENT * ids.numel()
     shares = embedding.shares and embedding.looked_up is None and not torch.compiler.is_compiling()
     if not (shares and pays and ids.numel() >= FEWEST_IDS):
-        vectors: Tensor = embedding(ids)
-        return vectors
+        return embedding(ids)
     types, places = distinct_ids(ids, distinct)
     return F.embedding(places, embedding(types, each_once=True))
 

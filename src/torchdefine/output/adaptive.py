@@ -218,8 +218,7 @@ class AdaptiveSoftmax(BandedSoftmax):
 
     @property
     def map(self) -> AdaptiveMap:
-        map_layer: AdaptiveMap = self._map[0]
-        return map_layer
+        return self._map[0]
 
     @property
     def ranks(self) -> Tensor | None:

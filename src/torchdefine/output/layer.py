@@ -309,8 +309,7 @@ class FullSoftmax(MapSoftmax):
     @property
     def weight(self) -> Tensor:
         """The output matrix, (V, map_dim): tied or own."""
-        weight: Tensor = self._map[0].table.weight
-        return weight
+        return self._map[0].table.weight
 
     def losses(self, hidden: Tensor, targets: Targets) -> Tensor:
         rows, table = self._projected(self._rows(hidden)), Table(self.weight, self._checked_bias())

@@ -131,8 +131,7 @@ def table_losses(hidden: Tensor, table: Table, targets: Targets, tokens_at_once:
     if targets.per_token or not torch.is_grad_enabled():
         losses: Tensor = _Losses.apply(hidden, *table, False, *task)
         return losses if targets.per_token else losses.sum()
-    total: Tensor = _Losses.apply(hidden, *table, True, *task)
-    return total
+    return _Losses.apply(hidden, *table, True, *task)
 
 
 Task = tuple[Tensor, Tensor, float, int, torch.dtype]

@@ -26,7 +26,7 @@ from torchdefine.files import (
 )
 from torchdefine.recipe import FILE_ENDINGS, RUN_SETTINGS_FILE, load_recipe, recipe_names
 from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
-from torchdefine.spelling import option
+from torchdefine.spelling import option, some
 from torchdefine.task import Tokens
 from torchdefine.training.checkpoint import Checkpoint
 
@@ -221,13 +221,7 @@ class RunFolder:
             missing += [f"data.{name}" for name in OF_THE_DATA if name not in (result["data"] or {})]
         if missing:
             raise UserError(f"{self.result} is damaged: it lacks {', '.join(missing)}.")
-        restored: dict[str, Any] = _restored(result)
-        return restored
-
-
-def some(names: Sequence[str], most: int) -> str:
-    """The first of some names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+        return _restored(result)
 
 
 def _of_this_version(path: Path) -> dict[str, Any]:

@@ -87,8 +87,7 @@ class Run:
     @property
     def embedding(self) -> TokenEmbedding:
         """The embedding that pictures and neighbours show; for a translator, that of the target side."""
-        found: TokenEmbedding = list(self.model.embeddings().values())[-1]
-        return found
+        return list(self.model.embeddings().values())[-1]
 
     @property
     def names_of_tokens(self) -> Tokenization | None:

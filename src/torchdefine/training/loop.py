@@ -21,7 +21,7 @@ from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation, perplexity
 from torchdefine.training.precision import Precision
 from torchdefine.training.progress import Reporter
-from torchdefine.training.step import StepParts, TrainingData, TrainingStep
+from torchdefine.training.step import TrainingData, TrainingStep
 
 CURE = "in a new run, try a smaller optim.lr, a schedule.warmup or a smaller optim.clip"
 """Advice for a run that diverges."""
@@ -113,7 +113,10 @@ class Trainer:
         if recipe.averaging.kind == "always":
             self.average.start()
         self.step = TrainingStep(
-            StepParts(model, processes.wrap(model), optimizer, self.precision),
+            model,
+            processes.wrap(model),
+            optimizer,
+            self.precision,
             [data.rows_per_part] * config.accumulate,
             recipe.optim.clip,
             recorded=config.cuda_graphs and processes.count == 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -63,23 +63,24 @@ class TrainingData(Protocol):
         ...
 
 
-class StepParts(NamedTuple):
-    """What a step works on."""
-
-    model: Any
-    """Makes carried states and hints."""
-    module: nn.Module
-    """The model, or what wraps it: called with a part's inputs, the state and the hint."""
-    optimizer: torch.optim.Optimizer
-    precision: Precision
-
-
 class TrainingStep:
     """Updates the weights by one batch at a time and keeps, on the device, what the log will ask for."""
 
-    def __init__(self, parts: StepParts, rows: Sequence[int], clip: float | None, recorded: bool) -> None:
-        """``rows`` is the batch size of each part's carried state; ``recorded`` allows CUDA graphs on a GPU."""
-        self.model, self.module, self.optimizer, self.precision = parts
+    def __init__(
+        self,
+        model: Any,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        rows: Sequence[int],
+        clip: float | None,
+        recorded: bool,
+    ) -> None:
+        """``module`` is the model, or what wraps it: called with a part's inputs, the carried state and the hint.
+
+        ``rows`` is the batch size of each part's carried state; ``recorded`` allows CUDA graphs on a GPU.
+        """
+        self.model, self.module, self.optimizer, self.precision = model, module, optimizer, precision
         self.device = self.precision.device
         self.clip = math.inf if clip is None else clip
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
