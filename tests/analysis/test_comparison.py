@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from docs.draw_figures import draw_plan
 
-from tests.analysis.stopping import StopAt
+from tests.training.test_loop import StopAt
 from torchdefine import train
 from torchdefine.analysis.comparison import Comparison, compare_runs
 from torchdefine.analysis.run_summary import RunSummary
@@ -338,7 +339,12 @@ def test_a_translator_beside_a_language_model(runs: list[Path]) -> None:
 
 def test_an_unfinished_run_is_shown_as_such(runs: list[Path], recipe_file: Path, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        train(recipe_file, out=tmp_path / "early", train={"seed": 1, "steps": 20, "eval_every": 5}, reporter=StopAt(7))
+        train(
+            recipe_file,
+            out=tmp_path / "early",
+            train={"seed": 1, "steps": 20, "eval_every": 5},
+            reporter=StopAt(7, signal.SIGTERM),
+        )
     comparison = compare_runs([*runs, tmp_path / "early"])
     assert column(comparison, "run") == ["seed-1", "seed-2", "early (unfinished)"]
     assert column(comparison, "test")[2] == "–"

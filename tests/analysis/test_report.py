@@ -5,6 +5,7 @@ import logging
 import math
 import re
 import shutil
+import signal
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.stopping import StopAt
+from tests.training.test_loop import StopAt
 from torchdefine import load_run, train
 from torchdefine.analysis.correlation import CorrelationMap, layout_rows, standard_table
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours, readable_token
@@ -36,9 +37,9 @@ def runs(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     train(recipe_file, out=folder / "standard", embedding={"kind": "standard", "map_dim": 16}, **plain)
     train(recipe_file, out=folder / "projected", embedding={"kind": "projective", "map_dim": 16}, **plain)
     with pytest.raises(Interrupted):
-        train(recipe_file, out=folder / "one-point", train={"steps": 200}, reporter=StopAt(28))
+        train(recipe_file, out=folder / "one-point", train={"steps": 200}, reporter=StopAt(28, signal.SIGTERM))
     with pytest.raises(Interrupted):
-        train(recipe_file, out=folder / "early", train={"steps": 200}, reporter=StopAt(7))
+        train(recipe_file, out=folder / "early", train={"steps": 200}, reporter=StopAt(7, signal.SIGTERM))
     shutil.copytree(folder / "early", folder / "no-weights")
     shutil.rmtree(folder / "no-weights" / "last")
     shutil.copytree(folder / "no-weights", folder / "nothing")
