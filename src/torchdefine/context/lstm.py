@@ -24,9 +24,7 @@ class LSTMConfig(Config):
     kind: str = "lstm"
     layers: int = setting(1, "How many layers.", at_least=1)
     hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1)
-    output_dim: int | None = setting(
-        None, "Width of the last layer; with tied weights map_dim, else hidden_dim.", at_least=1
-    )
+    output_dim: int | None = setting(None, "Width of the last layer; else hidden_dim, or map_dim if tied.", at_least=1)
     input_dropout: float = rate("Dropout rate of the inputs of the first layer.")
     hidden_dropout: float = rate("Dropout rate between the layers.")
     recurrent_dropout: float = rate("Dropout rate of the recurrent weights of every layer.")

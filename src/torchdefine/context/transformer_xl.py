@@ -84,14 +84,10 @@ class TransformerXL(Prepared):
         super().__init__()
         self.config = config = config or TransformerXLConfig()
         if input_dim < 2 or input_dim % 2:
-            raise UserError(
-                f"The vectors are {input_dim} wide, but half of a distance's features are sines and half cosines: "
-                f"use an even width, such as {max(input_dim + input_dim % 2, 2)}."
-            )
+            problem = f"The vectors are {input_dim} wide, but half of a distance's features are sines and half cosines"
+            raise UserError(f"{problem}: use an even width, such as {max(input_dim + input_dim % 2, 2)}.")
         if config.head_dim is None and input_dim % config.heads:
-            raise UserError(
-                f"{config.heads} heads do not divide vectors {input_dim} wide: set context.head_dim, or other heads."
-            )
+            raise UserError(f"{config.heads} heads do not divide the width {input_dim}: set context.head_dim or heads.")
         self.input_dim = self.output_dim = input_dim
         self.reach = Reach(config.memory, config.same_length, config.clamp)
         self.evaluation = Reach(config.eval_memory or config.memory, config.eval_same_length, config.eval_clamp)

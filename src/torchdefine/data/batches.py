@@ -50,10 +50,8 @@ class TokenStreams:
         check_count("The batch size", batch_size)
         length = math.ceil(len(tokens) / batch_size) if pad else len(tokens) // batch_size
         if length < 1:
-            raise UserError(
-                f"The text has {len(tokens)} tokens, too few for a batch of {batch_size}: "
-                "use a smaller batch size (train.batch_size) or a longer text."
-            )
+            problem = f"The text has {len(tokens)} tokens, too few for a batch of {batch_size}"
+            raise UserError(f"{problem}: use a smaller batch size (train.batch_size) or a longer text.")
         kept = range(batch_size)[rows or slice(None)]
         held = np.full((len(kept), length + 1), IGNORE, dtype=np.int32)  # half the memory of int64, and ids fit
         for row, start in zip(held, (index * length for index in kept), strict=True):

@@ -33,12 +33,8 @@ BITEXT_LAYOUT = (
 class DataConfig(Config):
     """What the data of every task have."""
 
-    corpus: str = setting(
-        "wikitext-2-shuffled", "A named corpus, or a folder with train, valid and test text.", path=True
-    )
-    tokenizer: str | None = setting(
-        None, "A tokenizers file (BPE) to use instead of a vocabulary of its own.", path=True
-    )
+    corpus: str = setting("wikitext-2-shuffled", "A named corpus or a folder of train, valid and test text.", path=True)
+    tokenizer: str | None = setting(None, "A tokenizers file (BPE) in place of a vocabulary of its own.", path=True)
     vocabulary_size: int | None = setting(
         None, "Size of the published vocabulary, for `params` to count with; training goes by its own text.", at_least=1
     )

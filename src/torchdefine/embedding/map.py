@@ -72,9 +72,7 @@ class ProjectiveConfig(MapConfig):
 
     kind: str = "projective"
     output_dim: int | None = setting(None, "Width of the vectors; the unit's embedding_dim, else map_dim.", at_least=1)
-    projection_std: float | None = setting(
-        None, "Standard deviation of the fresh projection; 1 / sqrt(map_dim) by default.", above=0
-    )
+    projection_std: float | None = setting(None, "Standard deviation of its matrix; else 1 / sqrt(map_dim).", above=0)
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> ProjectiveMap:
         output_dim = self.output_dim or width or self.map_dim
@@ -233,6 +231,4 @@ def resized_table(table: nn.Embedding, num_embeddings: int, std: float) -> nn.Em
 def check_resize(num_embeddings: int, padding_idx: int | None) -> None:
     check_table(num_embeddings, 1, None)
     if padding_idx is not None and padding_idx >= num_embeddings:
-        raise UserError(
-            f"{num_embeddings} rows would lose the padding row {padding_idx}: keep at least {padding_idx + 1}."
-        )
+        raise UserError(f"{num_embeddings} rows would lose padding row {padding_idx}: keep at least {padding_idx + 1}.")

@@ -121,10 +121,8 @@ class OutputLayer(nn.Module, ABC):
         """
         check_loss_options(reduction, label_smoothing)
         if targets.shape != hidden.shape[:-1]:
-            raise UserError(
-                f"targets have the shape {tuple(targets.shape)}, but hidden needs {tuple(hidden.shape[:-1])}: "
-                f"give one id for each vector."
-            )
+            problem = f"targets have the shape {tuple(targets.shape)}, but hidden needs {tuple(hidden.shape[:-1])}"
+            raise UserError(f"{problem}: give one id for each vector.")
         if self.any_order and reduction != "none":
             hidden, targets = self._as_they_lie(hidden, targets)
         ids, counted = checked_targets(targets.reshape(-1), ignore_index, self.num_embeddings)
@@ -158,10 +156,8 @@ class OutputLayer(nn.Module, ABC):
     def _rows(self, hidden: Tensor) -> Tensor:
         """Any leading dimensions as one: (…, hidden_dim) → (T, hidden_dim)."""
         if hidden.ndim == 0 or hidden.shape[-1] != self.hidden_dim:
-            raise UserError(
-                f"hidden has the shape {tuple(hidden.shape)}, but its last dimension must be {self.hidden_dim}: "
-                f"build the layer with another hidden_dim, or transpose."
-            )
+            problem = f"hidden has the shape {tuple(hidden.shape)}, but its last dimension must be {self.hidden_dim}"
+            raise UserError(f"{problem}: build the layer with another hidden_dim, or transpose.")
         return hidden.reshape(-1, self.hidden_dim)
 
     def _as_they_lie(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,10 +230,8 @@ class MapSoftmax(OutputLayer):
     def _checked_bias(self) -> Tensor | None:
         """Refuse a bias that did not follow when the table that it belongs to was resized."""
         if self.bias is not None and len(self.bias) != self.num_embeddings:
-            raise UserError(
-                f"The output layer has {len(self.bias)} biases, but its table {self.num_embeddings} rows: "
-                f"call resize({self.num_embeddings}) here too."
-            )
+            problem = f"The output layer has {len(self.bias)} biases, but its table {self.num_embeddings} rows"
+            raise UserError(f"{problem}: call resize({self.num_embeddings}) here too.")
         return self.bias
 
 
@@ -257,10 +251,8 @@ class FullConfig(OutputConfig):
 
     def check(self, embedding: MapConfig) -> None:
         if self.tied and isinstance(embedding, AdaptiveConfig):
-            raise UserError(
-                "A tied full output does not fit an adaptive embedding: use output.kind adaptive, another "
-                "embedding.kind, or output.tied false."
-            )
+            problem = "A tied full output does not fit an adaptive embedding"
+            raise UserError(f"{problem}: use output.kind adaptive, another embedding.kind, or output.tied false.")
 
     def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> FullSoftmax:
         if not self.tied:
@@ -293,10 +285,8 @@ class FullSoftmax(MapSoftmax):
         if (map_layer is None) == (num_embeddings is None):
             raise UserError("A softmax needs either a map_layer to tie to or num_embeddings for its own table.")
         if map_layer is not None and not isinstance(map_layer, StandardMap | ProjectiveMap):
-            raise UserError(
-                f"A full softmax ties to a standard or projective map, not to {type(map_layer).__name__}: "
-                f"pass the embedding's map, or use AdaptiveSoftmax for an adaptive one."
-            )
+            problem = f"A full softmax ties to a standard or projective map, not to {type(map_layer).__name__}"
+            raise UserError(f"{problem}: pass the embedding's map, or use AdaptiveSoftmax for an adaptive one.")
         super().__init__(hidden_dim, map_layer)
         if num_embeddings is not None:
             self.own_map = StandardMap(num_embeddings, hidden_dim)

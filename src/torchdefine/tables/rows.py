@@ -95,10 +95,8 @@ def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
     too_small = after < before / 2
     if too_small or not bool(torch.isfinite(stored).all()):
         size, way = ("small", "multiply") if too_small else ("large", "divide")
-        raise UserError(
-            f"The table needs numbers as {size} as {float(values.abs().max()):.1e}, which float16 cannot hold: {way} "
-            "it by a number and undo that in its vectors, or store it as float32."
-        )
+        problem = f"The table needs numbers as {size} as {float(values.abs().max()):.1e}, which float16 cannot hold"
+        raise UserError(f"{problem}: {way} it by a number and undo that in its vectors, or store it as float32.")
     return stored
 
 

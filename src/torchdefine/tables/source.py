@@ -58,10 +58,8 @@ class Source:
         if shape != (width, width):
             raise UserError(f"The sensitivity has the shape {shape}, but rows are {width} wide.")
         if not bool(torch.isfinite(self.sensitivity).all()) or not float(self.sensitivity.diagonal().mean()) > 0:
-            raise UserError(
-                "The sensitivity has values that are not finite, or nothing above zero on its diagonal: measure it "
-                "again by Behaviour.sensitivity."
-            )
+            problem = "The sensitivity has values that are not finite, or nothing above zero on its diagonal"
+            raise UserError(f"{problem}: measure it again by Behaviour.sensitivity.")
 
     @classmethod
     def of(cls, table: TableLike | Source, **known: Any) -> Source:

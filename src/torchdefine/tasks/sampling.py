@@ -10,10 +10,7 @@ from torch import Tensor
 
 from torchdefine.errors import MachineError, UserError, check_count
 
-NO_PROBABILITIES = (
-    "The model gives no token a probability, so nothing can be found: its weights are damaged, or its training had "
-    "diverged."
-)
+NO_PROBABILITIES = "The model gives no token a probability: its weights are damaged, or its training had diverged."
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,7 @@ def draw_rows(log_probs: Tensor, options: SamplingOptions, uniform: Tensor) -> T
     if options.forbidden:
         vocabulary = log_probs.shape[-1]
         if outside := [token for token in options.forbidden if not 0 <= token < vocabulary]:
-            raise UserError(
-                f"The forbidden token {outside[0]} is outside the vocabulary of {vocabulary}: leave it out."
-            )
+            raise UserError(f"The forbidden token {outside[0]} is outside the vocabulary of {vocabulary}: omit it.")
         if len(set(options.forbidden)) == vocabulary:
             raise UserError(f"All {vocabulary} tokens are forbidden, so none can be drawn: forbid fewer.")
         log_probs = log_probs.clone()

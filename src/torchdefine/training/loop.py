@@ -40,13 +40,9 @@ class TrainConfig(Config):
     compile: bool = setting(False, "Run the embedding and a Transformer-XL's layers through torch.compile.")
     cuda_graphs: bool = setting(True, "With one process on a GPU, replay each kind of step as a CUDA graph.")
     start_from: str | None = setting(None, "A run from whose best weights this one starts: fine-tuning.", path=True)
-    early_stopping: int | None = setting(
-        None, "End the run when validation is worse than the best before the last N.", at_least=0
-    )
+    early_stopping: int | None = setting(None, "End when worse than the best validation before the last N.", at_least=0)
     seed: int = setting(1, "Decides initial weights, dropout and the order of the data.", at_least=0, below=2**62)
-    eval_every: int = setting(
-        0, "Steps between validations; 0 for once an epoch, or for five in a run of fewer steps.", at_least=0
-    )
+    eval_every: int = setting(0, "Steps between validations; 0: once an epoch, or five in a shorter run.", at_least=0)
     log_every: int = setting(50, "Steps between lines of the log.", at_least=1)
     checkpoint_every: int = setting(500, "Steps between checkpoints to go on from.", at_least=1)
     keep: int = setting(0, "How many of the latest validations' weights stay, for `average`.", at_least=0)

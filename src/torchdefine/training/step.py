@@ -90,10 +90,8 @@ class TrainingStep:
         with self.precision.autocast():  # a memory may be kept in the dtype that products read it in
             initial = [self.model.initial_state(size) for size in rows]
         if any(tensor.requires_grad for tensor in flat_tensors(initial)):
-            raise UserError(
-                "The context model's initial state wants a gradient, which carried states never bring: let "
-                "initial_state give zeros, and let forward add what is to be learned."
-            )
+            problem = "The context model's initial state wants a gradient, which carried states never bring"
+            raise UserError(f"{problem}: let initial_state give zeros, and let forward add what is to be learned.")
         self.carried = [own_copy(state) for state in initial]
         self.summed_loss = torch.zeros((), device=self.device)
         """The sum over the steps since it was last set to zero."""
@@ -105,8 +103,9 @@ class TrainingStep:
         self._graphs = CudaGraphs(self.compute, self.device, self._forget_recorded) if recorded and on_gpu else None
 
     def __call__(self, batch: Batch, rate: float) -> None:
-        if batch.begins_text:
-            self.forget_context()
+        if batch.begins_text:  # the carried states start empty again
+            for state, size in zip(self.carried, self.rows, strict=True):
+                copy_state(state, self.model.initial_state(size))
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)  # a CUDA graph reads it from there
@@ -121,11 +120,6 @@ class TrainingStep:
     def recorded_kinds(self) -> int:
         """How many kinds of steps are replayed from a CUDA graph by now."""
         return 0 if self._graphs is None else self._graphs.recorded_kinds
-
-    def forget_context(self) -> None:
-        """Begin with an empty state, as at the start of a text."""
-        for state, size in zip(self.carried, self.rows, strict=True):
-            copy_state(state, self.model.initial_state(size))
 
     def compute(self, inputs: Sequence[tuple[Tensor, ...]], hints: Sequence[Hint]) -> None:
         """All of the step that runs on the device; every result goes into tensors that existed before."""

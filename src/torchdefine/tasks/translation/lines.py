@@ -33,9 +33,7 @@ class TranslationOptions:
         if self.seed < 0:
             raise UserError(f"The seed is {self.seed}, but must not be negative: use 1, say.")
         if self.sampling is None and self.n_best > self.beam.size:
-            raise UserError(
-                f"A beam of {self.beam.size} has no {self.n_best} best translations: use one of {self.n_best} or more."
-            )
+            raise UserError(f"A beam of {self.beam.size} has no {self.n_best} translations: use {self.n_best} or more.")
 
 
 @dataclass(frozen=True)
@@ -124,17 +122,13 @@ class TranslationScores:
 def require_packages() -> None:
     """Called before any long work that ends with scores."""
     if missing := [name for name in ("tokenizers", "sacrebleu") if find_spec(name) is None]:
-        raise UserError(
-            f"Translation needs {' and '.join(missing)}, for subwords and BLEU: pip install 'torchdefine[mt]'."
-        )
+        raise UserError(f"Translation needs {' and '.join(missing)}: pip install 'torchdefine[mt]'.")
 
 
 def score_translations(translations: Sequence[str], references: Sequence[str]) -> TranslationScores:
     """Corpus BLEU and chrF of detokenised text against one reference a line."""
     if len(translations) != len(references):
-        raise UserError(
-            f"There are {len(translations):,} translations and {len(references):,} references: give one a line."
-        )
+        raise UserError(f"{len(translations):,} translations need as many references, not {len(references):,}.")
     if not translations:
         raise UserError("There are no translations to score.")
     require_packages()
