@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -79,9 +79,7 @@ class LSTM(nn.Module):
         self.input_dim = input_dim
         self.output_dim = output_dim or config.output_dim or config.hidden_dim
         widths = [input_dim, *[config.hidden_dim] * (config.layers - 1), self.output_dim]
-        self.layers: Any = nn.ModuleList(
-            LSTMLayer(a, b, config.recurrent_dropout) for a, b in itertools.pairwise(widths)
-        )
+        self.layers: Any = nn.ModuleList(LSTMLayer(a, b, config.recurrent_dropout) for a, b in pairwise(widths))
 
     def initial_state(self, batch_size: int) -> LSTMState:
         zeros, shapes = next(self.parameters()).new_zeros, [(1, batch_size, layer.hidden_size) for layer in self.layers]

@@ -167,8 +167,7 @@ def distinct_ids(ids: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
     are fixed and spare places repeat id 0; it must not be smaller than the number of different ids. Ids are below 2³¹.
     """
     if room is None:
-        distinct, places = torch.unique(ids, return_inverse=True)
-        return distinct, places
+        return torch.unique(ids, return_inverse=True)
     ordered, order = ids.reshape(-1).int().sort()  # a GPU sorts byte by byte: four of them, not eight
     ranks = F.pad((ordered[1:] != ordered[:-1]).long(), (1, 0)).cumsum(0)  # (N,)
     places = torch.empty_like(ordered).scatter_(0, order, ranks.int())

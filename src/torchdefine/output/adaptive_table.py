@@ -26,9 +26,7 @@ class AdaptiveTableConfig(OutputConfig):
 
     kind: str = "adaptive-table"
     cutoffs: tuple[int, ...] = setting((20_000, 40_000, 200_000), "Frequency ranks at which the later bands start.")
-    tied_projections: tuple[bool, ...] = setting(
-        (), "For each of these bands, whether it takes the projection of a projective embedding; none does by default."
-    )
+    tied_projections: tuple[bool, ...] = setting((), "Of each band: whether it takes the embedding's projection.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

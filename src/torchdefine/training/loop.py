@@ -34,9 +34,7 @@ class TrainConfig(Config):
     epochs: float | None = setting(None, "Passes over the training text; 1 if no steps are given.", above=0)
     steps: int | None = setting(None, "Steps, instead of epochs.", at_least=1)
     accumulate: int = setting(1, "Gradient accumulation: parts of a step, one after another.", at_least=1)
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting(
-        "fp32", "Mixed precision: the arithmetic of the matrix products on a GPU; a CPU computes in fp32."
-    )
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting("fp32", "Mixed precision; a CPU computes in fp32.")
     compile: bool = setting(False, "Run the embedding and a Transformer-XL's layers through torch.compile.")
     cuda_graphs: bool = setting(True, "With one process on a GPU, replay each kind of step as a CUDA graph.")
     start_from: str | None = setting(None, "A run from whose best weights this one starts: fine-tuning.", path=True)

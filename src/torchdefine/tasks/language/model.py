@@ -67,12 +67,7 @@ class LanguageModel(nn.Module):
         return self.context(vectors, state)
 
     def forward(
-        self,
-        ids: Tensor,
-        targets: Tensor,
-        state: State,
-        reduction: Reduction = "mean",
-        hint: HostHint | None = None,
+        self, ids: Tensor, targets: Tensor, state: State, reduction: Reduction = "mean", hint: HostHint | None = None
     ) -> tuple[Losses, State]:
         """The losses in nats of predicting ``targets`` (B, T), each the token after its id, and the state after."""
         distinct, bands = hint or HostHint()
