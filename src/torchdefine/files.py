@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from torchdefine.errors import MachineError, UserError, in_a_line
+from torchdefine.errors import MachineError, UserError
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) now and then during long work, and at its end with (total, total)."""
@@ -225,7 +225,8 @@ def reading_safetensors(path: Path, *, if_missing: str, if_damaged: str) -> Iter
     except UserError:
         raise
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged or cut short ({in_a_line(error)}): {if_damaged}.") from None
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} is damaged or cut short ({reason}): {if_damaged}.") from None
 
 
 def sha256_of(path: Path) -> str:
@@ -241,12 +242,6 @@ def read_text(path: Path, kind: str = "file") -> str:
         raise UserError(f"The {kind} {path} does not exist: check its name.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The {kind} {path} cannot be read ({error}).") from None
-
-
-def check_version(where: object, found: Any, known: Any) -> None:
-    """Refuse what another version of the package wrote in another way."""
-    if found != known:
-        raise UserError(f"{where} has format version {found}; this torchdefine reads {known}.")
 
 
 def read_json(path: Path) -> dict[str, Any]:

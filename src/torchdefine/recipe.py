@@ -17,8 +17,7 @@ import yaml
 
 from torchdefine.config import convert, shown
 from torchdefine.errors import UserError
-from torchdefine.files import check_version
-from torchdefine.spelling import did_you_mean, did_you_mean_section, did_you_mean_setting, some
+from torchdefine.spelling import did_you_mean, did_you_mean_section, did_you_mean_setting
 from torchdefine.task import FORMAT_VERSION, Recipe, find_task
 from torchdefine.training.loop import decided_by_validations, for_five_validations
 
@@ -165,7 +164,8 @@ def _recipe_text(name: str) -> tuple[str, str]:
             resume = f"torchdefine train --out {shlex.quote(str(own.parent))} --resume"
             raise UserError(f"{name} is a run and no recipe: go on with it by `{resume}`, or name its recipe, {own}.")
         if below := recipes_below(name):
-            raise UserError(f"{name!r} is no recipe, but some begin so: name one of {some(below, 8)}.")
+            some = ", ".join(below[:8]) + (f" and {len(below) - 8} more" if len(below) > 8 else "")
+            raise UserError(f"{name!r} is no recipe, but some begin so: name one of {some}.")
         close = did_you_mean(name, recipe_names())
         way_out = close if "did you mean" in close else ": `torchdefine recipes` lists them all."
         raise UserError(f"The recipe {name!r} is unknown{way_out}")
@@ -190,7 +190,9 @@ def _parse(name: str, text: str) -> dict[str, Any]:
         raise UserError(f"The recipe {name} is not valid YAML{_yaml_problem(text, error)}.") from None
     if not isinstance(values, dict):
         raise UserError(f"The recipe {name} holds no settings: a mapping of sections was expected.")
-    check_version(f"The recipe {name}", values.get("format_version", FORMAT_VERSION), FORMAT_VERSION)
+    version = values.get("format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION:
+        raise UserError(f"The recipe {name} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
     # A section whose lines are all comments is empty.
     return {name: value for name, value in values.items() if value is not None and name != "format_version"}
 

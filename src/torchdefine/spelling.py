@@ -49,11 +49,6 @@ def did_you_mean_section(name: str, value: Any, known: Iterable[str]) -> str:
     return f": did you mean {' or '.join(meant)}?" if meant else f": use one of {', '.join(sections)}."
 
 
-def some(names: Sequence[str], most: int) -> str:
-    """The first of some names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def closest(name: str, known: Sequence[str]) -> str | None:
     """The known name that is spelt most alike, or one that abbreviates the other: lr and learning_rate."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchdefine.errors import UserError, in_a_line
+from torchdefine.errors import UserError
 from torchdefine.recipe import RUN_SETTINGS_FILE
 
 CONFIG_FILE = "config.json"
@@ -56,7 +56,8 @@ def _readable(what: str, way_out: str) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        raise UserError(f"{what} cannot be read ({in_a_line(error)}): {way_out}.") from None
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise UserError(f"{what} cannot be read ({reason}): {way_out}.") from None
 
 
 def check_carried_over(source: Path, target: Path) -> None:

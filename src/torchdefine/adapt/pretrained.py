@@ -15,7 +15,6 @@ from torchdefine.adapt.swap import swap_of
 from torchdefine.embedding import DeFINE
 from torchdefine.embedding.define import FORMAT as DEFINE_FORMAT
 from torchdefine.errors import UserError
-from torchdefine.files import check_version
 from torchdefine.tables import CompactTable
 
 RECIPE = "torchdefine"
@@ -60,7 +59,11 @@ def recipe_of(model: PreTrainedModel) -> dict[str, Any]:
 
 def rebuild(model: PreTrainedModel, recipe: Mapping[str, Any]) -> None:
     """Give a newly built model the tables that its configuration describes; weights come later."""
-    check_version("The description of this model's tables", recipe.get("version"), RECIPE_VERSION)
+    if recipe.get("version") != RECIPE_VERSION:
+        raise UserError(
+            f"The tables of this model are of version {recipe.get('version')!r}, but this torchdefine reads "
+            f"{RECIPE_VERSION}: use the one that saved it, or a newer one."
+        )
     ties, prefix = ties_of(model), _prefix(model)
     tables = survey(model, model.all_tied_weights_keys)
     swaps = []

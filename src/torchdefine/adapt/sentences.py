@@ -114,14 +114,16 @@ def _longest(model: Any) -> int:
 
 def compared_part(model: Any) -> nn.Module:
     """What gives a sentence's vectors: the model without its head, or its encoder where it has a decoder too."""
-    return model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+    part: nn.Module = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+    return part
 
 
 def encode_batch(model: Any, batch: dict[str, Tensor]) -> Tensor:
     """The mean of the last hidden states over the tokens of each sentence that are not padding, (B, m)."""
     hidden = compared_part(model)(**batch).last_hidden_state  # (B, T, m)
     weights = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)
-    return (hidden * weights).sum(1) / weights.sum(1).clamp_min(1)
+    mean: Tensor = (hidden * weights).sum(1) / weights.sum(1).clamp_min(1)
+    return mean
 
 
 @torch.no_grad()

@@ -37,7 +37,8 @@ class Face:
 
     @property
     def padding_idx(self) -> int | None:
-        return self.stand_in.table.padding_idx
+        found: int | None = self.stand_in.table.padding_idx
+        return found
 
     def forward(self, ids: Tensor) -> Tensor:
         vectors: Tensor = self.stand_in.vectors(ids)  # (…, m)

@@ -9,7 +9,7 @@ from typing import Any
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.data.token_file import LOSS_THAT_COUNTS
 from torchdefine.recipe import Recipe
-from torchdefine.spelling import some
+from torchdefine.run.folder import some
 from torchdefine.task import find_task
 
 SPLITS = ("valid", "test")

@@ -18,7 +18,7 @@ from torchdefine.embedding.plan import Plan, UnitConfig, default_expand_dim, def
 from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
-from torchdefine.files import check_version, read_json, write_json, write_safetensors
+from torchdefine.files import read_json, write_json, write_safetensors
 
 FORMAT = "torchdefine embedding"
 FORMAT_VERSION = 1
@@ -102,9 +102,11 @@ class DeFINE(TokenEmbedding):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        if config.get("format") != FORMAT:
-            raise UserError(f"This is no {FORMAT} but {config.get('format')!r}.")
-        check_version(f"This {FORMAT}", config.get("version"), FORMAT_VERSION)
+        if config.get("format") != FORMAT or config.get("version") != FORMAT_VERSION:
+            raise UserError(
+                f"This is no {FORMAT} of version {FORMAT_VERSION} but {config.get('format')!r}, version "
+                f"{config.get('version')!r}: save it again with a matching torchdefine."
+            )
         unit = UnitConfig.read(config["unit"], "unit")
         embedding = cls.over(map_from_config(config["map"]), unit.embedding_dim, unit)
         embedding.row_dropout = config["row_dropout"]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import torchdefine
 from torchdefine.data import Tokenization, TokenizerPair, load_tokenization
-from torchdefine.errors import MachineError, UserError, in_a_line
+from torchdefine.errors import MachineError, UserError
 from torchdefine.export.card import ExportedFrom, model_card
 from torchdefine.export.formats import ProgramFormat, check_torch, program_format, trace
 from torchdefine.export.program import (
@@ -33,16 +33,7 @@ from torchdefine.export.program import (
     sampled,
     wrong_outputs,
 )
-from torchdefine.files import (
-    Progress,
-    check_version,
-    new_folder,
-    read_json,
-    sha256_of,
-    write_json,
-    write_safetensors,
-    write_text,
-)
+from torchdefine.files import Progress, new_folder, read_json, sha256_of, write_json, write_safetensors, write_text
 
 FORMAT = "torchdefine export"
 FORMAT_VERSION = 1
@@ -106,8 +97,8 @@ def _write_program(program: Program, kind: ProgramFormat, folder: Path) -> dict[
     except (OSError, MemoryError, MachineError):
         raise
     except Exception as error:  # tracers and exporters raise many kinds
-        why = f"could not be exported ({in_a_line(error)})"
-        raise MachineError(f"The {program.name} {why}: try the other format.") from error
+        reason = _in_a_line(error)
+        raise MachineError(f"The {program.name} could not be exported ({reason}): try the other format.") from error
     if not largest <= TOLERANCE:
         raise MachineError(
             f"The exported {program.name} differs from the model by {largest:.1e}, more than {TOLERANCE:.0e}, so "
@@ -168,7 +159,9 @@ def load_export(folder: str | Path) -> LoadedExport:
     facts = read_json(path)
     if facts.get("format") != FORMAT:
         raise UserError(f"{path} is not of an export: {EXPORT_AGAIN}.")
-    check_version(path, facts.get("version"), FORMAT_VERSION)
+    if facts.get("version") != FORMAT_VERSION:
+        found = facts.get("version")
+        raise UserError(f"{folder} is an export of format version {found}; this torchdefine reads {FORMAT_VERSION}.")
     try:
         if not facts["programs"]:
             raise ValueError("no programs")
@@ -193,7 +186,7 @@ def check_export(folder: str | Path) -> LoadedExport:
                 found = program.runner(sampled(program.inputs, sizes, seed))
                 wrong = wrong_outputs(found, program.outputs, sizes)
             except Exception as error:  # of whatever kind: torch and onnxruntime have many
-                wrong = f"an error ({in_a_line(error)})"
+                wrong = f"an error ({_in_a_line(error)})"
             if wrong:
                 raise UserError(f"The program {name} in {folder} gives {wrong}: {EXPORT_AGAIN}.")
     return export
@@ -223,4 +216,8 @@ def _open(folder: Path, name: str, kind: ProgramFormat, facts: Mapping[str, Any]
     try:
         return LoadedProgram(name, inputs, outputs, kind.open(path, inputs))
     except Exception as error:  # of whatever kind: torch and onnxruntime have many
-        raise UserError(f"{path} cannot be opened here ({in_a_line(error)}): {EXPORT_AGAIN}.") from None
+        raise UserError(f"{path} cannot be opened here ({_in_a_line(error)}): {EXPORT_AGAIN}.") from None
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

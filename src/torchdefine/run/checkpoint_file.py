@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdefine.files import check_version, reading_safetensors, write_safetensors
+from torchdefine.errors import UserError
+from torchdefine.files import reading_safetensors, write_safetensors
 from torchdefine.training.checkpoint import Checkpoint
 
 FORMAT_VERSION = "1"
@@ -35,7 +36,9 @@ def read_checkpoint(path: Path, *, only: str | None = None) -> Checkpoint:
         if_damaged="use the run's other checkpoint, or train again",
     ) as file:
         metadata = file.metadata() or {}
-        check_version(path, metadata.get("format_version"), FORMAT_VERSION)
+        version = metadata.get("format_version")
+        if version != FORMAT_VERSION:
+            raise UserError(f"{path} has format version {version}; this torchdefine reads version {FORMAT_VERSION}.")
         names = [name for name in file.keys() if only is None or name.startswith(f"{only}.")]  # noqa: SIM118
         checkpoint = Checkpoint({name: file.get_tensor(name) for name in names}, json.loads(metadata["facts"]))
         checksums = json.loads(metadata["checksums"])

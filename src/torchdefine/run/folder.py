@@ -15,7 +15,6 @@ from typing import Any, Literal
 from torchdefine.errors import UserError
 from torchdefine.files import (
     cache_folder,
-    check_version,
     finite_only,
     is_unfinished,
     locked,
@@ -26,7 +25,7 @@ from torchdefine.files import (
 )
 from torchdefine.recipe import FILE_ENDINGS, RUN_SETTINGS_FILE, load_recipe, recipe_names
 from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
-from torchdefine.spelling import option, some
+from torchdefine.spelling import option
 from torchdefine.task import Tokens
 from torchdefine.training.checkpoint import Checkpoint
 
@@ -221,12 +220,20 @@ class RunFolder:
             missing += [f"data.{name}" for name in OF_THE_DATA if name not in (result["data"] or {})]
         if missing:
             raise UserError(f"{self.result} is damaged: it lacks {', '.join(missing)}.")
-        return _restored(result)
+        restored: dict[str, Any] = _restored(result)
+        return restored
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _of_this_version(path: Path) -> dict[str, Any]:
     values = read_json(path)
-    check_version(path, values.get("format_version"), FORMAT_VERSION)
+    version = values.get("format_version")
+    if version != FORMAT_VERSION:
+        raise UserError(f"{path} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
     return values
 
 

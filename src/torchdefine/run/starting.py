@@ -15,8 +15,8 @@ from torchdefine.errors import UserError
 from torchdefine.files import check_utf8
 from torchdefine.recipe import Recipe, load_recipe, short_name
 from torchdefine.run.checkpoint_file import read_checkpoint
-from torchdefine.run.folder import RunFolder
-from torchdefine.spelling import option, some
+from torchdefine.run.folder import RunFolder, some
+from torchdefine.spelling import option
 from torchdefine.training.checkpoint import load_weights
 from torchdefine.training.distributed import Processes
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchdefine.embedding.map import as_ids, check_table
 from torchdefine.errors import UserError
-from torchdefine.files import check_version, reading_safetensors, write_safetensors
+from torchdefine.files import reading_safetensors, write_safetensors
 from torchdefine.tables.rows import Rows, frozen, rows_from
 
 FORMAT = "torchdefine compact table"
@@ -62,9 +62,11 @@ class CompactTable(torch.nn.Module):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        if config.get("format") != FORMAT:
-            raise UserError(f"This is no {FORMAT} but {config.get('format')!r}.")
-        check_version(f"This {FORMAT}", config.get("version"), FORMAT_VERSION)
+        if config.get("format") != FORMAT or config.get("version") != FORMAT_VERSION:
+            raise UserError(
+                f"This is no {FORMAT} of version {FORMAT_VERSION} but {config.get('format')!r}, version "
+                f"{config.get('version')!r}: make the table again with a matching torchdefine."
+            )
         return cls(rows_from(config["rows"]), padding_idx=config["padding_idx"])
 
     def save(self, path: str | Path, facts: Mapping[str, Any] | None = None) -> None:
