@@ -96,5 +96,5 @@ def test_buckets_reach_every_length() -> None:
 
 
 def test_no_tokens_make_no_batch(bitext: Bitext) -> None:
-    with pytest.raises(UserError, match="number of tokens of a batch is 0"):
+    with pytest.raises(UserError, match="has 0 tokens"):
         batches(bitext, tokens=0)

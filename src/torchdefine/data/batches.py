@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchdefine.data.bitext import SentencePairs
 from torchdefine.data.tokenizer import TokenizerPair
-from torchdefine.errors import UserError, check_count
+from torchdefine.errors import UserError
 
 IGNORE = -100
 """The target of padding; PyTorch's losses leave it out by default."""
@@ -47,7 +47,8 @@ class TokenStreams:
         *,
         pad: bool = False,
     ) -> None:
-        check_count("The batch size", batch_size)
+        if batch_size < 1:
+            raise UserError(f"The batch size is {batch_size}, but must be at least 1.")
         length = math.ceil(len(tokens) / batch_size) if pad else len(tokens) // batch_size
         if length < 1:
             problem = f"The text has {len(tokens)} tokens, too few for a batch of {batch_size}"
@@ -175,7 +176,8 @@ class BitextBatches:
         device: torch.device | str,
         seed: int | None = None,
     ) -> None:
-        check_count("The number of tokens of a batch", tokens)
+        if tokens < 1:
+            raise UserError(f"A batch has {tokens} tokens, but must have at least 1.")
         self._pairs, self._seed, self.device = pairs, seed, torch.device(device)
         self._source, self._target = tokenization.source, tokenization.target
         self._ends = (pairs.source_ends, pairs.target_ends)  # each (n,)

@@ -72,8 +72,10 @@ class CompactTable(torch.nn.Module):
     def save(self, path: str | Path, facts: Mapping[str, Any] | None = None) -> None:
         """Write one safetensors file, whole or not at all; ``facts`` say what the table was made from."""
         tensors = self.state_dict()
-        header = {"format": FORMAT, "config": json.dumps(self.to_config()), "facts": json.dumps(dict(facts or {}))}
-        write_safetensors(Path(path), tensors, {**header, "tensors_sha256": sha256_of_tensors(tensors)})
+        header = {"config": json.dumps(self.to_config()), "facts": json.dumps(dict(facts or {}))}
+        write_safetensors(
+            Path(path), tensors, {"format": FORMAT, "tensors_sha256": sha256_of_tensors(tensors), **header}
+        )
 
 
 def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> CompactTable:
