@@ -275,7 +275,7 @@ def test_the_loss_by_frequency_weighs_tokens_as_often_as_they_occur() -> None:
 
 def test_codes_larger_than_the_vectors_are_refused() -> None:
     embedding = DeFINE(20, 24, map_dim=16, expand_dim=64)
-    with pytest.raises(UserError, match="the vectors themselves 1,920"):
+    with pytest.raises(UserError, match="the vectors themselves take 1,920"):
         compress_embedding(embedding, "codes")
     assert compress_embedding(embedding, "int8").bytes < 1920
 
