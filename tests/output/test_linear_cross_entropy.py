@@ -240,7 +240,7 @@ def test_bad_arguments_are_refused() -> None:
         ),
         "label_smoothing is 1.5": lambda: linear_cross_entropy(hidden, weight, targets, label_smoothing=1.5),
         "tokens_at_once is 0": lambda: linear_cross_entropy(hidden, weight, targets, tokens_at_once=0),
-        r"pass \(T, d\) and \(V, d\)": lambda: linear_cross_entropy(hidden[:, :2], weight, targets),
+        r"must be \(T, d\) and \(V, d\)": lambda: linear_cross_entropy(hidden[:, :2], weight, targets),
         "one id for each of the 6 rows": lambda: linear_cross_entropy(hidden, weight, targets[:5]),
         "one number for each of 5 rows": lambda: linear_cross_entropy(hidden, weight, targets, bias[:4]),
         "convert one, or use autocast": lambda: linear_cross_entropy(hidden.float(), weight, targets),

@@ -373,7 +373,7 @@ def test_several_bases_lie_one_over_the_other(tmp_path: Path) -> None:
         ({"context": {"eval_clamp": -1}}, r"context\.eval_clamp is -1, but must be at least 1"),
         ({"context": {"head_dim": None, "heads": 10}}, "10 heads do not divide the width 384"),
         ({"context": {"attention_dropout": 1.5}}, r"context\.attention_dropout is 1\.5"),
-        ({"output": {"tied_projections": [True]}}, "has 1 values for the 4 bands"),
+        ({"output": {"tied_projections": [True]}}, "has 1 values for 4 bands"),
         ({"output": {"tied": False}}, r"output\.tied is false, but bands of the embedding's own table are tied"),
         (
             {"output": {"cutoffs": [300_000], "tied_projections": []}},
