@@ -36,9 +36,8 @@ from torchdefine.modes import prepare
 from torchdefine.recipe import load_recipe, merged
 from torchdefine.tasks.language import build_language_model
 from torchdefine.tasks.translation import TranslationRecipe, build_translator
-from torchdefine.training.batches import Batch, Part
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import Batch, Part, TrainingStep
 
 RATE = 1e-5  # so small that the same batch over and over leads nowhere
 NO_GPU = "it needs a CUDA device"
@@ -131,13 +130,13 @@ def our_step(recipe: Any, place: Place, recorded: bool) -> Prepared:
     precision = Precision(recipe.train.precision, place.device)
     optimizer = recipe.optim.build(model.parameters(), place.device)
     rows = len(place.inputs[0])
-    step = TrainingStep(StepParts(model, model, optimizer, precision), [rows], recipe.optim.clip, recorded)
+    step = TrainingStep(model, model, optimizer, precision, [rows], recipe.optim.clip, recorded)
 
     def facts() -> dict[str, Any]:
         counted = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision.name}
         return {**counted, "kinds of steps recorded": step.recorded_kinds} if recorded else counted
 
-    return Prepared(lambda: step(place.batch, RATE), facts, precision.matmul_mode())
+    return Prepared(lambda: step(place.batch, RATE), facts, precision.matmul_mode)
 
 
 def plain_step(family: Family, recipe: Any, place: Place, compiled: bool = False) -> Prepared:
@@ -151,7 +150,7 @@ def plain_step(family: Family, recipe: Any, place: Place, compiled: bool = False
     optimizer = kind(model.parameters(), lr=RATE, weight_decay=recipe.optim.weight_decay)
     step = PlainStep(model, place.inputs, optimizer, precision, recipe.optim.clip)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision.name}
-    return Prepared(step, lambda: facts, precision.matmul_mode())
+    return Prepared(step, lambda: facts, precision.matmul_mode)
 
 
 def plain_lstm(recipe: Any, place: Place) -> nn.Module:

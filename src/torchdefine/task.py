@@ -20,9 +20,9 @@ from torchdefine.config import Config, Kinds, defaults, to_plain
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.spelling import did_you_mean
-from torchdefine.training.batches import TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
+from torchdefine.training.step import TrainingData
 
 FORMAT_VERSION = 2
 Section = Kinds | type[Config]
@@ -206,8 +206,7 @@ def task_names() -> list[str]:
 
 
 def _default() -> str:
-    default: str = import_module("torchdefine.tasks").DEFAULT
-    return default
+    return import_module("torchdefine.tasks").DEFAULT
 
 
 def _own() -> list[str]:

@@ -98,9 +98,8 @@ def compress_embedding(
     own = packing.usual_bytes(*shape) or min(Codes().usual_bytes(*shape), whole // 8)
     allowed = Budget(own) if budget is None else Budget.of(budget)
     if allowed.bytes >= whole:
-        raise UserError(
-            f"{method} would take {allowed.bytes:,} bytes, and the vectors themselves take {whole:,}: ask for less."
-        )
+        problem = f"{method} would take {allowed.bytes:,} bytes, and the vectors themselves take {whole:,}"
+        raise UserError(f"{problem}: ask for less.")
     best = next(packing.within(*shape, allowed), None)
     if best is None:
         raise UserError(f"No {method} of this table fits {allowed.bytes:,} bytes: ask for more, or another method.")
