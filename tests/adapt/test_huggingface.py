@@ -21,7 +21,7 @@ from tests.adapt.model_identity import model_hash
 from tests.adapt.tiny_models import FAMILIES, WIDTH, Family, V, batch, bert, llama, marian, t5
 from torchdefine import replace_embeddings, restore
 from torchdefine.adapt import FitOptions, fit
-from torchdefine.adapt.huggingface import cache_tables, with_define, with_table
+from torchdefine.adapt.huggingface import MODEL_TYPE, cache_tables, with_define, with_table
 from torchdefine.adapt.stand_in import MapHead, SharedStandIn, StandIn, VectorsHead
 from torchdefine.embedding import DenseMLP, StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
@@ -485,7 +485,7 @@ for name in ("AutoModelForCausalLM", "LlamaForCausalLM"):
     assert len(refusals) == 4
     assert all("torchdefine" in refusal for refusal in refusals)
     note, page = (re.sub(r"\s+", " ", path.read_text()) for path in (folder / "README.md", DOCS / "adapt.md"))
-    advice = "has model type `torchdefine` but Transformers does not recognize this architecture"
+    advice = f"has model type `{MODEL_TYPE}`"
     assert sum(advice in refusal for refusal in refusals) == 2  # what people will search for
     assert advice in note
     assert advice in page
