@@ -9,7 +9,7 @@ from typing import Any
 
 from torchdefine.config import Kinds
 from torchdefine.files import read_json
-from torchdefine.recipe.recipe import recipe_of
+from torchdefine.recipe import recipe_of
 from torchdefine.task import find_task
 
 OF_THE_EMBEDDING = {"map": "kind", "projected_dim": "output_dim"}

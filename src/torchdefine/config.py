@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
 import yaml
 
@@ -22,6 +24,10 @@ from torchdefine.errors import UserError
 from torchdefine.spelling import did_you_mean
 
 C = TypeVar("C", bound="Config")
+
+_types: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
+"""What the fields of a dataclass declare."""
+_RULES: dict[str, Callable[[Any, Any], bool]] = {"at least": operator.ge, "above": operator.gt, "below": operator.lt}
 
 
 class SettingError(UserError):
@@ -45,24 +51,29 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def rate(explanation: str, default: float = 0.0) -> Any:
+    """A field for a probability below 1, such as a dropout rate."""
+    return setting(default, explanation, at_least=0, below=1)
+
+
 @dataclass(frozen=True)
 class Config:
     """The settings of a part. Values out of bounds and unknown choices are refused when it is made."""
 
     def __post_init__(self) -> None:
-        kinds = _kinds_of_fields(type(self))
         for f in dataclasses.fields(self):
-            value, kind = getattr(self, f.name), _without_none(kinds[f.name])
+            value, declared = getattr(self, f.name), _without_none(_types(type(self))[f.name])
             if value is None:
                 continue
-            if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
+            if declared is int and (isinstance(value, bool) or not isinstance(value, int)):
                 raise TypeError(f"{f.name} must be a whole number, not {value!r}.")
-            if get_origin(kind) is Literal and value not in get_args(kind):
-                raise SettingError(f"{f.name} is {value!r}, but must be one of {', '.join(map(str, get_args(kind)))}.")
+            if get_origin(declared) is Literal and value not in get_args(declared):
+                choices = ", ".join(map(str, get_args(declared)))
+                raise SettingError(f"{f.name} is {value!r}, but must be one of {choices}.")
             bounds = f.metadata.get("bounds", {})
-            if not all(_within(value, name, bound) for name, bound in bounds.items()):
-                rule = " and ".join(f"{name} {bound:g}" for name, bound in bounds.items())
-                raise SettingError(f"{f.name} is {value}, but must be {rule}.")
+            if not all(_RULES[rule](value, bound) for rule, bound in bounds.items()):
+                rules = " and ".join(f"{rule} {bound:g}" for rule, bound in bounds.items())
+                raise SettingError(f"{f.name} is {value}, but must be {rules}.")
 
     def require(self, holds: bool, sentence: str) -> None:
         """Refuse settings that do not go together; the sentence begins with the name of one of them."""
@@ -70,20 +81,27 @@ class Config:
             raise SettingError(sentence)
 
     @classmethod
-    def read(cls, values: Mapping[str, Any], where: str = "", **defaults: Any) -> Self:
+    def names(cls) -> list[str]:
+        return [f.name for f in dataclasses.fields(cls)]
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any] | str, where: str = "", **defaults: Any) -> Self:
         """Build it from plain values; unknown names and wrong types are refused with their place."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        kinds = _kinds_of_fields(cls)
-        arguments = dict(defaults)
-        for name, value in values.items():
+        arguments, known = dict(defaults), cls.names()
+        for name, value in _mapping(values, where).items():
             place = f"{where}.{name}" if where else str(name)
             if name not in known:
                 raise UserError(f"The setting {place!r} is unknown{did_you_mean(str(name), known)}")
-            arguments[name] = convert(kinds[name], value, place)
+            arguments[name] = convert(_types(cls)[name], value, place)
         try:
             return cls(**arguments)
         except SettingError as error:
             raise UserError(f"{where}.{error}" if where else str(error)) from None
+
+    @classmethod
+    def merged(cls, below: Any, above: Any, where: str) -> dict[str, Any]:
+        """``above`` over ``below``."""
+        return {**_mapping(below, where), **_mapping(above, where)}
 
 
 class Kinds:
@@ -92,168 +110,136 @@ class Kinds:
     def __init__(self, part: str, *configs: type[Config]) -> None:
         """The first one is the default."""
         self.part = part
-        self._configs: dict[str, tuple[type[Config], dict[str, Any]]] = {}
+        self._kinds: dict[str, tuple[type[Config], dict[str, Any]]] = {}
         for config in configs:
             self.register(config)
-        self.default = next(iter(self._configs))
+        self.default = next(iter(self))
 
     def register(self, config: type[C], name: str | None = None, **defaults: Any) -> type[C]:
         """Add a kind, by the default of its field ``kind`` or under another name with other defaults."""
         name = name or str(config.kind)  # type: ignore[attr-defined]
-        if name in self._configs:
+        if name in self._kinds:
             raise UserError(f"The {self.part} {name!r} is registered already: use another name.")
-        self._configs[name] = (config, defaults)
+        self._kinds[name] = (config, defaults)
         return config
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._configs)
+        return iter(self._kinds)
 
-    def config(self, name: str) -> type[Config]:
+    def config(self, kind: str) -> type[Config]:
         """The settings of a kind."""
-        if name not in self._configs:
-            raise UserError(f"The {self.part} {name!r} is unknown{did_you_mean(name, self)}")
-        return self._configs[name][0]
+        if kind not in self._kinds:
+            raise UserError(f"The {self.part} {kind!r} is unknown{did_you_mean(kind, self)}")
+        return self._kinds[kind][0]
 
-    def settings(self) -> list[str]:
+    def names(self) -> list[str]:
         """The names of the settings of all kinds."""
-        return list(dict.fromkeys(f.name for config, _ in self._configs.values() for f in dataclasses.fields(config)))
+        return list(dict.fromkeys(name for config, _ in self._kinds.values() for name in config.names()))
 
-    def defaults(self, name: str) -> dict[str, Any]:
+    def defaults(self, kind: str) -> dict[str, Any]:
         """The default of every setting of a kind, and of the kind itself, as plain values."""
-        own = {key: plain_value(value) for key, value in self._configs[name][1].items()}
-        return {**defaults(self.config(name)), **own, "kind": self.default}
+        own = {name: plain_value(value) for name, value in self._kinds[kind][1].items()}
+        return {**defaults(self.config(kind)), **own, "kind": self.default}
 
     def read(self, values: Mapping[str, Any] | str, where: str = "") -> Any:
         """The settings of the kind that ``values`` name; a plain text is the kind alone."""
-        values = self.normalised(values, where)
-        name = str(values.get("kind", self.default))
-        config = self.config(name)
-        own = {f.name for f in dataclasses.fields(config)}
-        for foreign in (key for key in values if key not in own):
-            others = {kind: other for other, (kind, _) in reversed(self._configs.items()) if foreign in _names(kind)}
-            if others:
-                shown = " and ".join(sorted(others.values()))
+        values = _kind_and_settings(values, where)
+        kind = str(values.get("kind", self.default))
+        config = self.config(kind)
+        for foreign in (name for name in values if name not in config.names()):
+            # A variant has the settings of the kind that it varies, which stands before it.
+            of = {other: name for name, (other, _) in reversed(self._kinds.items()) if foreign in other.names()}
+            if of:
                 raise UserError(
-                    f"{where}.{foreign} belongs to the kind {shown}, but {where}.kind is {name}: leave it out, or set "
-                    f"another kind."
+                    f"{where}.{foreign} belongs to the kind {' and '.join(sorted(of.values()))}, but {where}.kind is "
+                    f"{kind}: leave it out, or set another kind."
                 )
-        return config.read(values, where, **{"kind": name, **self._configs[name][1]})
-
-    def changed(self, config: Any, changes: Mapping[str, Any], where: str) -> Any:
-        """The same settings with changes; a kind with other settings starts anew."""
-        return (
-            self.read(self.merged({**changed(config), "kind": config.kind}, changes, where), where)
-            if changes
-            else config
-        )
-
-    def normalised(self, values: Mapping[str, Any] | str, where: str) -> Mapping[str, Any]:
-        """Values as a mapping; a plain text is the name of a kind."""
-        if isinstance(values, str):
-            return {"kind": values}
-        require_settings(values, where)
-        return values
+        return config.read(values, where, **{"kind": kind, **self._kinds[kind][1]})
 
     def merged(self, below: Any, above: Any, where: str) -> dict[str, Any]:
         """``above`` over ``below``; a kind with other settings starts anew."""
-        below, above = self.normalised(below, where), self.normalised(above, where)
-        before, after = (str(one.get("kind", self.default)) for one in (below, above))
-        if "kind" in above and self.config(before) is not self.config(after):
-            return dict(above)
-        return {**below, **above}
+        below, above = _kind_and_settings(below, where), _kind_and_settings(above, where)
+        before, after = (self.config(str(one.get("kind", self.default))) for one in (below, above))
+        return dict(above) if "kind" in above and before is not after else {**below, **above}
+
+    def changed(self, config: Any, changes: Mapping[str, Any], where: str) -> Any:
+        """The same settings with changes; a kind with other settings starts anew."""
+        usual = self.defaults(config.kind)
+        own = {name: value for name, value in to_plain(config).items() if value != usual[name]}
+        return self.read(self.merged({**own, "kind": config.kind}, changes, where), where)
 
 
-def _within(value: Any, name: str, bound: float) -> bool:
-    return bool({"at least": value >= bound, "above": value > bound, "below": value < bound}[name])
+def _mapping(values: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
+        raise UserError(f"{place} holds several settings, so it cannot be {values!r}: use {place}.NAME.")
+    return values
 
 
-@cache
-def _kinds_of_fields(config: type) -> dict[str, Any]:
-    return typing.get_type_hints(config)
+def _kind_and_settings(values: Any, place: str) -> Mapping[str, Any]:
+    return {"kind": values} if isinstance(values, str) else _mapping(values, place)
 
 
-def _names(config: type[Config]) -> set[str]:
-    return {f.name for f in dataclasses.fields(config)}
+def _without_none(declared: Any) -> Any:
+    """The type of a setting that may also be None, and any other type as it is."""
+    if get_origin(declared) not in (Union, types.UnionType):
+        return declared
+    (inner,) = [one for one in get_args(declared) if one is not type(None)]
+    return inner
 
 
-def require_settings(value: Any, place: str) -> None:
-    """Refuse a value in the place of several settings."""
-    if not isinstance(value, Mapping):
-        raise UserError(f"{place} holds several settings, so it cannot be {value!r}: use {place}.NAME.")
-
-
-def convert(kind: Any, value: Any, place: str) -> Any:
+def convert(declared: Any, value: Any, place: str) -> Any:
     """Turn a value into what a field declares; it may be text, as on a command line or as YAML reads 3e-4."""
-    origin = get_origin(kind)
-    if origin in (Union, types.UnionType):
-        inner = _without_none(kind)
+    inner = _without_none(declared)
+    if inner is not declared:
         # "none" is an ordinary choice where a setting has one of that name; null always means None.
         nothing = ("null",) if "none" in get_args(inner) else ("none", "null")
         if value is None or (isinstance(value, str) and value.lower() in nothing):
             return None
-        return convert(inner, value, place)
+    origin = get_origin(inner)
     if origin is Literal:
-        if value not in get_args(kind):
-            raise UserError(f"{place} is {value!r}, but must be one of {', '.join(map(str, get_args(kind)))}.")
-        return value
+        return value  # one of the choices, or refused by the config
     if origin is tuple:
         if isinstance(value, str):
             value = [item.strip() for item in value.strip("[]() ").split(",") if item.strip()]
         items = value if isinstance(value, list | tuple) else [value]
-        return tuple(convert(get_args(kind)[0], item, place) for item in items)
+        return tuple(convert(get_args(inner)[0], item, place) for item in items)
     if origin is dict:
-        return _convert_mapping(kind, value, place)
-    return _convert_plain(kind, value, place)
+        return _convert_mapping(get_args(inner)[1], value, place)
+    return _convert_plain(inner, value, place)
 
 
-def _without_none(kind: Any) -> Any:
-    """The kind of a setting that may also be None, and any other kind as it is."""
-    if get_origin(kind) not in (Union, types.UnionType):
-        return kind
-    (inner,) = [k for k in get_args(kind) if k is not type(None)]
-    return inner
-
-
-def _convert_mapping(kind: Any, value: Any, place: str) -> dict[str, Any]:
+def _convert_mapping(declared: Any, value: Any, place: str) -> dict[str, Any]:
     if isinstance(value, str):
-        try:
+        with suppress(yaml.YAMLError):
             value = yaml.safe_load(value)
-        except yaml.YAMLError:
-            value = None
     if not isinstance(value, Mapping):
         raise UserError(f"{place} must be a mapping of names to values, such as {{width: 12}}.")
     try:
         json.dumps(value, default=str, skipkeys=True)
     except ValueError:
         raise UserError(f"{place} holds itself by an alias: write its values out.") from None
-    inner = get_args(kind)[1]
-    plain = inner in (int, float, str, bool)
-    return {str(name): convert(inner, item, f"{place}.{name}") if plain else item for name, item in value.items()}
+    if declared is Any:
+        return {str(name): item for name, item in value.items()}
+    return {str(name): convert(declared, item, f"{place}.{name}") for name, item in value.items()}
 
 
-def _convert_plain(kind: type, value: Any, place: str) -> Any:
-    if kind is bool:
-        known = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in known:
-            return known[value.lower()]
-    elif kind is str:
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            return str(value)
+_WANTED = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
+_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def _convert_plain(declared: type, value: Any, place: str) -> Any:
+    if declared is bool:
+        known = _TRUTH.get(value.lower()) if isinstance(value, str) else value
+        if isinstance(known, bool):
+            return known
     elif isinstance(value, str | int | float) and not isinstance(value, bool):
-        try:
-            if kind is int and (isinstance(value, int) or (isinstance(value, str) and value.strip().isdecimal())):
-                return int(value)  # a float would round the digits beyond its sixteenth
+        if declared is str or (declared is int and str(value).strip().removeprefix("-").isdecimal()):
+            return declared(value)  # a float would round the digits of a whole number beyond its sixteenth
+        with suppress(ValueError, OverflowError):
             number = float(value)
-            if kind is float and math.isfinite(number):
-                return number
-            if kind is int and number == int(number):
-                return int(number)
-        except (ValueError, OverflowError):
-            pass
-    wanted = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}[kind]
-    raise UserError(f"{place} is {value!r}, but must be {wanted}.")
+            if math.isfinite(number) and number == declared(number):
+                return declared(number)
+    raise UserError(f"{place} is {value!r}, but must be {_WANTED[declared]}.")
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -266,31 +252,19 @@ def to_plain(config: Any) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return to_plain(value)
     return list(value) if isinstance(value, tuple) else value
-
-
-def changed(config: Any) -> dict[str, Any]:
-    """The settings that have another value than their default, as plain values."""
-    return {f.name: plain_value(getattr(config, f.name)) for f in dataclasses.fields(config) if differs(config, f)}
 
 
 def defaults(config: type[Config]) -> dict[str, Any]:
     """The default of every setting, as plain values."""
-    return {f.name: default_of(f) for f in dataclasses.fields(config)}
+    return {f.name: plain_value(_default(f)) for f in dataclasses.fields(config)}
 
 
-def differs(config: Any, f: dataclasses.Field[Any]) -> bool:
-    return bool(plain_value(getattr(config, f.name)) != default_of(f))
+def _default(f: dataclasses.Field[Any]) -> Any:
+    return {} if f.default is dataclasses.MISSING else f.default
 
 
-def default_of(f: dataclasses.Field[Any]) -> Any:
-    return plain_value(f.default if f.default is not dataclasses.MISSING else {})
-
-
-@dataclass(frozen=True)
-class Explained:
+class Explained(NamedTuple):
     """A setting for ``--help``."""
 
     name: str
@@ -301,19 +275,16 @@ class Explained:
 def explain(config: type[Config]) -> list[Explained]:
     """Every setting of a part but its kind."""
     rows = []
-    kinds = _kinds_of_fields(config)
     for f in dataclasses.fields(config):
-        if f.name == "kind":
-            continue
-        inner = _without_none(kinds[f.name])
-        choices = get_args(inner) if get_origin(inner) is Literal else ()
-        text = f.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
-        default = f.default if f.default is not dataclasses.MISSING else {}
-        rows.append(Explained(f.name, "null" if default is None and "none" in choices else _shown(default), text))
+        if f.name != "kind":
+            inner = _without_none(_types(config)[f.name])
+            choices = f" One of {', '.join(get_args(inner))}." if get_origin(inner) is Literal else ""
+            rows.append(Explained(f.name, shown(_default(f)), f.metadata["help"] + choices))
     return rows
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as a command line takes it."""
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
-    return "none" if value is None or value == {} else str(value).lower() if isinstance(value, bool) else str(value)
+    return "none" if value in (None, {}) else str(value).lower() if isinstance(value, bool) else str(value)

@@ -20,9 +20,6 @@ from torch import Tensor
 
 from torchdefine.errors import MachineError, UserError
 
-_UMASK = os.umask(0)  # setting it is the only way to read it
-os.umask(_UMASK)
-
 Progress = Callable[[int, int], None]
 """Called with (done, total) now and then during long work, and at its end with (total, total)."""
 
@@ -86,7 +83,7 @@ def _taking_the_place_of(path: Path) -> Iterator[Path]:
     """Where to write what then becomes ``path``; processes that write the same path take turns.
 
     It is the only entry of a folder, because packages that write one file may put others beside it. What a killed
-    process left there is removed first. A write that fails is a MachineError, one that is not allowed a UserError.
+    process left there is removed first.
     """
     room = path.with_name(f".{path.name}{UNFINISHED}")
     try:
@@ -141,16 +138,15 @@ def check_utf8(path: str | Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise UserError(
-            f"The path {str(path)!r} is not in UTF-8, so it cannot be kept in a file: rename it, or choose another."
-        ) from None
+        problem = "is not in UTF-8, so it cannot be kept in a file"
+        raise UserError(f"The path {str(path)!r} {problem}: rename it, or choose another.") from None
 
 
 def check_writable(path: Path) -> None:
     """Refuse a path that cannot be written to, before the work whose result goes there."""
     existing = next(above for above in path.absolute().parents if above.exists())
-    reason = errno.EACCES if existing.is_dir() else errno.ENOTDIR
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        reason = errno.EACCES if existing.is_dir() else errno.ENOTDIR
         raise write_failure(path, OSError(reason, os.strerror(reason)))
 
 
@@ -170,10 +166,8 @@ def check_new_folder(path: str | Path) -> None:
 def write_failure(path: Path, error: OSError | SafetensorError) -> UserError | MachineError:
     """The sentence for a write to ``path`` that failed: the user's fault where it is not allowed there."""
     if any(os.strerror(number) in str(error) for number in _FULL):  # safetensors has the system's sentence in its own
-        return MachineError(
-            f"The disk is full, so {path} could not be written: free some space and start again; a training run can be "
-            "resumed."
-        )
+        way_out = "free some space and start again; a training run can be resumed"
+        return MachineError(f"The disk is full, so {path} could not be written: {way_out}.")
     cached = cache_folder().absolute() in path.absolute().parents
     way_out = "let TORCHDEFINE_CACHE name" if cached else "choose"
     reason = getattr(error, "strerror", None) or error
@@ -211,7 +205,8 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
         seen.add(memory)
     with replacing(path) as temporary:
         save_file(apart, temporary, metadata=metadata)
-        temporary.chmod(0o666 & ~_UMASK)  # the package would make it readable for this user only
+        # The package makes it readable for this user only; other new files are as readable as their new folder.
+        temporary.chmod(temporary.parent.stat().st_mode & 0o666)
 
 
 @contextmanager

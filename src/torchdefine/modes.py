@@ -11,21 +11,24 @@ from torch import nn
 class Prepared(nn.Module):
     """A module whose forward may be taken over by operations that do the work of its parts all at once.
 
-    Whether they may is decided when it is prepared, not in every forward: not where a part is another's layer, has a
-    hook or another forward, which must see every token. A module that nobody prepared calls all of its parts.
+    Whether they may is decided when it is prepared, not in every forward: not where a part is ``untouched`` no longer.
+    A module that nobody prepared calls all of its parts.
     """
 
     fused = False
     """Whether operations may take the weights of its parts instead of calling them."""
 
     def prepare(self, on: bool = True) -> None:
-        self.fused = on and untouched(self)
+        raise NotImplementedError
 
 
-def untouched(module: nn.Module) -> bool:
-    """Whether a module and all of its parts are torch's or ours, without a hook or another forward."""
+def untouched(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether all parts of a module are of these kinds, and neither they nor itself have a hook or another forward.
+
+    Layers and hooks of somebody else must see every token.
+    """
     return all(
-        type(part).__module__.startswith(("torch.nn.modules.", "torchdefine."))
+        (part is module or type(part) in (*kinds, nn.ModuleList, nn.ParameterList))
         and not (part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__)
         for part in module.modules()
     )
@@ -33,24 +36,9 @@ def untouched(module: nn.Module) -> bool:
 
 def prepare(model: object, on: bool = True) -> None:
     """Prepare a model's parts for fast operations as it is now, or end that; hooks added later are not called."""
-    if isinstance(model, nn.Module):
-        for part in model.modules():
-            if isinstance(part, Prepared):
-                part.prepare(on)
-
-
-@contextmanager
-def prepared(*models: object) -> Iterator[None]:
-    """Models prepared for a while; afterwards those that were not are called part by part again."""
-    modules = [part for model in models if isinstance(model, nn.Module) for part in model.modules()]
-    before = [(part, part.fused) for part in modules if isinstance(part, Prepared)]
-    for model in models:
-        prepare(model)
-    try:
-        yield
-    finally:
-        for part, was in before:
-            part.prepare(was)
+    for part in model.modules() if isinstance(model, nn.Module) else ():
+        if isinstance(part, Prepared):
+            part.prepare(on)
 
 
 @contextmanager
@@ -60,8 +48,9 @@ def evaluating(*models: object) -> Iterator[None]:
     Arguments that are not modules are left alone.
     """
     modules = [model for model in models if isinstance(model, nn.Module)]
-    training = [part for module in modules for part in module.modules() if part.training]
-    before = [(part, part.fused) for module in modules for part in module.modules() if isinstance(part, Prepared)]
+    parts = [part for module in modules for part in module.modules()]
+    training = [part for part in parts if part.training]
+    before = [(part, part.fused) for part in parts if isinstance(part, Prepared)]
     for module in modules:
         module.eval()
         prepare(module)

@@ -42,13 +42,10 @@ def did_you_mean_setting(dotted: str, known: Iterable[str]) -> str:
 
 def did_you_mean_section(name: str, value: Any, known: Iterable[str]) -> str:
     """The same for an argument in Python that is no section: the setting of that name, in its section."""
-    sections: dict[str, list[str]] = {}
-    for section, _, setting in (dotted.partition(".") for dotted in known):
-        sections.setdefault(section, []).append(setting)
-    meant = [f"{section}={{{name!r}: {value!r}}}" for section, settings in sections.items() if name in settings]
-    if not meant:
-        nearly = ((section, closest(name, settings)) for section, settings in sections.items())
-        meant = [f"{section}={{{near!r}: {value!r}}}" for section, near in nearly if near]
+    settings = [dotted.split(".", 1) for dotted in known]
+    near = closest(name, [setting for _, setting in settings])
+    meant = [f"{section}={{{near!r}: {value!r}}}" for section, setting in settings if setting == near]
+    sections = dict.fromkeys(section for section, _ in settings)
     return f": did you mean {' or '.join(meant)}?" if meant else f": use one of {', '.join(sections)}."
 
 

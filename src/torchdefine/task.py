@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -26,17 +25,13 @@ from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
 
 FORMAT_VERSION = 2
-OWN = ("language", "translation")
-"""The tasks that come with the package."""
-
 Section = Kinds | type[Config]
 T = TypeVar("T", bound="type[Task]")
 
 
 def section(of: Section, *, model: bool = False) -> Any:
     """A field of a recipe: the settings of a part, or of one of several kinds; ``model`` if it shapes the model."""
-    make = of if isinstance(of, type) else (lambda: of.read({}))
-    return field(default_factory=make, metadata={"section": of, "model": model})
+    return field(default_factory=lambda: of.read({}), metadata={"section": of, "model": model})
 
 
 @dataclass(frozen=True)
@@ -57,8 +52,7 @@ class Recipe:
     @classmethod
     def settings(cls) -> list[str]:
         """The names of all settings that such a recipe may have, whatever its kinds: optim.lr …"""
-        names = {name: of.settings() if isinstance(of, Kinds) else defaults(of) for name, of in cls.sections().items()}
-        return [f"{section}.{name}" for section, settings in names.items() for name in settings]
+        return [f"{section}.{name}" for section, of in cls.sections().items() for name in of.names()]
 
     def require(self, holds: bool, sentence: str) -> None:
         """Refuse sections that do not go together."""
@@ -78,9 +72,8 @@ class Recipe:
         }
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(
-            {"format_version": FORMAT_VERSION, **self.to_plain()}, sort_keys=False, allow_unicode=True
-        )
+        values = {"format_version": FORMAT_VERSION, **self.to_plain()}
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 class Tokens(Protocol):
@@ -94,25 +87,19 @@ class Tokens(Protocol):
     def save(self, path: str | Path) -> Path: ...
 
 
-class Split(Protocol):
-    """A text as tokens."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def tokens_sha256(self) -> str: ...
-
-    def verify(self) -> None: ...
-
-
-class Data(Protocol):
-    """Encoded texts, by the names train, valid and test, and what they were encoded with."""
-
-    @property
-    def splits(self) -> Mapping[str, Split]: ...
-
-    @property
-    def tokenization(self) -> Tokens: ...
+def described(data: Any, evaluations: Mapping[str, Any]) -> dict[str, Any]:
+    """What every result says of its data and of its evaluations by split."""
+    found = {split: evaluation.to_dict() for split, evaluation in evaluations.items()}
+    return {
+        "data": {
+            "corpus": data.name,
+            "vocabulary_size": len(data.tokenization),
+            "vocabulary_sha256": data.tokenization.sha256,
+            "splits": {split: text.facts() for split, text in data.splits.items()},
+        },
+        **{f"{split}_perplexity": one["perplexity"] for split, one in found.items()},
+        "evaluation": found,
+    }
 
 
 class Task(ABC):
@@ -126,6 +113,8 @@ class Task(ABC):
     """What ``eval --data`` takes."""
     vocabulary_settings: ClassVar[tuple[str, ...]] = ("corpus", "tokenizer")
     """Settings of the section data that decide the size of the vocabulary."""
+    scores: ClassVar[Mapping[str, str]] = {}
+    """Measures of a result beside its perplexities, each with its name in a comparison."""
 
     def check_packages(self) -> None:
         """Refuse, before any work, to train without a package that the end of a run needs."""
@@ -133,7 +122,10 @@ class Task(ABC):
 
     @abstractmethod
     def open_data(self, recipe: Any, progress: Progress | None) -> Any:
-        """The recipe's texts, encoded."""
+        """The recipe's texts, encoded: ``tokenization``, and ``splits`` by the names train, valid and test.
+
+        A split has a length, ``tokens_sha256``, and ``verify()``, which compares its data with that hash.
+        """
 
     @abstractmethod
     def load_tokens(self, folder: Path) -> Any:
@@ -159,8 +151,8 @@ class Task(ABC):
         """What measures the current weights on the validation text; None where there is none."""
 
     @abstractmethod
-    def result(self, recipe: Any, model: Any, data: Any) -> dict[str, Any]:
-        """What the result of a finished run says of its data and its measures: ``data``, ``evaluation`` …"""
+    def result(self, run: Any, data: Any) -> dict[str, Any]:
+        """What the result of a run says beside its training: that which is ``described``, and more."""
 
     def amount(self, data: Any) -> str:
         """How much training text there is, in words."""
@@ -198,9 +190,10 @@ def register_task(task: T) -> T:
     return task
 
 
-def find_task(name: str) -> Task:
-    """A task by name; those of the package are imported when they are first needed."""
-    if name not in _TASKS and name in OWN and find_spec(f"torchdefine.tasks.{name}"):
+def find_task(name: str | None = None) -> Task:
+    """A task by name, else the default one; those of the package are imported when they are first needed."""
+    name = str(name or _default())
+    if name not in _TASKS and name in _own():
         import_module(f"torchdefine.tasks.{name}")
     if name not in _TASKS:
         raise UserError(f"The task {name!r} is unknown{did_you_mean(name, task_names())}")
@@ -208,4 +201,15 @@ def find_task(name: str) -> Task:
 
 
 def task_names() -> list[str]:
-    return sorted({*OWN, *_TASKS})
+    """All tasks, the default one first."""
+    return sorted({*_own(), *_TASKS}, key=lambda name: (name != _default(), name))
+
+
+def _default() -> str:
+    default: str = import_module("torchdefine.tasks").DEFAULT
+    return default
+
+
+def _own() -> list[str]:
+    """The tasks that come with the package: one folder each."""
+    return [file.parent.name for file in (Path(__file__).parent / "tasks").glob("*/__init__.py")]

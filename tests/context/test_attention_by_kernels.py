@@ -16,6 +16,7 @@ def make(reach: Reach, dtype: torch.dtype = torch.float64, **more) -> Transforme
     with torch.no_grad():
         for parameter in model.parameters():  # larger than they start, so that an error would show
             parameter.add_(torch.randn_like(parameter), alpha=0.4)
+    model.prepare()
     return model
 
 
@@ -97,6 +98,7 @@ def test_kernels_in_a_model_stay_close_to_float64(reach: Reach, dtype: torch.dty
     model = TransformerXL(
         64, TransformerXLConfig(layers=2, heads=4, head_dim=17, inner_dim=128, **reach._asdict())
     ).cuda()
+    model.prepare()
     segments = [torch.randn(3, 37, 64, device="cuda", requires_grad=True) for _ in range(2)]
     with torch.autocast("cuda", dtype):
         assert isinstance(model.surroundings(segments[0], 50, torch.zeros(1).cuda()), KernelSurroundings)
@@ -122,6 +124,7 @@ def test_no_step_by_kernels_waits_for_the_gpu() -> None:
             output_dropout=0.1,
         ),
     ).cuda()
+    model.prepare()
     x, state = torch.randn(2, 16, 32, device="cuda"), model.initial_state(2)
     for mode in ("default", "error"):  # the first step compiles
         torch.cuda.set_sync_debug_mode(mode)

@@ -35,7 +35,8 @@ def test_carried_state_makes_two_segments_one() -> None:
 
 
 def test_step_by_step_is_the_whole() -> None:
-    lstm = LSTM(6, 8, 5, layers=2, dropout=LSTMDropout(0.3, 0.3, 0.3, 0.3)).double().eval()
+    dropout = dict.fromkeys(("input_dropout", "hidden_dropout", "recurrent_dropout", "state_dropout"), 0.3)
+    lstm = LSTM(6, LSTMConfig(layers=2, hidden_dim=8, output_dim=5, **dropout)).double().eval()
     x, state = torch.randn(3, 10, 6, dtype=torch.float64), lstm.initial_state(3)
     expected, last = lstm(x, state)
     for place in range(10):

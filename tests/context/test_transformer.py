@@ -236,6 +236,7 @@ def test_fused_sums_and_norms_equal_plain_ones_with_gradients(
 ) -> None:
     """In float64, where the operations that kernels do run in plain torch."""
     model = Transformer(16, config(norm, dropout=dropout)).double()
+    model.prepare()
     randomise(model)
     x, y = (torch.randn(3, length, 16, dtype=torch.float64, requires_grad=True) for length in (5, 4))
     visible = torch.arange(5) < torch.tensor([[5], [3], [1]])

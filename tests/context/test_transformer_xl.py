@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchdefine.context import TransformerXL, TransformerXLConfig, residual, transformer_xl
 from torchdefine.context.relative_attention import ALIGNMENT, BLOCKED, ScoreLayout, distance_scores
+from torchdefine.context.residual import feed_forward
 from torchdefine.context.transformer_xl import Reach
 from torchdefine.errors import UserError
 
@@ -26,6 +27,7 @@ def make(reach: Reach, layers: int = 2, dim: int = 6, **more) -> TransformerXL:
     with torch.no_grad():
         for parameter in model.parameters():  # larger than they start, so that an error would show
             parameter.add_(torch.randn_like(parameter), alpha=0.4)
+    model.prepare()
     return model
 
 
@@ -122,8 +124,9 @@ def test_equals_a_loop_over_positions_with_gradients(reach: Reach, pre_norm: boo
 @pytest.mark.parametrize("reach", [Reach(5), Reach(4, clamp=3), Reach(7, True, 2), Reach(1, same_length=True)], ids=str)
 def test_step_by_step_is_the_whole(reach: Reach, pre_norm: bool) -> None:
     """In steps of one and of more positions, also of more than the memory holds."""
-    dropout = TransformerDropout(0.2, 0.2, 0.2, 0.2)
-    model = make(Reach(3), evaluation=reach, pre_norm=pre_norm, dropout=dropout).eval()
+    dropout = dict.fromkeys(("input_dropout", "hidden_dropout", "output_dropout", "attention_dropout"), 0.2)
+    evaluation = {f"eval_{name}": value for name, value in reach._asdict().items()}
+    model = make(Reach(3), pre_norm=pre_norm, **dropout, **evaluation).eval()
     state = stepped = model.initial_state(2)
     for length in (1, 1, 4, 1, 9, 1, 1):
         x = torch.randn(2, length, 6, dtype=torch.float64)
@@ -131,6 +134,17 @@ def test_step_by_step_is_the_whole(reach: Reach, pre_norm: bool) -> None:
         y, stepped = model.step(x, stepped)
         torch.testing.assert_close(y, expected)
         torch.testing.assert_close(stepped, state)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_a_model_that_nobody_prepared_gives_the_same(pre_norm: bool) -> None:
+    model = make(Reach(5), pre_norm=pre_norm)
+    segments = [torch.randn(2, 4, 6, dtype=torch.float64) for _ in range(2)]
+    expected = run(model, segments)
+    model.prepare(False)
+    assert not any(layer.fused or layer.attention.fused for layer in model.layers)
+    torch.testing.assert_close(run(model, segments), expected)
+    assert torch.equal(model.eval().step(segments[0], model.initial_state(2))[0], run(model, segments[:1]))
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
@@ -159,6 +173,7 @@ def test_fused_sums_and_norms_equal_plain_ones_with_gradients(
 def test_fused_sums_keep_the_stream_in_float32_and_give_products_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     model = TransformerXL(16, TransformerXLConfig(layers=3, heads=2, head_dim=5, inner_dim=32, memory=8))
     segments = [torch.randn(2, 8, 16) for _ in range(2)]
+    model.prepare()
     exact = run(model, segments)
     read: list[tuple[torch.dtype, torch.dtype]] = []
     model.layers[2].register_forward_pre_hook(lambda _, given: read.append((given[0].past.dtype, given[0].read.dtype)))
@@ -175,6 +190,7 @@ def test_float32_is_as_exact_as_float32_is() -> None:
     x = torch.randn(2, 9, 6, dtype=torch.float64)
     single = TransformerXL(6, TransformerXLConfig(layers=3, memory=6, **SIZES))
     single.load_state_dict(exact.state_dict())
+    single.prepare()
     torch.testing.assert_close(run(single, [x.float()]).double(), run(exact, [x]), rtol=1e-4, atol=1e-4)
 
 
@@ -186,7 +202,7 @@ def test_float32_is_as_exact_as_float32_is() -> None:
 def test_scores_by_distance_are_read_by_key_in_aligned_rows(queries: int, memory: int, heads: int) -> None:
     """The score of query i for what lies d back in stream b is made to be d + 1000 · i + 100,000 · b."""
     keys = memory + queries
-    layout = ScoreLayout.of(queries, keys)
+    layout = ScoreLayout(queries, keys)
     one_feature = layout.distances(torch.device("cpu")).double()[:, None, None].expand(-1, heads, 1)  # (W, H, 1)
     marks = 1000.0 * torch.arange(queries) + 100_000.0 * torch.arange(2)[:, None]  # (B, T)
     asked = torch.stack((torch.ones_like(marks), marks), -1).double()[:, :, None].expand(-1, -1, heads, -1)
@@ -291,12 +307,14 @@ def test_what_each_half_of_a_layer_adds_is_dropped(silent: tuple[str, ...], pre_
 def test_dropout_inside_the_feed_forward_part_counts_by_itself() -> None:
     layer = make(Reach(4), hidden_dropout=0.5).layers[0]
     x = torch.randn(2, 5, 6, dtype=torch.float64)
-    assert not torch.equal(layer._fed_forward(x, None).whole(), layer._fed_forward(x, None).whole())
+    one, other = (feed_forward(x, layer.expand, layer.reduce, layer.hidden_dropout, fused=False) for _ in range(2))
+    assert not torch.equal(one.whole(), other.whole())
 
 
 def test_half_precision_stays_close() -> None:
     """Under autocast, as on a GPU; nothing blocked may leak in bfloat16 or float16."""
     model = TransformerXL(16, TransformerXLConfig(layers=2, heads=2, head_dim=5, inner_dim=32, memory=8))
+    model.prepare()
     segments = [torch.randn(2, 8, 16) for _ in range(2)]
     exact = run(model, segments)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -341,6 +359,7 @@ def test_layers_compile_without_breaks() -> None:
 @pytest.mark.slow
 def test_compiled_layers_share_what_is_compiled_and_give_the_same_numbers() -> None:
     plain = TransformerXL(32, TransformerXLConfig(layers=4, heads=2, head_dim=9, inner_dim=48, memory=16))
+    plain.prepare()
     compiled = copy.deepcopy(plain)
     compiled.compile_layers()
     counters = torch._dynamo.utils.counters
@@ -364,6 +383,7 @@ def test_compiled_layers_share_what_is_compiled_and_give_the_same_numbers() -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_fused_kernel_gives_the_same_numbers(dtype: torch.dtype) -> None:
     model = TransformerXL(64, TransformerXLConfig(layers=2, heads=4, head_dim=17, inner_dim=128, memory=50)).cuda()
+    model.prepare()
     segments = [torch.randn(3, 37, 64, device="cuda", requires_grad=True) for _ in range(2)]
     results = []
     for reference in (True, False):
@@ -396,6 +416,7 @@ def test_no_step_waits_for_the_gpu() -> None:
             attention_dropout=0.1,
         ),
     ).cuda()
+    model.prepare()
     x, state = torch.randn(2, 16, 32, device="cuda"), model.initial_state(2)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -411,6 +432,7 @@ def test_no_step_waits_for_the_gpu() -> None:
 @pytest.mark.gpu
 def test_a_step_can_be_captured_as_a_graph() -> None:
     model = TransformerXL(32, TransformerXLConfig(layers=2, heads=2, head_dim=9, inner_dim=64, memory=16)).cuda().eval()
+    model.prepare()
     x = torch.randn(2, 16, 32, device="cuda")
     expected, after = model(x, model.initial_state(2))
     memories, filled = model.initial_state(2)
@@ -460,6 +482,7 @@ def test_adapters_around_attention_count_as_merged_weights_do(
             setattr(one.attention, name, adapter)
             getattr(other.attention, name).weight.data += (adapter.up @ adapter.down).detach()
             adapters.append(adapter)
+    adapted.prepare()
     segments = [torch.randn(2, length, 6, dtype=torch.float64) for length in (4, 3)]
     output = run(adapted, segments)
     torch.testing.assert_close(output, run(merged, segments))
@@ -496,6 +519,7 @@ def test_kernels_are_no_less_exact_than_plain_torch_under_autocast(
     model = TransformerXL(
         64, TransformerXLConfig(layers=3, heads=4, head_dim=17, inner_dim=130, memory=50, pre_norm=pre_norm)
     ).cuda()
+    model.prepare()
     segments = [torch.randn(3, 37, 64, device="cuda", requires_grad=True) for _ in range(2)]
     results = []
     for kind in ("exact", "plain", "fused"):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchdefine.data.batches import IGNORE, TokenStreams, evaluation_streams, shard
+from torchdefine.data.batches import IGNORE, TokenStreams, shard
 from torchdefine.errors import UserError
 
 START = 7
@@ -37,7 +37,7 @@ def test_rows_by_hand() -> None:
 
 
 def test_evaluation_rows_by_hand() -> None:
-    streams = evaluation_streams(np.array([10, 11, 12, 13], dtype=np.uint16), 3, START, "cpu")
+    streams = TokenStreams(np.array([10, 11, 12, 13], dtype=np.uint16), 3, "cpu", START, pad=True)
     inputs, targets = streams.segment(0, 5)
     assert inputs.tolist() == [[START, 10], [11, 12], [START, START]]
     assert targets.tolist() == [[10, 11], [12, 13], [IGNORE, IGNORE]]
@@ -57,7 +57,7 @@ def test_each_kept_token_is_a_target_once(count: int, batch_size: int, length: i
 @given(sizes, batch_sizes, lengths)
 def test_evaluation_leaves_no_token_out(count: int, batch_size: int, length: int) -> None:
     tokens = distinct_tokens(count)
-    inputs, targets = read_through(evaluation_streams(tokens, batch_size, START, "cpu"), length)
+    inputs, targets = read_through(TokenStreams(tokens, batch_size, "cpu", START, pad=True), length)
     real = targets != IGNORE
     assert targets[real].tolist() == tokens.tolist()
     assert inputs[real].tolist() == [START, *tokens[:-1].tolist()]
@@ -93,7 +93,7 @@ def test_impossible_batches_are_refused() -> None:
     with pytest.raises(UserError, match="3 tokens, too few for a batch of 4"):
         TokenStreams(distinct_tokens(3), 4, "cpu", START)
     with pytest.raises(UserError, match="0 tokens, too few"):
-        evaluation_streams(distinct_tokens(0), 4, START, "cpu")
+        TokenStreams(distinct_tokens(0), 4, "cpu", START, pad=True)
     with pytest.raises(UserError, match="batch size is 0"):
         TokenStreams(distinct_tokens(3), 0, "cpu", START)
 
@@ -114,7 +114,7 @@ def test_source_is_not_shared() -> None:
 
 @pytest.mark.gpu
 def test_segments_come_from_the_device_without_waiting() -> None:
-    streams = evaluation_streams(distinct_tokens(10), 4, START, "cuda")
+    streams = TokenStreams(distinct_tokens(10), 4, "cuda", START, pad=True)
     torch.cuda.set_sync_debug_mode("error")
     try:
         inputs, _ = streams.segment(1, 2)

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from torchdefine.data import BitextRules, encode_bitext, resolve_bitext
+from torchdefine.data import BitextConfig, encode_bitext, resolve_bitext
 from torchdefine.data.bitext import Bitext, _kept, one_line
 from torchdefine.data.sources import find_bitext
 from torchdefine.data.text_files import read_pairs
@@ -26,8 +26,8 @@ def write(
     (folder / f"{split}.de").write_text("".join(f"{line}\n" for line in german or GERMAN), encoding="utf-8")
 
 
-def rules(**changes) -> BitextRules:
-    return BitextRules(**{"vocabulary_size": 300, "max_length": 40} | changes)
+def rules(**changes) -> BitextConfig:
+    return BitextConfig(**{"bpe_size": 300, "max_length": 40} | changes)
 
 
 def sentences(bitext: Bitext, split: str) -> list[tuple[str, str]]:
@@ -70,7 +70,7 @@ def test_pairs_come_back_as_they_were(tmp_path: Path, joint: bool) -> None:
     "changes",
     [
         {"source": "de", "target": "en"},
-        {"vocabulary_size": 310},
+        {"bpe_size": 310},
         {"joint": False},
         {"max_length": 10},
         {"max_ratio": 1.0},
@@ -165,8 +165,8 @@ def test_bad_folders_are_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "one side" / "train.de").write_bytes(b"\xff\xfe broken\n")
     with pytest.raises(UserError, match="is not UTF-8 text: line 1"):
         encode_bitext(tmp_path / "one side", rules(), tmp_path / "cache")
-    with pytest.raises(UserError, match="vocabulary_size is 100, but must be at least 260"):
-        encode_bitext(tmp_path / "one side", rules(vocabulary_size=100), tmp_path / "cache")
+    with pytest.raises(UserError, match="bpe_size is 100, but must be at least 260"):
+        encode_bitext(tmp_path / "one side", rules(bpe_size=100), tmp_path / "cache")
     with pytest.raises(UserError, match="neither a folder nor a bitext called nowhere"):
         resolve_bitext("nowhere")
 

@@ -4,8 +4,8 @@ import torch
 
 pytest.importorskip("tokenizers")
 
-from torchdefine.data import IGNORE, Bitext, BitextBatches, BitextRules, encode_bitext
-from torchdefine.data.bitext_batches import bucket_bounds
+from torchdefine.data import IGNORE, Bitext, BitextBatches, BitextConfig, encode_bitext
+from torchdefine.data.batches import bucket_bounds
 from torchdefine.errors import UserError
 
 
@@ -18,7 +18,7 @@ def bitext(tmp_path_factory: pytest.TempPathFactory) -> Bitext:
     others = [" ".join(random.choice(["gh", "ij"], max(1, n + int(random.integers(-2, 3))))) for n in lengths]
     (folder / "train.en").write_text("\n".join(rows) + "\n")
     (folder / "train.de").write_text("\n".join(others) + "\n")
-    return encode_bitext(folder, BitextRules(vocabulary_size=280), folder / "cache")
+    return encode_bitext(folder, BitextConfig(bpe_size=280), folder / "cache")
 
 
 def batches(bitext: Bitext, tokens: int = 60, seed: int | None = 3) -> BitextBatches:

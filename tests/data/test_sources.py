@@ -28,7 +28,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_shipped_sample_has_the_counts_of_wikitext_2(tmp_path: Path) -> None:
-    corpus = encode_corpus(resolve_corpus("wikitext-2-shuffled"), tmp_path)
+    corpus = encode_corpus(resolve_corpus("wikitext-2-shuffled"), cache=tmp_path)
     assert {split: len(file) for split, file in corpus.splits.items()} == {
         "train": 2_088_628,
         "valid": 217_646,

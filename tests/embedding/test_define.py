@@ -1,10 +1,15 @@
 import copy
 import json
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+import torchdefine
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap, UnitConfig
 from torchdefine.embedding import VARIANTS, TokenEmbedding, make_plan, table
 from torchdefine.errors import UserError
@@ -166,6 +171,27 @@ def test_loading_leaves_the_random_state_alone(embedding: DeFINE, tmp_path: Path
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def test_a_call_passes_through_few_functions_and_checks_ids_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    embedding, ids = DeFINE(8001, 128, map_dim=32, depth=3), torch.randint(8001, (4, 7))
+    checks: list[Tensor] = []
+    aminmax = torch.aminmax
+    monkeypatch.setattr(torch, "aminmax", lambda given: (checks.append(given), aminmax(given))[1])
+    embedding(ids)
+    assert len(checks) == 1
+    monkeypatch.undo()
+    package, called = str(Path(torchdefine.__file__).parent), set()
+    sys.setprofile(lambda frame, event, _: called.add(frame.f_code) if event == "call" else None)
+    embedding(ids)
+    sys.setprofile(None)
+    assert 2 <= len({code for code in called if code.co_filename.startswith(package)}) <= 10
+
+
+def test_the_import_costs_little_more_than_torchs() -> None:
+    program = "import time, torch; before = time.process_time(); import torchdefine; torchdefine.DeFINE; "
+    run = [sys.executable, "-c", program + "print(time.process_time() - before)"]
+    assert min(float(subprocess.run(run, capture_output=True, check=True).stdout) for _ in range(3)) <= 0.15
+
+
 def test_deepcopy_meta_and_float64(embedding: DeFINE) -> None:
     embedding.eval()
     assert torch.equal(copy.deepcopy(embedding)(IDS), embedding(IDS))
@@ -215,9 +241,29 @@ def test_same_numbers_on_the_gpu(embedding: DeFINE) -> None:
 
 
 def test_sizes_that_nobody_gave() -> None:
+    assert DeFINE(10, 64).plan == make_plan(16, UnitConfig(embedding_dim=64, expand_dim=256, depth=3))
+    assert DeFINE(10, 64, map_dim=32).plan == make_plan(32, UnitConfig(embedding_dim=64, expand_dim=256, depth=3))
     plan = make_plan(128, UnitConfig(embedding_dim=64, expand_dim=1024, depth=3))
-    assert DeFINE(10, 64).plan == plan
+    assert DeFINE(10, 64, map_dim=128, unit=UnitConfig()).plan == plan  # which has a width of its own
     assert DeFINE.over(StandardMap(10, 128), 64).plan == plan
+
+
+def test_an_embedding_that_is_larger_than_its_table_warns_with_both_numbers() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sum(p.numel() for p in DeFINE(8001, 128).parameters()) < 8001 * 128 / 2
+        DeFINE.over(StandardMap(10, 16), 64)  # whoever gives the map has chosen
+    with pytest.warns(
+        UserWarning, match=r"182,416 parameters here, more than the 128,000 .*map_dim \(now 32\)"
+    ) as said:
+        DeFINE(1000, 128)
+    assert said[0].filename == __file__
+
+
+def test_device_and_dtype_are_those_of_torchs_layers() -> None:
+    made = DeFINE(50, 64, device="meta", dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in made.parameters()} == {("meta", torch.bfloat16)}
+    assert {p.dtype for p in DeFINE(50, 64, dtype=torch.float64).parameters()} == {torch.float64}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

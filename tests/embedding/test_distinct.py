@@ -8,7 +8,8 @@ from torch import nn
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap
 from torchdefine.context import LSTM, LSTMConfig
 from torchdefine.embedding import DenseMLP, TokenEmbedding
-from torchdefine.embedding.distinct import count_distinct, distinct_ids
+from torchdefine.embedding.token_embedding import count_distinct, distinct_ids, embedded
+from torchdefine.modes import evaluating, prepare
 from torchdefine.output import AdaptiveSoftmax, FullSoftmax
 from torchdefine.tasks.language import LanguageModel
 
@@ -63,10 +64,11 @@ def test_vectors_and_gradients_are_those_of_every_token_by_itself(
     ids = torch.randint(50, (4, 40))
     calls = counted_calls(type(embedding.unit), monkeypatch)
     weights = torch.randn(4, 40, 24, dtype=torch.float64)
-    shared = embedding(ids, room)
+    embedding.prepare()
+    shared = embedded(embedding, ids, room)
     shared_gradients = torch.autograd.grad((shared * weights).sum(), list(embedding.parameters()))
     assert calls == [room or len(ids.unique())]
-    alone = embedding._computed(ids)
+    alone = embedding(ids)
     gradients = torch.autograd.grad((alone * weights).sum(), list(embedding.parameters()))
     torch.testing.assert_close(shared, alone, rtol=1e-12, atol=1e-12)
     for mine, theirs in zip(shared_gradients, gradients, strict=True):
@@ -85,20 +87,23 @@ def test_adaptive_bands_without_a_unit_are_looked_up_once_a_type(
     ids = torch.randint(50, (4, 40))
     weights = torch.randn(4, 40, 16, dtype=torch.float64)
     results = []
-    for look_up in (embedding, embedding._computed):
+    for prepared in (True, False):
+        embedding.prepare(prepared)
         torch.manual_seed(7)
-        vectors = look_up(ids)
+        vectors = embedded(embedding, ids)
         results.append((vectors, *torch.autograd.grad((vectors * weights).sum(), list(embedding.parameters()))))
     assert looked_up == [len(ids.unique()), ids.numel()]
     for shared, alone in zip(*results, strict=True):
         torch.testing.assert_close(shared, alone, rtol=1e-10, atol=1e-12)
 
 
-def test_dropped_rows_are_the_same_for_all_of_a_type() -> None:
+@pytest.mark.parametrize("prepared", [False, True])
+def test_dropped_rows_are_the_same_for_all_of_a_type(prepared: bool) -> None:
     embedding = DeFINE(50, 24, map_dim=16, expand_dim=64)
     embedding.row_dropout = 0.5
+    embedding.prepare(prepared)
     ids = torch.randint(50, (4, 40))
-    vectors = embedding(ids)
+    vectors = embedded(embedding, ids)
     for token in ids.unique():
         rows = vectors[ids == token]
         assert torch.equal(rows, rows[:1].expand_as(rows))
@@ -106,10 +111,22 @@ def test_dropped_rows_are_the_same_for_all_of_a_type() -> None:
 
 def test_what_is_not_alike_for_equal_tokens_is_never_shared() -> None:
     dropping = DeFINE(10, 24, map_dim=16, expand_dim=64, dropout=0.5).train()
-    vectors = dropping(torch.zeros(4, 40, dtype=torch.long))
+    dropping.prepare()
+    vectors = embedded(dropping, torch.zeros(4, 40, dtype=torch.long))
     assert not torch.equal(vectors[0, 0], vectors[0, 1])
     normed = TokenEmbedding(StandardMap(50, 16), nn.Sequential(nn.Flatten(0, -2), nn.BatchNorm1d(16)), 16)
-    assert not normed.shares_equal_tokens
+    normed.prepare()
+    assert not normed.shares
+    assert not normed.fused
+
+
+def test_sharing_follows_the_mode_that_a_model_is_in() -> None:
+    embedding = DeFINE(10, 24, map_dim=16, expand_dim=64, dropout=0.5).train()
+    embedding.prepare()
+    assert not embedding.shares
+    with evaluating(embedding):
+        assert embedding.shares
+    assert not embedding.shares
 
 
 def add_place(_module: nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
@@ -120,16 +137,19 @@ def add_place(_module: nn.Module, _inputs: object, output: torch.Tensor) -> torc
 def test_a_hook_or_a_layer_of_somebody_elses_sees_every_token(where: str) -> None:
     ids = torch.zeros(100, dtype=torch.long)
     hooked = DeFINE(50, 24, map_dim=16, expand_dim=64)
-    assert hooked.shares_equal_tokens
+    hooked.prepare()
+    assert hooked.shares
     hooked.get_submodule(where).register_forward_hook(add_place)
-    assert len(hooked(ids).unique(dim=0)) == 100
-    assert not hooked.knows_tokens_only
+    hooked.prepare()
+    assert len(embedded(hooked, ids).unique(dim=0)) == 100
+    assert not hooked.fused
 
     wrapped = DeFINE(50, 24, map_dim=16, expand_dim=64)
     parent, _, name = where.rpartition(".")
     setattr(wrapped.get_submodule(parent), name, nn.Sequential(wrapped.get_submodule(where), nn.Dropout(0.5)))
     if where != "map":  # which would have to be a map again
-        assert len(wrapped(ids).unique(dim=0)) > 90
+        wrapped.prepare()
+        assert len(embedded(wrapped, ids).unique(dim=0)) > 90
 
 
 def test_a_forward_of_ones_own_gets_ids_as_they_are() -> None:
@@ -138,7 +158,8 @@ def test_a_forward_of_ones_own_gets_ids_as_they_are() -> None:
     model = LanguageModel(embedding, LSTM(16, LSTMConfig(hidden_dim=16)), FullSoftmax(16, table))
     seen: list[tuple[int, ...]] = []
     whole = embedding.forward
-    embedding.forward = lambda ids, distinct=None: (seen.append(tuple(ids.shape)), whole(ids, distinct))[1]  # type: ignore[method-assign]
+    embedding.forward = lambda ids: (seen.append(tuple(ids.shape)), whole(ids))[1]  # type: ignore[method-assign]
+    prepare(model)
     model.hidden(torch.randint(50, (3, 7)), model.initial_state(3))
     assert seen == [(3, 7)]
 
@@ -152,7 +173,8 @@ def test_a_model_knows_before_how_many_there_can_be(adaptive: bool) -> None:
         output = AdaptiveSoftmax(16, embedding.map)
     else:
         output = FullSoftmax(16, embedding.map)
-    model = LanguageModel(embedding, LSTM(24, output_dim=16), output).double()
+    model = LanguageModel(embedding, LSTM(24, LSTMConfig(hidden_dim=20), 16), output).double()
+    prepare(model)
     text = torch.randint(30, (3, 51))
     ids, targets = text[:, :-1], text[:, 1:]
     hint = model.host_hint(targets.numpy())
@@ -162,6 +184,10 @@ def test_a_model_knows_before_how_many_there_can_be(adaptive: bool) -> None:
     state = [(h.double(), c.double()) for h, c in state]
     hinted, _ = model(ids, targets, state, hint=hint)
     plain, _ = model(ids, targets, state)
+    prepare(model, on=False)
+    assert model.host_hint(targets.numpy()).distinct is None
+    torch.testing.assert_close(model(ids, targets, state)[0].objective, plain.objective, rtol=1e-12, atol=0)
+    prepare(model)
     torch.testing.assert_close(hinted.objective, plain.objective, rtol=1e-12, atol=0)
     padded = targets.clone()
     padded[:, -7:] = -100
@@ -183,7 +209,8 @@ def test_somebody_elses_map_is_asked_for_ids_and_nothing_else() -> None:
     ids = torch.randint(50, (4, 40))
     expected = embedding.unit(2 * embedding.map.table.weight[ids])
     torch.testing.assert_close(embedding(ids), expected)
-    assert embedding(ids, 60).shape == (4, 40, 8)
+    embedding.prepare()
+    torch.testing.assert_close(embedded(embedding, ids, 60), expected)
 
 
 class PlacesMap(StandardMap):
@@ -203,13 +230,15 @@ def test_a_map_that_reads_places_is_asked_for_every_token(unit: nn.Module | None
     embedding = TokenEmbedding(PlacesMap(50, 16), unit, 16 if unit is None else 8)
     ids = torch.randint(50, (4, 40))
     vectors = embedding.map(ids)
-    torch.testing.assert_close(embedding(ids), vectors if unit is None else unit(vectors))
-    assert not embedding.knows_tokens_only
+    embedding.prepare()
+    torch.testing.assert_close(embedded(embedding, ids), vectors if unit is None else unit(vectors))
+    assert not embedding.fused
 
 
 def test_a_unit_made_from_ours_is_not_taken_for_it() -> None:
     embedding = TokenEmbedding(StandardMap(50, 16), NoisyLinear(16, 8), 8)
-    vectors = embedding(torch.zeros(100, dtype=torch.long))
+    embedding.prepare()
+    vectors = embedded(embedding, torch.zeros(100, dtype=torch.long))
     assert len(vectors.unique(dim=0)) == 100
 
 
@@ -241,9 +270,10 @@ def test_on_a_gpu_gradients_are_those_of_tokens_one_by_one(kind: str) -> None:
     embedding = made[kind]().cuda().double()
     ids = torch.randint(50, (4, 40), device="cuda")
     upstream = torch.randn(4, 40, 24, device="cuda", dtype=torch.float64)
-    shared = torch.autograd.grad(embedding(ids, 60), [*embedding.parameters()], upstream)
-    again = torch.autograd.grad(embedding(ids, 60), [*embedding.parameters()], upstream)
-    apart = torch.autograd.grad(embedding._computed(ids), [*embedding.parameters()], upstream)
+    apart = torch.autograd.grad(embedding(ids), [*embedding.parameters()], upstream)
+    embedding.prepare()
+    shared = torch.autograd.grad(embedded(embedding, ids, 60), [*embedding.parameters()], upstream)
+    again = torch.autograd.grad(embedded(embedding, ids, 60), [*embedding.parameters()], upstream)
     for one, same, other in zip(shared, again, apart, strict=True):
         assert torch.equal(one, same)
         torch.testing.assert_close(one, other)
@@ -253,11 +283,12 @@ def test_on_a_gpu_gradients_are_those_of_tokens_one_by_one(kind: str) -> None:
 def test_on_a_gpu_too_and_without_waiting() -> None:
     embedding = DeFINE(50, 24, map_dim=16, expand_dim=64).cuda()
     ids = torch.randint(50, (4, 40), device="cuda")
-    embedding(ids, 50)
+    embedding.prepare()
+    embedded(embedding, ids, 50)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        shared = embedding(ids, 50)
+        shared = embedded(embedding, ids, 50)
         shared.sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    torch.testing.assert_close(shared, embedding._computed(ids), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(shared, embedding(ids), rtol=1e-4, atol=1e-5)

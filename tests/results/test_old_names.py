@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from old_names import read_run
 
-from torchdefine.recipe.recipe import recipe_of
+from torchdefine.recipe import recipe_of
 from torchdefine.task import find_task
 
 RESULTS = Path(__file__).parents[2] / "results"

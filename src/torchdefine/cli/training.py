@@ -66,12 +66,11 @@ def add_commands(command: Command) -> None:
 
 def settings_help() -> str:
     """Every setting that a command line may change: those of the first task, and what differs for the others."""
-    from torchdefine.recipe.recipe import DEFAULT_TASK
     from torchdefine.task import find_task, task_names
 
     lines = [SETTINGS]
     shown: dict[str, list[str]] = {}
-    for name in (DEFAULT_TASK, *(other for other in task_names() if other != DEFAULT_TASK)):
+    for name in task_names():
         sections = {section: list(_section(section, of)) for section, of in find_task(name).recipe.sections().items()}
         lines += ["", f"Settings of the task {name}{' that others have not' if shown else ''}:"]
         for section, rows in sections.items():
@@ -170,12 +169,12 @@ def _what_it_reached(run: Run) -> Iterator[str]:
 
 
 def _encode(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    from torchdefine.run.starting import changes_by_section, wanted_recipe
+    from torchdefine.run.starting import wanted_recipe
     from torchdefine.task import find_task
     from torchdefine.training.progress import work_bar
 
     data = data_settings(options, overrides.pop("data", {}))
-    recipe, _ = wanted_recipe(options.recipe, changes_by_section(data, overrides), None, resume=False)
+    recipe, _ = wanted_recipe(options.recipe, data, overrides)
     task = find_task(recipe.task)
     with work_bar("reading the text") as progress:
         texts = task.encode(recipe, options.out, progress)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, setting
+from torchdefine.config import Config, rate, setting
 from torchdefine.ops import has_kernel, locked_dropout, lstm
 
 LSTMState = list[tuple[Tensor, Tensor]]
@@ -25,16 +25,12 @@ class LSTMConfig(Config):
     layers: int = setting(1, "How many layers.", at_least=1)
     hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1)
     output_dim: int | None = setting(
-        None, "Width of the last or only layer; map_dim if the output is tied, else hidden_dim.", at_least=1
+        None, "Width of the last layer; with tied weights map_dim, else hidden_dim.", at_least=1
     )
-    input_dropout: float = setting(0.0, "Dropout rate of the inputs of the first layer.", at_least=0, below=1)
-    hidden_dropout: float = setting(0.0, "Dropout rate between the layers.", at_least=0, below=1)
-    recurrent_dropout: float = setting(
-        0.0, "Dropout rate of the recurrent weights of every layer.", at_least=0, below=1
-    )
-    state_dropout: float = setting(
-        0.0, "Fraction of streams whose state is reset at the start of a training segment.", at_least=0, below=1
-    )
+    input_dropout: float = rate("Dropout rate of the inputs of the first layer.")
+    hidden_dropout: float = rate("Dropout rate between the layers.")
+    recurrent_dropout: float = rate("Dropout rate of the recurrent weights of every layer.")
+    state_dropout: float = rate("Fraction of streams whose state is reset at the start of a training segment.")
 
     def build(self, input_dim: int, tied_dim: int | None) -> LSTM:
         """The context model of a recipe; ``tied_dim`` is the width that a tied output layer compares with."""
@@ -57,10 +53,13 @@ class LSTMLayer(nn.LSTM):
         dropping = self.training and self.recurrent_dropout > 0
         if not (dropping or has_kernel(x, self.hidden_size)):
             return super().forward(x, state)  # with weights that cuDNN has packed already
-        weights: list[Any] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+        weights: list[Any] = list(self.all_weights[0])  # weight_ih, weight_hh, bias_ih, bias_hh
         if dropping:
             weights[1] = F.dropout(weights[1], self.recurrent_dropout)  # (4 · output, output)
-        y, h, c = lstm(x, *state, weights)
+        if x.is_cuda:
+            y, h, c = lstm(x, *state, weights)
+        else:  # called from here, since torch.compile leaves layers of this class whole but would trace our function
+            y, h, c = torch._VF.lstm(x, state, weights, True, 1, 0.0, True, False, False)
         return y, (h, c)
 
 
@@ -82,36 +81,33 @@ class LSTM(nn.Module):
         self.input_dim = input_dim
         self.output_dim = output_dim or config.output_dim or config.hidden_dim
         widths = [input_dim, *[config.hidden_dim] * (config.layers - 1), self.output_dim]
-        self.layers = nn.ModuleList(LSTMLayer(a, b, config.recurrent_dropout) for a, b in itertools.pairwise(widths))
-        self._widths = widths[1:]
+        self.layers: Any = nn.ModuleList(
+            LSTMLayer(a, b, config.recurrent_dropout) for a, b in itertools.pairwise(widths)
+        )
 
     def initial_state(self, batch_size: int) -> LSTMState:
-        weight = next(self.parameters())
-        return [
-            (weight.new_zeros(1, batch_size, width), weight.new_zeros(1, batch_size, width)) for width in self._widths
-        ]
+        zeros, shapes = next(self.parameters()).new_zeros, [(1, batch_size, layer.hidden_size) for layer in self.layers]
+        return [(zeros(shape), zeros(shape)) for shape in shapes]
 
     def forward(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         """The outputs, and the state after the last position, cut off from the graph."""
-        hidden = x.transpose(0, 1)  # (T, B, input_dim), the layout of cuDNN
-        hidden = self._drop(hidden, self.config.input_dropout)
-        if self.training and self.config.state_dropout:
+        config, hidden = self.config, x.transpose(0, 1)  # (T, B, input_dim), the layout of cuDNN
+        if self.training:
+            hidden = locked_dropout(hidden, config.input_dropout, time_dim=0)
             state = self._begin_some_anew(state)
         after: LSTMState = []
-        for index, layer in enumerate(self.layers):
-            before = (state[index][0].to(hidden.dtype), state[index][1].to(hidden.dtype))
-            hidden, (h, c) = layer(hidden, before)  # (T, B, width)
-            after.append((h.detach().to(state[index][0].dtype), c.detach().to(state[index][1].dtype)))
-            if index < len(self.layers) - 1:
-                hidden = self._drop(hidden, self.config.hidden_dropout)
+        for index, (layer, (h, c)) in enumerate(zip(self.layers, state, strict=True)):
+            if index and self.training:
+                hidden = locked_dropout(hidden, config.hidden_dropout, time_dim=0)
+            hidden, (last_h, last_c) = layer(hidden, (h.to(hidden.dtype), c.to(hidden.dtype)))  # (T, B, width)
+            after.append((last_h.detach().to(h.dtype), last_c.detach().to(c.dtype)))
         return hidden.transpose(0, 1), after  # (B, T, output_dim)
 
     def step(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         """One position, (B, 1, input_dim), as ``forward`` in evaluation; see ``ContextModel``."""
         hidden, after = x[:, 0], []  # (B, input_dim)
         for layer, (h, c) in zip(self.layers, state, strict=True):
-            weights: list[Any] = [layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0]
-            hidden, cell = torch.lstm_cell(hidden, (h[0], c[0]), *weights)  # (B, width) each
+            hidden, cell = torch.lstm_cell(hidden, (h[0], c[0]), *layer.all_weights[0])  # (B, width) each
             after.append((hidden[None], cell[None]))
         return hidden[:, None], after
 
@@ -123,9 +119,8 @@ class LSTM(nn.Module):
 
     def _begin_some_anew(self, state: LSTMState) -> LSTMState:
         """A model trained only on carried states may do badly from an empty one, where evaluation begins."""
+        if not self.config.state_dropout:
+            return state
         first = state[0][0]
         begins = torch.rand(first.shape[1], 1, device=first.device) < self.config.state_dropout  # (B, 1)
         return [(h.masked_fill(begins, 0), c.masked_fill(begins, 0)) for h, c in state]
-
-    def _drop(self, x: Tensor, p: float) -> Tensor:
-        return locked_dropout(x, p, time_dim=0) if self.training else x

@@ -17,7 +17,7 @@ Letters: B streams, T queries, M remembered positions, K = M + T keys, H heads, 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,11 +44,10 @@ class ScoreLayout(NamedTuple):
 
     queries: int
     keys: int
-    width: int
 
-    @classmethod
-    def of(cls, queries: int, keys: int) -> Self:
-        return cls(queries, keys, _round_up(keys + max(queries - 1, 1), ALIGNMENT))
+    @property
+    def width(self) -> int:
+        return round_up(self.keys + max(self.queries - 1, 1), ALIGNMENT)
 
     def distances(self, device: torch.device) -> Tensor:
         """How far back each column lies, (W,); negative for positions yet to come."""
@@ -67,7 +66,7 @@ class _ByKey(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, layout: ScoreLayout) -> Tensor:
         ctx.shape, ctx.layout = scores.shape, layout
         heads, batch = scores.shape[:2]
-        aligned = scores.new_empty(batch, heads, layout.queries, _round_up(layout.keys, ALIGNMENT))
+        aligned = scores.new_empty(batch, heads, layout.queries, round_up(layout.keys, ALIGNMENT))
         by_key = aligned[..., : layout.keys]  # (B, H, T, K)
         by_key.copy_(layout.by_key(scores))
         return by_key
@@ -80,46 +79,36 @@ class _ByKey(torch.autograd.Function):
 
 
 class Surroundings(NamedTuple):
-    """What all layers of a model have in common in one segment, in the dtype that attention computes in."""
+    """What all layers of a model have in common in one segment, in the dtype that attention computes in.
+
+    Distances ahead or out of reach, and memory that nothing was written to yet, have a non-zero spare feature.
+    """
 
     layout: ScoreLayout
-    distance_vectors: Tensor
-    """(W, d): one for each column of the layout."""
-    blocked_distances: Tensor
-    """(W, 1, P): zero but for the spare feature of distances that lie ahead or out of reach."""
-    blocked_keys: Tensor
-    """(K, 1, P): zero but for the spare feature of memory that nothing was written to yet."""
-    content_bias: Tensor
-    """(H, P): u, with a 1 in the spare feature."""
-    distance_bias: Tensor
-    """(H, P): v / √head_dim, with a 1 in the spare feature."""
+    distance_vectors: Tensor  # (W, d): one for each column of the layout
+    blocked_distances: Tensor  # (W, 1, P): zero but for the spare feature
+    blocked_keys: Tensor  # (K, 1, P): the same
+    content_bias: Tensor  # (H, P): u, with a 1 in the spare feature
+    distance_bias: Tensor  # (H, P): v / √head_dim, with a 1 in the spare feature
 
 
 class KernelSurroundings(NamedTuple):
     """The same for our own kernels, which mask by position."""
 
-    distance_vectors: Tensor
-    """(W, d): one for each of the distances from K - 1 down to 0, and padding."""
-    query_bias: Tensor
-    """(3 · H · P,): u for the queries, with a 1 in the spare feature, and nothing for keys and values."""
-    bias_difference: Tensor
-    """(H, head_dim): v - u, in the dtype of the parameters."""
+    distance_vectors: Tensor  # (W, d): one for each of the distances from K - 1 down to 0, and padding
+    query_bias: Tensor  # (3 · H · P,): u for the queries, with a 1 in the spare feature; nothing for keys and values
+    bias_difference: Tensor  # (H, head_dim): v - u, in the dtype of the parameters
     scoring: Scoring
 
 
 class PlainSurroundings(NamedTuple):
     """The same for a step in plain torch operations, whose length may be any even once it is traced."""
 
-    distance_vectors: Tensor
-    """(K, d): column c is for the distance K - 1 - c."""
-    columns: Tensor
-    """(T, K): where a query finds the distance to a key; any column for a key that it must not see."""
-    blocked: Tensor
-    """(T, K): True for keys that lie ahead, out of reach, or in memory not yet written."""
-    content_bias: Tensor
-    """(H, D): u."""
-    distance_bias: Tensor
-    """(H, D): v."""
+    distance_vectors: Tensor  # (K, d): column c is for the distance K - 1 - c
+    columns: Tensor  # (T, K): where a query finds the distance to a key; any column for a key that it must not see
+    blocked: Tensor  # (T, K): True for keys that lie ahead, out of reach, or in memory not yet written
+    content_bias: Tensor  # (H, head_dim): u
+    distance_bias: Tensor  # (H, head_dim): v
 
 
 class RelativeAttention(nn.Module):
@@ -131,6 +120,7 @@ class RelativeAttention(nn.Module):
     def __init__(self, dim: int, heads: int, head_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.heads, self.head_dim, self.dropout = heads, head_dim, dropout
+        self.spare = padded_width(head_dim) - head_dim
         self.inward = nn.Linear(dim, 4 * heads * head_dim, bias=False)
         """To queries, keys, values and distances: one weight, so that it is padded in one go."""
         self.outward = nn.Linear(heads * head_dim, dim, bias=False)
@@ -149,7 +139,7 @@ class RelativeAttention(nn.Module):
         return self._by_fused_attention(own, seen, around)
 
     def _by_our_kernels(self, own: Tensor, remembered: Tensor, around: KernelSurroundings) -> Tensor:
-        width = self.head_dim + spare_features(self.head_dim)
+        width = self.head_dim + self.spare
         inward, to_distances = padded_inward(self.inward.weight, around.bias_difference, width, own.dtype)
         distances = self._heads(F.linear(around.distance_vectors, to_distances))  # (W, H, P)
         mixed = relative_attention(own, remembered, inward, around.query_bias, distances, around.scoring)
@@ -169,17 +159,20 @@ class RelativeAttention(nn.Module):
                 attn_mask=bias,
                 dropout_p=self.dropout if self.training else 0.0,
                 scale=scale,
-            )  # (B, H, T, P)
-        return self._outward(mixed.transpose(1, 2))  # (B, T, d)
+            ).transpose(1, 2)  # (B, T, H, P)
+        if not self.fused:
+            whole: Tensor = self.outward(mixed[..., : self.head_dim].flatten(2))
+            return whole
+        from_heads = F.pad(self.outward.weight.unflatten(1, (self.heads, -1)), (0, self.spare))
+        return F.linear(mixed.flatten(2), from_heads.flatten(1).to(mixed.dtype))  # (B, T, d)
 
     def _by_plain_products(self, own: Tensor, seen: Tensor, around: PlainSurroundings) -> Tensor:
-        def by_head(x: Tensor) -> Tensor:
-            return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, D)
+        def by_head(x: Tensor, weight: Tensor) -> Tensor:
+            return F.linear(x, weight).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, D)
 
         to_queries, to_keys, to_values, to_distances = self.inward.weight.chunk(4)
-        queries = by_head(F.linear(own, to_queries))  # (B, H, T, D)
-        keys, values = by_head(F.linear(seen, to_keys)), by_head(F.linear(seen, to_values))  # (B, H, K, D)
-        distances = by_head(F.linear(around.distance_vectors[None], to_distances))  # (1, H, K, D)
+        queries, keys, values = by_head(own, to_queries), by_head(seen, to_keys), by_head(seen, to_values)
+        distances = by_head(around.distance_vectors[None], to_distances)  # (1, H, K, D)
         by_content = (queries + around.content_bias[:, None]) @ keys.transpose(2, 3)  # (B, H, T, K)
         by_distance = (queries + around.distance_bias[:, None]) @ distances.transpose(2, 3)
         scores = by_content + by_distance.gather(3, around.columns.expand_as(by_distance))  # (B, H, T, K)
@@ -190,35 +183,20 @@ class RelativeAttention(nn.Module):
     def _inward(self, own: Tensor, seen: Tensor, distance_vectors: Tensor) -> tuple[Tensor, ...]:
         """Queries (B, T, H, P), keys and values (B, K, H, P) each, distances (W, H, P)."""
         if not self.fused:  # a layer may do more than multiply, so everything goes through it whole
-            of_seen, of_distances = (self._with_spare(self.inward(x)) for x in (seen, distance_vectors))
-            queries, keys, values, _ = of_seen.chunk(4, dim=-2)
-            return queries[:, seen.shape[1] - own.shape[1] :], keys, values, of_distances.chunk(4, dim=-2)[3]
-        to_queries, to_keys_and_values, to_distances = self._padded_weights(seen.dtype)
-        queries = self._heads(F.linear(own, to_queries))
+            by_head = (self.inward(x).unflatten(-1, (-1, self.head_dim)) for x in (seen, distance_vectors))
+            of_seen, of_distances = (F.pad(x, (0, self.spare)).chunk(4, dim=-2) for x in by_head)
+            return of_seen[0][:, seen.shape[1] - own.shape[1] :], of_seen[1], of_seen[2], of_distances[3]
+        # Weights are padded rather than their outputs, which are larger.
+        weight = self.inward.weight.to(seen.dtype).unflatten(0, (4 * self.heads, self.head_dim))
+        parts = F.pad(weight, (0, 0, 0, self.spare)).split((self.heads, 2 * self.heads, self.heads))  # (…, P, d)
+        to_queries, to_keys_and_values, to_distances = (part.flatten(0, 1) for part in parts)
         keys, values = self._heads(F.linear(seen, to_keys_and_values)).chunk(2, dim=2)
-        return queries, keys, values, self._heads(F.linear(distance_vectors, to_distances))
-
-    def _outward(self, mixed: Tensor) -> Tensor:
-        """(B, T, H, P) → (B, T, d)."""
-        if not self.fused:
-            whole: Tensor = self.outward(mixed[..., : self.head_dim].flatten(2))
-            return whole
-        from_heads = F.pad(self.outward.weight.unflatten(1, (self.heads, -1)), (0, spare_features(self.head_dim)))
-        return F.linear(mixed.flatten(2), from_heads.flatten(1).to(mixed.dtype))
-
-    def _with_spare(self, x: Tensor) -> Tensor:
-        """(…, heads · head_dim) → (…, heads, P)."""
-        return F.pad(x.unflatten(-1, (-1, self.head_dim)), (0, spare_features(self.head_dim)))
-
-    def _padded_weights(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Weights are padded rather than their outputs, which are larger."""
-        weight = self.inward.weight.to(dtype).unflatten(0, (4 * self.heads, self.head_dim))
-        padded = F.pad(weight, (0, 0, 0, spare_features(self.head_dim)))  # (4 · H, P, d)
-        return tuple(part.flatten(0, 1) for part in padded.split((self.heads, 2 * self.heads, self.heads)))
+        queries, distances = F.linear(own, to_queries), F.linear(distance_vectors, to_distances)
+        return self._heads(queries), keys, values, self._heads(distances)
 
     def _heads(self, x: Tensor) -> Tensor:
         """(…, heads · P) → (…, heads, P)."""
-        return x.unflatten(-1, (-1, self.head_dim + spare_features(self.head_dim)))
+        return x.unflatten(-1, (-1, self.head_dim + self.spare))
 
 
 def distance_scores(queries: Tensor, distances: Tensor, layout: ScoreLayout) -> Tensor:
@@ -229,25 +207,21 @@ def distance_scores(queries: Tensor, distances: Tensor, layout: ScoreLayout) -> 
     return by_key
 
 
-def spare_features(head_dim: int) -> int:
-    """How many features a head is padded by, at least one."""
-    return _round_up(head_dim + 1, HEAD_MULTIPLE) - head_dim
+def padded_width(head_dim: int) -> int:
+    """P: at least one feature is spare."""
+    return round_up(head_dim + 1, HEAD_MULTIPLE)
 
 
 def with_one(bias: Tensor) -> Tensor:
     """A bias of all queries with a 1 in the spare feature: (H, head_dim) → (H, P)."""
-    return F.pad(F.pad(bias, (0, 1), value=1.0), (0, spare_features(bias.shape[1]) - 1))
+    head_dim = bias.shape[1]
+    return F.pad(F.pad(bias, (0, 1), value=1.0), (0, padded_width(head_dim) - head_dim - 1))
 
 
 def blocking(out_of_bounds: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
     """What to add to the heads of keys or distances that no query may see: (K,) → (K, 1, P)."""
     blocked = torch.where(out_of_bounds, BLOCKED, 0.0).to(dtype)
-    return F.pad(blocked[:, None, None], (head_dim, spare_features(head_dim) - 1))
-
-
-def distances_behind(keys: int, device: torch.device) -> Tensor:
-    """From K - 1 down to 0, and on to an aligned width, (W,)."""
-    return torch.arange(keys - 1, keys - 1 - _round_up(keys, ALIGNMENT), -1, device=device)
+    return F.pad(blocked[:, None, None], (head_dim, padded_width(head_dim) - head_dim - 1))
 
 
 def sinusoids(distances: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -257,5 +231,5 @@ def sinusoids(distances: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
 
-def _round_up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, setting
-from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
+from torchdefine.config import Config, rate, setting
+from torchdefine.context.residual import Stream, Update, add_and_norm, closing, feed_forward
 from torchdefine.errors import UserError
-from torchdefine.modes import Prepared
+from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import autocast_dtype, exact_dtype
 
 
@@ -28,10 +27,10 @@ class TransformerConfig(Config):
     heads: int = setting(8, "Attention heads; the width is that of the embedding.", at_least=1)
     hidden_dim: int = setting(2048, "Width of the feed-forward layers.", at_least=1)
     norm: Literal["pre", "post"] = setting("pre", "Layer norms before or after every sub-layer.")
-    dropout: float = setting(
-        0.1, "Dropout rate of the inputs, after every sub-layer and in the feed-forward layers.", at_least=0, below=1
+    dropout: float = rate(
+        "Dropout rate of the inputs, after every sub-layer and in the feed-forward layers.", default=0.1
     )
-    attention_dropout: float = setting(0.0, "Dropout rate of the attention weights.", at_least=0, below=1)
+    attention_dropout: float = rate("Dropout rate of the attention weights.")
     scaled: bool = setting(
         True,
         "Multiply embeddings by the square root of their width, which brings those of a plain table to the size of the "
@@ -42,20 +41,15 @@ class TransformerConfig(Config):
         return Transformer(width, self)
 
 
+KeysAndValues = tuple[Tensor, Tensor]
+
+
 class DecoderState(NamedTuple):
     """What decoding step by step remembers: N = B · K rows, K hypotheses for each of B sources."""
 
-    own: list[tuple[Tensor, Tensor]]
-    """Keys and values of the target so far in every layer, each (N, h, t, d)."""
-    memory: list[tuple[Tensor, Tensor]]
-    """Keys and values of the source in every layer, each (B, h, S, d): once for all hypotheses."""
-    visible: Tensor
-    """Which places of the source are not padding, (B, 1, 1, S)."""
-
-    @property
-    def length(self) -> int:
-        """How many tokens of the target there are."""
-        return self.own[0][0].shape[2]
+    own: list[KeysAndValues]  # of the target so far in every layer, each (N, h, t, d)
+    memory: list[KeysAndValues]  # of the source in every layer, each (B, h, S, d): once for all hypotheses
+    visible: Tensor  # (B, 1, 1, S): which places of the source are not padding
 
     def select(self, rows: Tensor, sources: Tensor | None = None) -> DecoderState:
         """The rows (N',) of the target side, in that order, and if given only some of the sources (B',)."""
@@ -78,63 +72,54 @@ class Transformer(Prepared):
                 f"The Transformer's width {width} does not divide into {heads} heads of an even width: use "
                 f"{max(width // (2 * heads), 1) * 2 * heads}, say."
             )
-        self.encoder = nn.ModuleList(EncoderLayer(width, self.config) for _ in range(self.config.encoder_layers))
-        self.decoder = nn.ModuleList(DecoderLayer(width, self.config) for _ in range(self.config.decoder_layers))
+        self.encoder: Any = nn.ModuleList(EncoderLayer(width, self.config) for _ in range(self.config.encoder_layers))
+        self.decoder: Any = nn.ModuleList(DecoderLayer(width, self.config) for _ in range(self.config.decoder_layers))
         pre = self.config.norm == "pre"
         self.encoder_norm = nn.LayerNorm(width) if pre else nn.Identity()
         self.decoder_norm = nn.LayerNorm(width) if pre else nn.Identity()
 
     def prepare(self, on: bool = True) -> None:
-        super().prepare(on)
+        layers = (EncoderLayer, DecoderLayer, Residual, SelfAttention, CrossAttention, FeedForward)
+        self.fused = on and untouched(self, *layers, nn.Linear, nn.LayerNorm, nn.Identity)
         for part in self.modules():
             if isinstance(part, _Part):
                 part.fused = self.fused
 
     def encode(self, x: Tensor, visible: Tensor) -> Tensor:
         """(B, S, width) vectors and (B, S) True where there is no padding → the memory, (B, S, width)."""
-        mask = visible[:, None, None, :]  # (B, 1, 1, S)
-        layers = list(self._encoder_layers())
-        stream = layers[0].attend.enter(self._placed(x))
-        for layer, following in zip(layers, norms_after(layers, self.encoder_norm), strict=True):
-            stream = layer(stream, mask, following)
-        return stream.read
+        stream = self.encoder[0].attend.enter(self._placed(x))
+        for layer, following in zip(self.encoder, norms_after(self.encoder, self.encoder_norm), strict=True):
+            stream = layer(stream, visible[:, None, None], following)
+        return cast(Stream, stream).read
 
     def decode(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
         """(B, T, width) vectors, each of which sees those before it and the memory → (B, T, width)."""
-        mask = visible[:, None, None, :]
-        layers = list(self._decoder_layers())
-        stream = layers[0].attend.enter(self._placed(y))
-        for layer, following in zip(layers, norms_after(layers, self.decoder_norm), strict=True):
-            stream, _ = layer(stream, layer.across.remember(memory), mask, following)
-        return stream.read
+        return self._decoded(y, self._remembered(memory), visible[:, None, None])[0]
 
     def start(self, memory: Tensor, visible: Tensor, hypotheses: int = 1) -> DecoderState:
         """The state before the first of ``hypotheses`` targets for each source of ``memory``."""
         heads, width = self.config.heads, self.width // self.config.heads
         nothing = memory.new_zeros(memory.shape[0] * hypotheses, heads, 0, width)
-        remembered = [layer.across.remember(memory) for layer in self._decoder_layers()]
-        return DecoderState([(nothing, nothing) for _ in self.decoder], remembered, visible[:, None, None, :])
+        return DecoderState([(nothing, nothing)] * len(self.decoder), self._remembered(memory), visible[:, None, None])
 
     def step(self, y: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """One more vector of every target, (N, width) → (N, width), and the state that includes it."""
-        layers = list(self._decoder_layers())
-        stream = layers[0].attend.enter(self._placed(y.unsqueeze(1), state.length))  # (N, 1, width)
-        own = []
-        followings = norms_after(layers, self.decoder_norm)
-        for layer, following, before, memory in zip(layers, followings, state.own, state.memory, strict=True):
-            stream, after = layer(stream, memory, state.visible, following, before)
-            own.append(after)
-        return stream.read.squeeze(1), state._replace(own=own)
+        vectors, own = self._decoded(y.unsqueeze(1), state.memory, state.visible, state.own)  # (N, 1, width)
+        return vectors.squeeze(1), state._replace(own=own)
 
-    def _encoder_layers(self) -> Iterator[EncoderLayer]:
-        for layer in self.encoder:
-            assert isinstance(layer, EncoderLayer)
-            yield layer
+    def _remembered(self, memory: Tensor) -> list[KeysAndValues]:
+        return [layer.across.remember(memory) for layer in self.decoder]
 
-    def _decoder_layers(self) -> Iterator[DecoderLayer]:
-        for layer in self.decoder:
-            assert isinstance(layer, DecoderLayer)
-            yield layer
+    def _decoded(
+        self, y: Tensor, memory: list[KeysAndValues], mask: Tensor, past: list[KeysAndValues] | None = None
+    ) -> tuple[Tensor, list[KeysAndValues]]:
+        """(N, T, width) → the same, and every layer's keys and values so far; with ``past``, y is the place after."""
+        stream, present = self.decoder[0].attend.enter(self._placed(y, past[0][0].shape[2] if past else 0)), []
+        followings = norms_after(self.decoder, self.decoder_norm)
+        for index, (layer, following) in enumerate(zip(self.decoder, followings, strict=True)):
+            stream, own = layer(stream, memory[index], mask, following, past[index] if past else None)
+            present.append(own)
+        return stream.read, present
 
     def _placed(self, x: Tensor, start: int = 0) -> Tensor:
         """Vectors, scaled if ``scaled``, with their positions added."""
@@ -180,13 +165,8 @@ class DecoderLayer(nn.Module):
         self.attend, self.look, self.feed = Residual(width, config), Residual(width, config), Residual(width, config)
 
     def forward(
-        self,
-        y: Stream,
-        memory: tuple[Tensor, Tensor],
-        mask: Tensor,
-        following: nn.Module,
-        past: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Stream, tuple[Tensor, Tensor]]:
+        self, y: Stream, memory: KeysAndValues, mask: Tensor, following: nn.Module, past: KeysAndValues | None = None
+    ) -> tuple[Stream, KeysAndValues]:
         """A whole target without ``past``, or one place after it; also returns the keys and values so far.
 
         ``following`` is the next layer's first norm, or the stack's last one; used if norms come first.
@@ -217,13 +197,11 @@ class Residual(_Part):
     def after(self, x: Stream, update: Update, following: nn.Module) -> Stream:
         """The stream behind this sub-layer and before the next, whose norm is ``following``."""
         dropout = self.dropout if self.training else 0.0
-        if not self.pre:
-            return add_and_norm(x.past, update, self.norm, dropout, self.fused)
-        assert isinstance(following, nn.LayerNorm)
-        return add_then_norm(x.past, update, following, dropout, self.fused)
+        norm: Any = following if self.pre else self.norm
+        return add_and_norm(x.past, update, norm, dropout, self.fused, self.pre)
 
 
-def norms_after(layers: Sequence[EncoderLayer] | Sequence[DecoderLayer], last: nn.Module) -> list[nn.Module]:
+def norms_after(layers: Any, last: nn.Module) -> list[nn.Module]:
     """For every layer of a stack the norm that its successor begins with; the stack's own for the last."""
     return [*(layer.attend.norm for layer in layers[1:]), last]
 
@@ -238,13 +216,8 @@ class SelfAttention(_Part):
         self.out = glorot(nn.Linear(width, width))
 
     def forward(
-        self,
-        x: Tensor,
-        *,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        past: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Update, tuple[Tensor, Tensor]]:
+        self, x: Tensor, mask: Tensor | None = None, causal: bool = False, past: KeysAndValues | None = None
+    ) -> tuple[Update, KeysAndValues]:
         """(B, T, width) → the same, and the keys and values; with ``past``, x is the one place after it."""
         query, key, value = (by_head(part, self.heads) for part in self.query_key_value(x).chunk(3, dim=-1))
         if past is not None:
@@ -264,12 +237,12 @@ class CrossAttention(_Part):
         self.key_value = glorot(nn.Linear(width, 2 * width), parts=2)
         self.out = glorot(nn.Linear(width, width))
 
-    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def remember(self, memory: Tensor) -> KeysAndValues:
         """The source's keys and values, each (B, h, S, d)."""
         key, value = (by_head(part, self.heads) for part in self.key_value(memory).chunk(2, dim=-1))
         return key, value
 
-    def forward(self, y: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor) -> Update:
+    def forward(self, y: Tensor, memory: KeysAndValues, mask: Tensor) -> Update:
         """(N, T, width) → the same; the N = B · K targets of B sources ask together, so no source is copied."""
         key, value = memory
         asked = self.query(y).reshape(key.shape[0], -1, y.shape[-1])  # (B, K · T, width)
@@ -288,8 +261,7 @@ class FeedForward(_Part):
         self.dropout = config.dropout
 
     def forward(self, x: Tensor) -> Update:
-        hidden = expanded(x, self.expand, self.dropout if self.training else 0.0, self.fused)
-        return closing(hidden, self.reduce, self.fused)
+        return feed_forward(x, self.expand, self.reduce, self.dropout if self.training else 0.0, self.fused)
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:

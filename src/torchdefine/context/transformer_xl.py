@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,33 +11,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, setting
+from torchdefine.config import Config, rate, setting
 from torchdefine.context.relative_attention import (
+    ALIGNMENT,
     KernelSurroundings,
     PlainSurroundings,
     RelativeAttention,
     ScoreLayout,
     Surroundings,
     blocking,
-    distances_behind,
+    padded_width,
+    round_up,
     sinusoids,
-    spare_features,
     with_one,
 )
-from torchdefine.context.residual import Stream, Update, add_and_norm, add_then_norm, closing, expanded
+from torchdefine.context.residual import DenseWeights, Stream, Update, add_and_norm, feed_forward
 from torchdefine.errors import UserError
-from torchdefine.modes import Prepared
-from torchdefine.ops import (
-    Scoring,
-    converted,
-    exact_dtype,
-    has_attention_kernel,
-    has_fused_kernels,
-    product_dtype,
-)
+from torchdefine.modes import Prepared, untouched
+from torchdefine.ops import Scoring, converted, exact_dtype, has_attention_kernel, has_fused_kernels, product_dtype
 
 INIT_STD = 0.02
 
+AnySurroundings = Surroundings | KernelSurroundings | PlainSurroundings
 TransformerXLState = tuple[list[Tensor], Tensor]
 """The inputs of each layer at the last M positions, (B, M, d) each, and how many of them were written, (1,)."""
 
@@ -50,9 +45,7 @@ class TransformerXLConfig(Config):
     layers: int = setting(1, "How many layers.", at_least=1)
     heads: int = setting(8, "Attention heads.", at_least=1)
     head_dim: int | None = setting(None, "Width of a head; the embedding's divided by heads by default.", at_least=1)
-    inner_dim: int | None = setting(
-        None, "Width inside the feed-forward layers; by default four times the embedding's.", at_least=1
-    )
+    inner_dim: int | None = setting(None, "Width inside the feed-forward layers; else 4 × the embedding's.", at_least=1)
     pre_norm: bool = setting(False, "Whether norms come before attention and feed-forward layers; otherwise after.")
     memory: int = setting(150, "Positions of earlier segments that are remembered.", at_least=1)
     same_length: bool = setting(False, "Whether all positions see equally many others: as many as memory says.")
@@ -60,17 +53,10 @@ class TransformerXLConfig(Config):
     eval_memory: int | None = setting(None, "The memory in evaluation; the same as in training by default.", at_least=1)
     eval_same_length: bool = setting(False, "The same_length of evaluation.")
     eval_clamp: int | None = setting(None, "The clamp of evaluation.", at_least=1)
-    input_dropout: float = setting(
-        0.0, "Dropout rate of the inputs, and of the distances' vectors.", at_least=0, below=1
-    )
-    hidden_dropout: float = setting(
-        0.0,
-        "Dropout rate after attention, inside the feed-forward layers and after them.",
-        at_least=0,
-        below=1,
-    )
-    output_dropout: float = setting(0.0, "Dropout rate of the outputs of the last layer.", at_least=0, below=1)
-    attention_dropout: float = setting(0.0, "Dropout rate of the attention weights.", at_least=0, below=1)
+    input_dropout: float = rate("Dropout rate of the inputs, and of the distances' vectors.")
+    hidden_dropout: float = rate("Dropout rate after attention, inside the feed-forward layers and after them.")
+    output_dropout: float = rate("Dropout rate of the outputs of the last layer.")
+    attention_dropout: float = rate("Dropout rate of the attention weights.")
 
     def build(self, input_dim: int, tied_dim: int | None) -> TransformerXL:
         """The context model of a recipe."""
@@ -78,14 +64,11 @@ class TransformerXLConfig(Config):
 
 
 class Reach(NamedTuple):
-    """How far back a position looks."""
+    """How far back a position looks; see ``TransformerXLConfig``."""
 
     memory: int
-    """Positions of earlier segments that are remembered, M."""
     same_length: bool = False
-    """Let every position see exactly M positions, itself among them; else the later ones of a segment see more."""
     clamp: int | None = None
-    """Treat larger distances as this one."""
 
 
 class TransformerXL(Prepared):
@@ -116,8 +99,7 @@ class TransformerXL(Prepared):
         head_dim = config.head_dim or input_dim // config.heads
         self.content_bias = nn.Parameter(torch.empty(config.heads, head_dim))
         self.distance_bias = nn.Parameter(torch.empty(config.heads, head_dim))
-        self.layers_are_compiled = False
-        self.layers = nn.ModuleList(TransformerXLLayer(input_dim, config) for _ in range(config.layers))
+        self.layers: Any = nn.ModuleList(TransformerXLLayer(input_dim, config) for _ in range(config.layers))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -163,30 +145,32 @@ class TransformerXL(Prepared):
 
     def forward(self, x: Tensor, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
         """The outputs, and the memory after the last position, cut off from the graph."""
-        memories, filled = state
-        around = self.surroundings(x, memories[0].shape[1], filled)
+        around = self.surroundings(x, state[0][0].shape[1], state[1])
         hidden = F.dropout(x, self.config.input_dropout, self.training)  # (B, T, d)
-        stream, after = Stream(hidden, hidden), []
-        dense = self._dense_weights(x)
-        for layer, memory, weights in zip(self.layers, memories, dense, strict=True):
-            after.append(_remember(memory, stream.past if self.pre_norm else stream.read))
-            stream = layer(stream, memory, around, weights)  # (B, T, d)
-        now_filled = (filled + x.shape[1]).clamp(max=memories[0].shape[1])
-        return F.dropout(stream.past, self.config.output_dropout, self.training), (after, now_filled)
+        hidden, after = self._through(hidden, state, around, _remember)
+        return F.dropout(hidden, self.config.output_dropout, self.training), after
 
     def step(self, x: Tensor, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
         """A few positions, (B, T, input_dim), as ``forward`` in evaluation; see ``ContextModel``."""
         if not self.fused:
             return self.forward(x, state)
+        around, length = self._for_a_step(x, state[0][0].shape[1], state[1]), x.shape[1]
+
+        def remember(memory: Tensor, hidden: Tensor) -> Tensor:
+            return torch.cat((memory, hidden.to(memory.dtype)), dim=1)[:, length:]  # (B, M, d) for every length
+
+        return self._through(x, state, around, remember)
+
+    def _through(
+        self, x: Tensor, state: TransformerXLState, around: AnySurroundings, remember: Callable[..., Tensor]
+    ) -> tuple[Tensor, TransformerXLState]:
+        """All layers, and what ``remember`` makes of each one's memory and input."""
         memories, filled = state
-        length, memory_length = x.shape[1], memories[0].shape[1]
-        around = self._for_a_step(x, memory_length, filled)
         stream, after = Stream(x, x), []
-        for layer, memory in zip(self.layers, memories, strict=True):
-            new = stream.past if self.pre_norm else stream.read
-            after.append(torch.cat((memory, new.to(memory.dtype)), dim=1)[:, length:])  # (B, M, d) for every length
-            stream = layer(stream, memory, around)  # (B, T, d)
-        return stream.past, (after, (filled + length).clamp(max=memory_length))
+        for layer, memory, weights in zip(self.layers, memories, self._dense_weights(x), strict=True):
+            after.append(remember(memory, stream.past if self.config.pre_norm else stream.read))
+            stream = layer(stream, memory, around, weights)  # (B, T, d)
+        return stream.past, (after, (filled + x.shape[1]).clamp(max=memories[0].shape[1]))
 
     @property
     def step_notes(self) -> list[str]:
@@ -204,40 +188,41 @@ class TransformerXL(Prepared):
     def describe(self) -> str:
         return f"a Transformer-XL of {len(self.layers)} layers with {self.carried}"
 
-    def _dense_weights(self, x: Tensor) -> list[DenseWeights | None]:
-        """Every layer's weights in the dtype of the products; autocast would convert them one by one."""
-        if not (self.fused and has_fused_kernels(x)):
-            return [None] * len(self.layers)
-        linears: list[Any] = [linear for layer in self.layers for linear in (layer.expand, layer.reduce)]
-        halves = converted([linear.weight for linear in linears], product_dtype(x))
-        return [DenseWeights(*pair) for pair in zip(halves[::2], halves[1::2], strict=True)]
-
     def prepare(self, on: bool = True) -> None:
-        """All parts together: kernels may not take weights of layers that torch.compile runs."""
-        super().prepare(on and not self.layers_are_compiled)
+        """All parts together; but weights of layers that torch.compile runs are taken by these layers alone."""
+        plain = on and untouched(self, TransformerXLLayer, RelativeAttention, nn.Linear, nn.LayerNorm)
         for layer in self.layers:
-            layer.fused = layer.attention.fused = self.fused
+            layer.fused = layer.attention.fused = plain
+        self.fused = plain and not any(layer._compiled_call_impl for layer in self.layers)
 
     def compile_layers(self) -> None:
         """Compile the layers one at a time, so that all of them share what is compiled once."""
-        self.layers_are_compiled = True
         for layer in self.layers:
             layer.compile()
+        self.prepare(self.fused)
+
+    def _dense_weights(self, x: Tensor) -> list[DenseWeights | None]:
+        """Every layer's dense weights in the dtype of the products; autocast would convert them one by one."""
+        if not (self.fused and has_fused_kernels(x)):
+            return [None] * len(self.layers)
+        linears = [linear for layer in self.layers for linear in (layer.expand, layer.reduce)]
+        halves = converted([linear.weight for linear in linears], product_dtype(x))
+        return list(zip(halves[::2], halves[1::2], strict=True))
 
     def surroundings(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings | KernelSurroundings:
         """What every layer must know of a segment (B, T, d) after a memory with ``filled`` positions written."""
-        head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
+        width, dtype = padded_width(self.content_bias.shape[1]), product_dtype(x)
         drops_weights = self.training and self.config.attention_dropout > 0  # our kernels do not
-        kernels = self.fused and has_attention_kernel(x.device, dtype, head_dim + spare_features(head_dim))
-        if kernels and not drops_weights:
+        if not drops_weights and self.fused and has_attention_kernel(x.device, dtype, width):
             return self._for_our_kernels(x, memory, filled)
         return self._for_fused_attention(x, memory, filled)
 
     def _for_our_kernels(self, x: Tensor, memory: int, filled: Tensor) -> KernelSurroundings:
         dtype, same_length = product_dtype(x), self.current_reach.same_length
-        bias = with_one(self.content_bias).flatten()
+        bias, farthest = with_one(self.content_bias).flatten(), memory + x.shape[1] - 1
+        distances = torch.arange(farthest, farthest - round_up(farthest + 1, ALIGNMENT), -1, device=x.device)
         return KernelSurroundings(
-            self._distance_vectors(x, distances_behind(memory + x.shape[1], x.device)),
+            self._distance_vectors(x, distances),
             F.pad(bias, (0, 2 * len(bias))).to(dtype),
             self.distance_bias - self.content_bias,
             Scoring(filled, same_length, self.content_bias.shape[1] ** -0.5),
@@ -245,7 +230,7 @@ class TransformerXL(Prepared):
 
     def _for_fused_attention(self, x: Tensor, memory: int, filled: Tensor) -> Surroundings:
         head_dim, dtype = self.content_bias.shape[1], product_dtype(x)
-        layout = ScoreLayout.of(x.shape[1], memory + x.shape[1])
+        layout = ScoreLayout(x.shape[1], memory + x.shape[1])
         distances = layout.distances(x.device)  # (W,)
         out_of_bounds = distances < 0
         if self.current_reach.same_length:
@@ -281,13 +266,6 @@ class TransformerXL(Prepared):
         return F.dropout(vectors, self.config.input_dropout, self.training).to(product_dtype(x))
 
 
-class DenseWeights(NamedTuple):
-    """The weights of a layer's two dense layers, for the products of this segment."""
-
-    expand: Tensor
-    reduce: Tensor
-
-
 class TransformerXLLayer(nn.Module):
     """Relative attention over memory and segment, then two dense layers at every position."""
 
@@ -304,33 +282,21 @@ class TransformerXLLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(dim)
         self.hidden_dropout, self.pre_norm = config.hidden_dropout, config.pre_norm
 
-    @property
-    def dropout(self) -> float:
-        """The dropout rate of the mode that the layer is in."""
-        return self.hidden_dropout if self.training else 0.0
-
     def forward(
-        self,
-        x: Stream,
-        memory: Tensor,
-        around: Surroundings | KernelSurroundings | PlainSurroundings,
-        weights: DenseWeights | None = None,
+        self, x: Stream, memory: Tensor, around: AnySurroundings, weights: DenseWeights | None = None
     ) -> Stream:
         """``weights`` are those of the dense layers, if they were converted for all layers at once."""
+        dropout, own = self.hidden_dropout if self.training else 0.0, x.read
         if self.pre_norm:
-            norm = self.attention_norm
-            update = Update(self.attention(norm(x.read), norm(memory.to(x.read.dtype)), around))
-            x = add_then_norm(x.past, update, self.feed_forward_norm, self.dropout, self.fused)
-            total = x.past + F.dropout(self._fed_forward(x.read, weights).whole(), self.dropout)
+            own, memory = self.attention_norm(own), self.attention_norm(memory.to(own.dtype))
+        update = Update(self.attention(own, memory, around))
+        norm_between = self.feed_forward_norm if self.pre_norm else self.attention_norm
+        x = add_and_norm(x.past, update, norm_between, dropout, self.fused, self.pre_norm)
+        update = feed_forward(x.read, self.expand, self.reduce, dropout, self.fused, weights)
+        if self.pre_norm:  # the next layer begins with a norm
+            total = x.past + F.dropout(update.whole(), dropout)
             return Stream(total, total)
-        update = Update(self.attention(x.read, memory, around))
-        x = add_and_norm(x.past, update, self.attention_norm, self.dropout, self.fused)
-        update = self._fed_forward(x.read, weights)
-        return add_and_norm(x.past, update, self.feed_forward_norm, self.dropout, self.fused)
-
-    def _fed_forward(self, x: Tensor, weights: DenseWeights | None) -> Update:
-        first, second = weights or (None, None)
-        return closing(expanded(x, self.expand, self.dropout, self.fused, first), self.reduce, self.fused, second)
+        return add_and_norm(x.past, update, self.feed_forward_norm, dropout, self.fused, pre=False)
 
 
 def _remember(memory: Tensor, hidden: Tensor) -> Tensor:

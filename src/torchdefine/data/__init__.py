@@ -1,8 +1,7 @@
 """Text → token ids → batches: vocabularies, tokenizers, corpora that are encoded once, and corpora known by name."""
 
-from torchdefine.data.batches import IGNORE, SegmentPlan, TokenStreams, evaluation_streams, shard
+from torchdefine.data.batches import IGNORE, BitextBatches, SegmentPlan, TokenStreams, shard
 from torchdefine.data.bitext import Bitext, BitextConfig, SentencePairs, encode_bitext
-from torchdefine.data.bitext_batches import BitextBatches
 from torchdefine.data.corpus import Corpus, TextConfig, encode_corpus
 from torchdefine.data.sources import (
     NAMED_TEXTS,

@@ -1,12 +1,13 @@
-"""Language-model batches: a token stream cut into rows that are read side by side, segment by segment.
+"""Batches: a text as streams that are read side by side, segment by segment, and pairs of sentences by tokens.
 
-Shapes: B rows (the batch), L tokens in each row, T tokens in a segment.
+Shapes: B rows (the batch), L tokens in each row, T tokens in a segment; S and T tokens of a source and its target.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchdefine.data.bitext import SentencePairs
+from torchdefine.data.tokenizer import TokenizerPair
 from torchdefine.errors import UserError
 
 IGNORE = -100
@@ -23,14 +26,16 @@ IGNORE = -100
 HALF_LENGTH_PROBABILITY = 0.05  # of a segment that aims at half the length
 LENGTH_STD = 5.0
 SHORTEST = 5
+BUCKET_GROWTH = 1.12
+"""Ratio of each bucket's longest sentence to the previous one's; a smaller ratio pads less, but mixes less."""
 
 
 class TokenStreams:
     """The first B · L of N tokens as B contiguous rows, L = N // B; each of them is a target exactly once.
 
     A row's first input is the token before its first target; for row 0 it is ``start_token``, normally ``<eos>``.
-    ``rows`` keeps only some of the B rows, for one of several processes (see ``shard``). With ``pad`` no token is
-    left over: L is rounded up, and the last rows are padded (see ``evaluation_streams``).
+    ``rows`` keeps only some of the B rows, for one of several processes (see ``shard``). With ``pad`` no token is left
+    over: L = ⌈N / B⌉, and the last rows are padded, with ``start_token`` as inputs and ``IGNORE`` as targets.
     """
 
     def __init__(
@@ -51,14 +56,16 @@ class TokenStreams:
                 f"The text has {len(tokens)} tokens, too few for a batch of {batch_size}: "
                 "use a smaller batch size (train.batch_size) or a longer text."
             )
-        kept = range(batch_size) if rows is None else range(batch_size)[rows]
-        held = _lay_out(tokens, length, start_token, kept)
-        self.length = length
-        self.batch_size = len(kept)
-        self._start_token = start_token
-        self._padded = bool((held[:, -1] == IGNORE).any())
-        self._host = held
-        self._streams = torch.from_numpy(held).to(device)  # (B, L + 1)
+        kept = range(batch_size)[rows or slice(None)]
+        held = np.full((len(kept), length + 1), IGNORE, dtype=np.int32)  # half the memory of int64, and ids fit
+        for row, start in zip(held, (index * length for index in kept), strict=True):
+            targets = tokens[start : start + length]
+            row[1 : 1 + len(targets)] = targets
+            if len(targets):
+                row[0] = tokens[start - 1] if start else start_token
+        self.length, self.batch_size = length, len(kept)
+        self._start_token, self._padded = start_token, bool((held[:, -1] == IGNORE).any())
+        self._host, self._streams = held, torch.from_numpy(held).to(device)  # (B, L + 1)
 
     def segment(self, start: int, length: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets (int64) for ``length`` tokens of each row from ``start`` on, fewer at the rows' end."""
@@ -76,16 +83,6 @@ class TokenStreams:
         return self._host[:, start + 1 : min(start + length, self.length) + 1]
 
 
-def evaluation_streams(
-    tokens: np.ndarray, batch_size: int, start_token: int, device: torch.device | str
-) -> TokenStreams:
-    """All N tokens as B rows, L = ⌈N / B⌉: every token is a target exactly once.
-
-    The rest of the last rows is padding, with ``start_token`` as its inputs and ``IGNORE`` as its targets.
-    """
-    return TokenStreams(tokens, batch_size, device, start_token, pad=True)
-
-
 def shard(batch_size: int, rank: int, world_size: int) -> slice:
     """The rows of a global batch for process ``rank`` of ``world_size``; together they see all of it."""
     if batch_size % world_size:
@@ -94,18 +91,6 @@ def shard(batch_size: int, rank: int, world_size: int) -> slice:
         raise UserError(f"The batch size {batch_size} is not divisible by the {world_size} processes: use {options}.")
     own = batch_size // world_size
     return slice(rank * own, (rank + 1) * own)
-
-
-def _lay_out(tokens: np.ndarray, length: int, start_token: int, rows: range) -> np.ndarray:
-    """Rows of one input and ``length`` targets; places beyond the last token are ``IGNORE``."""
-    held = np.full((len(rows), length + 1), IGNORE, dtype=np.int32)  # half the memory of int64, and ids fit
-    for row, index in zip(held, rows, strict=True):
-        start = index * length
-        targets = tokens[start : start + length]
-        row[1 : 1 + len(targets)] = targets
-        if len(targets):
-            row[0] = tokens[start - 1] if start else start_token
-    return held
 
 
 class Segment(NamedTuple):
@@ -172,3 +157,110 @@ class SegmentPlan:
             ends = lengths.cumsum()
             inner = ends[ends < self.row_length]
         return np.concatenate(([0], inner, [self.row_length]))
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """Padded ids of B pairs on the device, and what the host knows of them."""
+
+    source: Tensor
+    """(B, S), each ended by ``<eos>``."""
+    inputs: Tensor
+    """(B, T), begun by ``<bos>``."""
+    targets: Tensor
+    """(B, T), ended by ``<eos>``; padding is ``IGNORE``."""
+    host_targets: np.ndarray
+    tokens: int
+    """How many targets are predicted."""
+
+
+class BitextBatches:
+    """The batches of a split in a shuffled order, or with ``seed`` None in buckets from short to long, once each.
+
+    Pairs are put into buckets by their longer side, and a batch has as many pairs of a bucket as fit into ``tokens``
+    places of that side, padding included. So the number of batches in a pass never changes, and any batch of any pass
+    can be made by itself: which pairs it has depends on the seed and its number alone.
+    """
+
+    def __init__(
+        self,
+        pairs: SentencePairs,
+        tokenization: TokenizerPair,
+        tokens: int,
+        device: torch.device | str,
+        seed: int | None = None,
+    ) -> None:
+        if tokens < 1:
+            raise UserError(f"A batch has {tokens} tokens, but must have at least 1.")
+        self._pairs, self._seed, self.device = pairs, seed, torch.device(device)
+        self._source, self._target = tokenization.source, tokenization.target
+        self._ends = (pairs.source_ends, pairs.target_ends)  # each (n,)
+        self._lengths = [np.diff(ends, prepend=0) for ends in self._ends]  # each (n,), <eos> included
+        longer = np.maximum(*self._lengths)
+        self._bounds = bucket_bounds(int(longer.max()))
+        bucket = np.searchsorted(self._bounds, longer)  # (n,)
+        self._members = [np.flatnonzero(bucket == index) for index in range(len(self._bounds))]
+        self._capacities = [max(1, int(tokens // bound)) for bound in self._bounds]
+        self._order = lru_cache(maxsize=1)(self._shuffled)
+
+    @property
+    def per_epoch(self) -> int:
+        """How many batches a pass over the text takes."""
+        sizes = zip(self._members, self._capacities, strict=True)
+        return sum(-(-len(members) // capacity) for members, capacity in sizes)
+
+    def batch(self, number: int) -> PairBatch:
+        """Batch ``number``, counted from 0 through all passes."""
+        indices = self.indices(number)
+        lengths = [int(side[indices].max()) for side in self._lengths]
+        if self.device.type == "cuda":  # few different shapes, so that few CUDA graphs serve all
+            lengths = [int(self._bounds[np.searchsorted(self._bounds, max(lengths))])] * 2
+        source = self._rows(0, indices, lengths[0], self._source.pad_id)  # (B, S)
+        targets = self._rows(1, indices, lengths[1], IGNORE)  # (B, T)
+        inputs = np.concatenate((np.full((len(indices), 1), self._target.bos_id), targets[:, :-1]), axis=1)
+        # No target is counted at or after <eos> of the inputs, so any id will do there.
+        inputs = np.where(inputs == IGNORE, self._target.pad_id, inputs)
+        return PairBatch(self._moved(source), self._moved(inputs), self._moved(targets), targets, self.tokens(number))
+
+    def indices(self, number: int) -> np.ndarray:
+        """Which pairs batch ``number`` is made of."""
+        epoch, place = divmod(number, self.per_epoch)
+        return self._order(epoch)[place]
+
+    def tokens(self, number: int) -> int:
+        """How many targets batch ``number`` predicts, without making it."""
+        return int(self._lengths[1][self.indices(number)].sum())
+
+    def _shuffled(self, epoch: int) -> list[np.ndarray]:
+        random = None if self._seed is None else np.random.default_rng([self._seed, epoch])
+        batches: list[np.ndarray] = []
+        for members, capacity in zip(self._members, self._capacities, strict=True):
+            key = self._lengths[0][members].astype(np.float64)  # beside sources of similar length, a pair pads less
+            if random is not None:
+                key += random.uniform(0, 3, len(members))
+            ordered = members[np.argsort(key, kind="stable")]
+            batches += [ordered[at : at + capacity] for at in range(0, len(ordered), capacity)]
+        return batches if random is None else [batches[index] for index in random.permutation(len(batches))]
+
+    def _rows(self, side: int, indices: np.ndarray, length: int, fill: int) -> np.ndarray:
+        tokens = (self._pairs.source, self._pairs.target)[side].tokens
+        lengths = self._lengths[side][indices]
+        starts = self._ends[side][indices] - lengths
+        places = np.arange(length)
+        inside = places < lengths[:, None]  # (B, T)
+        at = np.where(inside, starts[:, None] + places, 0)
+        return np.where(inside, tokens[at].astype(np.int64), fill)
+
+    def _moved(self, rows: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(rows))
+        if self.device.type == "cuda":  # from pinned memory the copy does not hold up the host
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device)
+
+
+def bucket_bounds(longest: int) -> np.ndarray:
+    """The longest sentence of each bucket, from 4 on by ``BUCKET_GROWTH`` and at least by one, up to ``longest``."""
+    bounds = [4]
+    while bounds[-1] < longest:
+        bounds.append(min(longest, max(bounds[-1] + 1, int(bounds[-1] * BUCKET_GROWTH))))
+    return np.array(bounds)

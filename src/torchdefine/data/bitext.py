@@ -1,12 +1,7 @@
 """A bitext: the pairs of each split as memory-mapped token files, and the tokenizers they were made with.
 
-It is encoded once, into a folder of the cache as a corpus is:
-
-    bitext.json                                   the manifest, and how many pairs were left out
-    tokenizer.json, or one for each side          see ``TokenizerPair``
-    train.source.tokens  train.target.tokens      the sentences in the same order, each ended by <eos>, which stands
-    valid.…  test.…                               nowhere else, so that it marks where each begins and ends
-
+It is encoded once, into a folder of the cache, as a corpus is. train.source.tokens and train.target.tokens have the
+sentences in the same order, each ended by <eos>, which stands nowhere else and so marks where each begins and ends.
 Training pairs that are empty on a side, too long or too unequal are left out; valid and test are kept whole.
 """
 
@@ -18,17 +13,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from torchdefine.config import setting
-from torchdefine.data.corpus import encoded_once, read_manifest, require_split, write_manifest
 from torchdefine.data.sources import DataConfig, PairedFiles, find_bitext
 from torchdefine.data.text_files import bytes_of, read_pairs
-from torchdefine.data.token_file import TokenFile, token_file_writer
-from torchdefine.data.tokenizer import SMALLEST_BPE, SPECIALS, TokenizerPair, train_bpe_on
+from torchdefine.data.token_file import (
+    Headers,
+    TokenFile,
+    TokenWriter,
+    encoded_once,
+    only,
+    open_encoded,
+    write_manifest,
+)
+from torchdefine.data.tokenizer import SMALLEST_BPE, TokenizerPair, train_bpe_on
 from torchdefine.errors import UserError
-from torchdefine.files import Meter, Progress, cache_folder
+from torchdefine.files import Meter, Progress, atomic_file, cache_folder
 
 MANIFEST_FILE = "bitext.json"
 RATIO_SLACK = 5
@@ -41,7 +44,11 @@ class BitextConfig(DataConfig):
 
     source: str = setting("en", "The language to translate from, as in the endings of its file names.")
     target: str = setting("de", "The language to translate into, as in the endings of its file names.")
-    bpe_size: int = setting(8000, "Tokens of the BPE that is learned from the training text, or of each of the two.")
+    bpe_size: int = setting(
+        8000,
+        "Tokens of the BPE that is learned from the training text, or of each of the two.",
+        at_least=SMALLEST_BPE,
+    )
     joint: bool = setting(True, "One BPE for both languages, or one for each.")
     max_length: int = setting(100, "Training pairs with more tokens on a side are left out.", at_least=1)
     max_ratio: float = setting(
@@ -52,14 +59,8 @@ class BitextConfig(DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(
-            self.bpe_size >= SMALLEST_BPE,
-            f"bpe_size is {self.bpe_size}, but must be at least {SMALLEST_BPE}: the 256 bytes and "
-            f"{', '.join(SPECIALS)}.",
-        )
-        self.require(
-            self.source != self.target, f"source and data.target are both {self.source!r}: name two languages."
-        )
+        differ = self.source.lower() != self.target.lower()  # as names of files are read
+        self.require(differ, f"source and data.target are both {self.source!r}: name two languages.")
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,11 @@ class SentencePairs:
     def text_sha256(self) -> str:
         return _joint_hash(self.source.header.text_sha256, self.target.header.text_sha256)
 
+    def facts(self) -> dict[str, Any]:
+        """What the result of a run says of them."""
+        hashes = {"text_sha256": self.text_sha256, "tokens_sha256": self.tokens_sha256}
+        return {"pairs": len(self), "tokens": len(self.target), **hashes}
+
     def verify(self) -> None:
         """Read all the data and compare its hashes to the headers'."""
         self.source.verify()
@@ -116,15 +122,10 @@ class Bitext:
     def open(cls, folder: str | Path) -> Bitext:
         """Open a folder that ``encode_bitext`` filled."""
         folder = Path(folder)
-        manifest = read_manifest(folder / MANIFEST_FILE)
-        pair = TokenizerPair.load(folder)
+        facts, pair, files = open_encoded(folder / MANIFEST_FILE, TokenizerPair.load)
         eos_ids = (pair.source.eos_id, pair.target.eos_id)
-        splits = {}
-        for split in manifest["splits"]:
-            source = TokenFile.open(folder / f"{split}.source.tokens", pair.source)
-            target = TokenFile.open(folder / f"{split}.target.tokens", pair.target)
-            splits[split] = SentencePairs(source, target, eos_ids)
-        return cls(manifest["name"], folder, pair, splits, manifest["left_out"])
+        splits = {split: SentencePairs(source, target, eos_ids) for split, (source, target) in files.items()}
+        return cls(facts["name"], folder, pair, splits, facts["left_out"])
 
 
 def encode_bitext(
@@ -144,18 +145,18 @@ def encode_bitext(
     if split is not None and tokenization is None:
         raise UserError("One split alone is encoded with tokenizers that exist already: give them.")
     path = Path(source)
-    texts = find_bitext(path, rules.source, rules.target, require_train=tokenization is None)
-    if split is not None:
-        texts = {split: require_split(texts, split, path)}
+    texts = only(split, find_bitext(path, rules.source, rules.target, require_train=tokenization is None), path)
     name, files = path.resolve().name, {split: paired.all for split, paired in texts.items()}
 
     def encode(folder: Path) -> None:
-        read = chain(*files.values(), () if tokenization else files["train"])
-        meter = Meter(bytes_of(read), progress)
+        meter = Meter(bytes_of(chain(*files.values(), () if tokenization else files["train"])), progress)
         pair = tokenization or _learn_tokenizers(texts["train"], rules, meter)
-        left_out = sum(_write_split(folder, split, texts[split], pair, rules, meter) for split in texts)
+        headers, left_out = {}, 0
+        for split, paired in texts.items():
+            headers[split], left = _write_split(folder, split, paired, pair, rules, meter)
+            left_out += left
         pair.save(folder)
-        write_manifest(folder / MANIFEST_FILE, name, list(texts), left_out=left_out)
+        write_manifest(folder / MANIFEST_FILE, name, pair.sha256, headers, left_out=left_out)
         meter.finish()
 
     learned = [rules.bpe_size, rules.joint] if tokenization is None else tokenization.sha256
@@ -182,31 +183,27 @@ def _learn_tokenizers(files: PairedFiles, rules: BitextConfig, meter: Meter) -> 
 
 def _write_split(
     folder: Path, split: str, files: PairedFiles, pair: TokenizerPair, rules: BitextConfig, meter: Meter
-) -> int:
-    """Encode the pairs of a split that are kept; returns how many are left out."""
-    tokenizers = (pair.source, pair.target)
-    written = left_out = 0
-    with (
-        token_file_writer(folder / f"{split}.source.tokens", pair.source, files.name) as add_source,
-        token_file_writer(folder / f"{split}.target.tokens", pair.target, files.name) as add_target,
-    ):
+) -> tuple[Headers, int]:
+    """Encode the pairs of a split that are kept; also returns how many are left out."""
+    names, tokenizers, left_out = (f"{split}.source.tokens", f"{split}.target.tokens"), (pair.source, pair.target), 0
+    with atomic_file(folder / names[0]) as source, atomic_file(folder / names[1]) as target:
+        writers = [TokenWriter(source, pair.source), TokenWriter(target, pair.target)]
         for block in read_pairs(files, meter.advance):
             texts = [[one_line(line) for line in side] for side in block]
             ids = [tokenizer.encode_sentences(side) for tokenizer, side in zip(tokenizers, texts, strict=True)]
             lengths = np.array([[len(sentence) for sentence in side] for side in ids])  # (2, n)
-            kept = np.flatnonzero(_kept(lengths, rules) if split == "train" else lengths[0] >= 0)
-            for side, add in enumerate((add_source, add_target)):
+            kept = np.flatnonzero(_kept(lengths, rules)) if split == "train" else np.arange(lengths.shape[1])
+            left_out += lengths.shape[1] - len(kept)
+            for side, writer in enumerate(writers):
                 flat = chain.from_iterable((*ids[side][index], tokenizers[side].eos_id) for index in kept)
                 raw = "".join(f"{texts[side][index]}\n" for index in kept).encode()
-                add(np.fromiter(flat, dtype=np.uint32), raw, len(kept), (0, 0))
-            written += len(kept)
-            left_out += lengths.shape[1] - len(kept)
-        if not written:
+                writer.add(np.fromiter(flat, dtype=np.uint32), raw, len(kept))
+        if not writers[0].sums["lines"]:
             raise UserError(
                 f"No pair of {files.name} is kept: all are empty on a side, longer than {rules.max_length} tokens or "
                 f"more unequal than 1 : {rules.max_ratio:g}."
             )
-    return left_out
+        return {name: writer.header(files.name) for name, writer in zip(names, writers, strict=True)}, left_out
 
 
 def _kept(lengths: np.ndarray, rules: BitextConfig) -> np.ndarray:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from torchdefine.errors import MachineError
 from torchdefine.files import Progress, atomic_file, sha256_of, write_failure, write_text
@@ -34,8 +34,22 @@ def download(url: str, target: Path, sha256: str | None = None, progress: Progre
     Without a known ``sha256`` the hash of the first download is kept in ``target``.sha256, and later downloads
     must have the same. A wrong hash and a network that cannot be reached are MachineErrors.
     """
-    part = target.with_name(f"{target.name}.part")
-    _fetch_with_retries(url, part, progress)
+    part, wait = target.with_name(f"{target.name}.part"), FIRST_WAIT_SECONDS
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _fetch(url, part, progress)
+            break
+        except (OSError, http.client.HTTPException) as error:
+            status, reason = None, getattr(error, "reason", None) or error or type(error).__name__
+            if isinstance(error, urllib.error.HTTPError):
+                status, reason = error.code, f"the server answered {error.code} {error.reason}"
+                error.close()
+            if status == 416:  # the part left from before is not a beginning of this file
+                part.unlink(missing_ok=True)
+            if attempt == ATTEMPTS or not (status is None or status >= 500 or status in (408, 416, 429)):
+                raise MachineError(f"{url} could not be downloaded ({reason}): {_BY_HAND}.") from error
+        time.sleep(wait)
+        wait *= 2
     found, record = sha256_of(part), hash_record(target)
     if sha256 is None and not record.is_file():
         write_text(record, f"{found}\n")
@@ -43,8 +57,7 @@ def download(url: str, target: Path, sha256: str | None = None, progress: Progre
         part.unlink()
         origin = "the published one" if sha256 else f"that of the first download, kept in {record}"
         raise MachineError(
-            f"The file from {url} has the SHA-256 {found} where {expected} was expected ({origin}), "
-            f"so it was removed: {_BY_HAND}."
+            f"The file from {url} has the SHA-256 {found} where {expected} was expected ({origin}): {_BY_HAND}."
         )
     part.replace(target)
     return found
@@ -53,25 +66,6 @@ def download(url: str, target: Path, sha256: str | None = None, progress: Progre
 def hash_record(target: Path) -> Path:
     """The file that keeps the hash of the first download of ``target``; remove it to accept another file."""
     return target.with_name(f"{target.name}.sha256")
-
-
-def _fetch_with_retries(url: str, part: Path, progress: Progress | None) -> None:
-    wait = FIRST_WAIT_SECONDS
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return _fetch(url, part, progress)
-        except (OSError, http.client.HTTPException) as error:
-            status, reason = None, str(getattr(error, "reason", None) or error or type(error).__name__)
-            if isinstance(error, urllib.error.HTTPError):
-                status, reason = error.code, f"the server answered {error.code} {error.reason}"
-                error.close()
-            if status == 416:  # the part left from before is not a beginning of this file
-                part.unlink(missing_ok=True)
-            refused = status is not None and status < 500 and status not in (408, 416, 429)
-            if refused or attempt == ATTEMPTS:
-                raise MachineError(f"{url} could not be downloaded ({reason}): {_BY_HAND}.") from error
-        time.sleep(wait)
-        wait *= 2
 
 
 def _fetch(url: str, part: Path, progress: Progress | None) -> None:
@@ -107,31 +101,21 @@ def extract(archive: Path, members: Mapping[str, Path]) -> None:
     """Take the named members of a .zip or .tgz file, and nothing else, each to the file it is mapped to."""
     try:
         if zipfile.is_zipfile(archive):
-            _extract_zip(archive, members)
-        else:
-            _extract_tgz(archive, members)
+            with zipfile.ZipFile(archive) as packed:
+                for name, target in members.items():
+                    _write_member(packed.open(name), target)
+            return
+        with gzip.open(archive) as unpacked:
+            while unpacked.read(_CHUNK_BYTES):
+                pass  # tarfile stops before gzip's checksum, which stands at the end
+        with tarfile.open(archive, "r:gz") as tar:
+            files = {info.name.removeprefix("./"): info for info in tar if info.isfile()}
+            for name, target in members.items():
+                _write_member(cast(IO[bytes], tar.extractfile(files[name])), target)
     except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise MachineError(f"The archive {archive} is damaged ({error}): fetch it again.") from error
     except KeyError as error:
         raise MachineError(f"The archive {archive} lacks a file that it should have: {error.args[0]}.") from error
-
-
-def _extract_zip(archive: Path, members: Mapping[str, Path]) -> None:
-    with zipfile.ZipFile(archive) as packed:
-        for name, target in members.items():
-            _write_member(packed.open(name), target)
-
-
-def _extract_tgz(archive: Path, members: Mapping[str, Path]) -> None:
-    with gzip.open(archive) as unpacked:
-        while unpacked.read(_CHUNK_BYTES):
-            pass  # tarfile stops before gzip's checksum, which stands at the end
-    with tarfile.open(archive, "r:gz") as packed:
-        by_name = {info.name.removeprefix("./"): info for info in packed if info.isfile()}
-        for name, target in members.items():
-            source = packed.extractfile(by_name[name])
-            assert source is not None  # it is a regular file
-            _write_member(source, target)
 
 
 def _write_member(source: IO[bytes], target: Path) -> None:

@@ -21,14 +21,11 @@ _SAMPLES = Path(__file__).parent / "samples"
 SPLITS = ("train", "valid", "test")
 """The parts of a corpus; it need not have all of them."""
 
-CORPUS_LAYOUT = (
-    "a corpus is a folder with a training file such as train.txt and, if there are any, valid.txt and "
-    "test.txt, each plain or packed as .gz, .xz or .zst"
-)
+_PACKED = "plain or packed as .gz, .xz or .zst"
+CORPUS_LAYOUT = f"a corpus is a folder with train.txt and, if there are any, valid.txt and test.txt, {_PACKED}"
 BITEXT_LAYOUT = (
-    "a bitext is a folder with two training files such as train.en and train.de, line by line each other's "
-    "translation, or with one train.tsv of two columns, and valid and test files alike, each plain or packed as .gz, "
-    ".xz or .zst"
+    "a bitext is a folder with train.en and train.de, say, line by line each other's translation, or with a train.tsv "
+    f"of two columns, and valid and test files alike, {_PACKED}"
 )
 
 
@@ -51,7 +48,6 @@ class DataConfig(Config):
 class NamedText:
     """A corpus or a bitext that is known by name."""
 
-    name: str
     licence: str
     parallel: bool = False
     url: str = ""
@@ -62,42 +58,26 @@ class NamedText:
     """Of the archive; without it the hash of the first download is the one that later ones must have."""
 
 
+_WIKITEXT = "WikiText-{} is text of Wikipedia under the licence CC BY-SA."
+_SMERITY, _MIKOLOV = "https://wikitext.smerity.com", "http://www.fit.vutbr.cz/~imikolov/rnnlm"
+_TREEBANK = "The Penn Treebank may not be passed on; its use is subject to the terms of the LDC."
+_TATOEBA = "The sentences are by the contributors of Tatoeba (tatoeba.org), under the licence CC BY 2.0 FR."
 NAMED_TEXTS = {
-    text.name: text
-    for text in (
-        NamedText(
-            "wikitext-2-shuffled", "WikiText-2, in another order, is text of Wikipedia under the licence CC BY-SA."
-        ),
-        NamedText(
-            "wikitext-2",
-            "WikiText-2 is text of Wikipedia under the licence CC BY-SA.",
-            url="https://wikitext.smerity.com/wikitext-2-v1.zip",
-            member="wikitext-2/wiki.{}.tokens",
-        ),
-        NamedText(
-            "wikitext-103",
-            "WikiText-103 is text of Wikipedia under the licence CC BY-SA.",
-            url="https://wikitext.smerity.com/wikitext-103-v1.zip",
-            member="wikitext-103/wiki.{}.tokens",
-        ),
-        NamedText(
-            "ptb",
-            "The Penn Treebank may not be passed on; its use is subject to the terms of the LDC.",
-            url="http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
-            member="simple-examples/data/ptb.{}.txt",
-        ),
-        NamedText(
-            "tatoeba-en-de",
-            "The sentences are by the contributors of Tatoeba (tatoeba.org), under the licence CC BY 2.0 FR.",
-            parallel=True,
-        ),
-    )
+    "wikitext-2-shuffled": NamedText(_WIKITEXT.format("2, in another order,")),
+    "wikitext-2": NamedText(
+        _WIKITEXT.format(2), url=f"{_SMERITY}/wikitext-2-v1.zip", member="wikitext-2/wiki.{}.tokens"
+    ),
+    "wikitext-103": NamedText(
+        _WIKITEXT.format(103), url=f"{_SMERITY}/wikitext-103-v1.zip", member="wikitext-103/wiki.{}.tokens"
+    ),
+    "ptb": NamedText(_TREEBANK, url=f"{_MIKOLOV}/simple-examples.tgz", member="simple-examples/data/ptb.{}.txt"),
+    "tatoeba-en-de": NamedText(_TATOEBA, parallel=True),
 }
 
 
 def corpus_names(*, parallel: bool = False) -> list[str]:
     """Every name that ``resolve_corpus`` knows, or ``resolve_bitext``."""
-    return [text.name for text in NAMED_TEXTS.values() if text.parallel == parallel]
+    return [name for name, text in NAMED_TEXTS.items() if text.parallel == parallel]
 
 
 def licence_of(name: str) -> str | None:
@@ -124,36 +104,34 @@ def _resolve(given: str, parallel: bool, cache: str | Path | None, progress: Pro
     if path.exists():
         return path
     if given in names:
-        text = NAMED_TEXTS[given]
-        return _fetched(text, cache_folder(cache) / "downloads", progress) if text.url else _SAMPLES / given
+        shipped = not NAMED_TEXTS[given].url
+        return _SAMPLES / given if shipped else _fetched(given, cache_folder(cache) / "downloads", progress)
     close = difflib.get_close_matches(given, names, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    raise UserError(
-        f"There is neither a folder nor a {kind} called {given}{hint}: known by name are {', '.join(names)}, and "
-        f"{layout}; name yours as {option('data')}."
-    )
+    known = f"known by name are {', '.join(names)}, and {layout}; name yours as {option('data')}"
+    raise UserError(f"There is neither a folder nor a {kind} called {given}{hint}: {known}.")
 
 
-def _fetched(text: NamedText, downloads: Path, progress: Progress | None) -> Path:
+def _fetched(name: str, downloads: Path, progress: Progress | None) -> Path:
     """Download and unpack an archive, unless that has been done."""
-    folder, archive = downloads / text.name, downloads / text.url.rpartition("/")[2]
+    folder, text = downloads / name, NAMED_TEXTS[name]
     if folder.is_dir():
         return folder
+    archive = downloads / text.url.rpartition("/")[2]
     with locked(archive):
-        if folder.is_dir():  # another process has fetched it
-            return folder
-        sha256 = download(text.url, archive, text.sha256, progress)
-        _log.info(text.licence)
-        if text.sha256 is None:
-            _log.warning("The file from %s is unverified; its SHA-256 is %s.", text.url, sha256)
-        try:
-            with new_folder(folder) as unpacked:
-                extract(archive, {text.member.format(split): unpacked / f"{split}.txt" for split in SPLITS})
-        except MachineError:
-            hash_record(archive).unlink(missing_ok=True)  # or every later download would need the damaged file's hash
-            raise
-        finally:
-            archive.unlink()  # it is not needed once unpacked, and a damaged one must not stay
+        if not folder.is_dir():  # else another process has fetched it
+            sha256 = download(text.url, archive, text.sha256, progress)
+            _log.info(text.licence)
+            if text.sha256 is None:
+                _log.warning("The file from %s is unverified; its SHA-256 is %s.", text.url, sha256)
+            try:
+                with new_folder(folder) as unpacked:
+                    extract(archive, {text.member.format(split): unpacked / f"{split}.txt" for split in SPLITS})
+            except MachineError:
+                hash_record(archive).unlink(missing_ok=True)  # or a later download would need the damaged file's hash
+                raise
+            finally:
+                archive.unlink()  # it is not needed once unpacked, and a damaged one must not stay
     return folder
 
 
@@ -167,11 +145,8 @@ def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, 
     splits = _by_split(files)
     for split, parts in splits.items():
         if len({re.sub(r"[._-]?\d+", "#", part.name) for part in parts}) > 1:
-            raise UserError(
-                f"{folder} has several {split} files that are not numbered parts of one text "
-                f"({', '.join(part.name for part in parts)}): keep one of them, or name parts like train-1.txt and "
-                "train-2.txt."
-            )
+            found = ", ".join(part.name for part in parts)
+            raise UserError(f"{folder} has several {split} files ({found}): keep one, or number its parts.")
     if not splits or (require_train and "train" not in splits):
         wanted = "training" if require_train else "train, valid or test"
         found = ", ".join(path.name for path in files) or "no files"
@@ -201,8 +176,6 @@ def find_bitext(path: str | Path, source: str, target: str, *, require_train: bo
     if path.is_file() and _language(path) == "tsv":
         return {"train": PairedFiles([path], None)}
     source, target = source.lower(), target.lower()  # as names are read: zh_CN and ZH_cn mean the same
-    if source == target:
-        raise UserError(f"The source and the target language are both {source!r}: name two endings of file names.")
     files = [file for file in _files_in(path, BITEXT_LAYOUT) if _language(file) in (source, target, "tsv")]
     splits = {split: _paired(path, split, found, source, target) for split, found in _by_split(files).items()}
     if not splits or (require_train and "train" not in splits):
@@ -220,20 +193,18 @@ def _paired(folder: Path, split: str, files: list[Path], source: str, target: st
     sources, targets = ([file for file in files if _language(file) == own] for own in (source, target))
     if not sources and not targets:
         return PairedFiles(files, None)  # tables
-    parts = [_without_language(file, source) for file in sources]
-    numbered = {re.sub(r"\d+", "#", part) for part in parts}
-    alike = parts == [_without_language(file, target) for file in targets] and len(numbered) == 1
+    parts, same_parts = (  # train-1.en.xz and train-1.de.xz both are train-1
+        [re.sub(rf"\.{re.escape(own)}(\.\w+)?$", "", file.name, flags=re.IGNORECASE) for file in side]
+        for own, side in ((source, sources), (target, targets))
+    )
+    alike = parts == same_parts and len({re.sub(r"\d+", "#", part) for part in parts}) == 1
     if not alike or len(files) > len(sources) + len(targets):
+        found = ", ".join(file.name for file in files)
         raise UserError(
-            f"The {split} files of {folder} ({', '.join(file.name for file in files)}) are neither tables nor pairs of "
-            f"the same name that end in .{source} and .{target}: add, rename or remove some."
+            f"The {split} files of {folder} ({found}) are neither tables nor pairs of the same name that end in "
+            f".{source} and .{target}: add, rename or remove some."
         )
     return PairedFiles(sources, targets)
-
-
-def _without_language(file: Path, language: str) -> str:
-    """train-1.en.xz and train-1.de.xz both are train-1."""
-    return re.sub(rf"\.{re.escape(language)}(\.\w+)?$", "", file.name, flags=re.IGNORECASE)
 
 
 def _files_in(folder: Path, layout: str) -> list[Path]:
@@ -252,18 +223,16 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
 
 
 def _by_split(files: Iterable[Path]) -> dict[str, list[Path]]:
-    named = [(_split_of(path), path) for path in files]
-    splits = {split: [path for own, path in named if own == split] for split in SPLITS}
-    return {split: parts for split, parts in splits.items() if parts}
-
-
-def _split_of(path: Path) -> str | None:
-    """The split that a part of a file's name says; a file that names several, or a link to nothing, is refused."""
+    """The files whose names have a part that says a split; several splits, and a link to nothing, are refused."""
     also = {"training": "train", "validation": "valid", "val": "valid", "dev": "valid"}
-    parts = (part.rstrip("0123456789") for part in re.split(r"[._-]+", path.name.lower()))
-    named = sorted({also.get(part, part) for part in parts} & set(SPLITS))
-    if len(named) > 1:
-        raise UserError(f"{path} names several splits ({', '.join(named)}): rename it to one of them.")
-    if named and not path.exists():
-        raise UserError(f"{path} is a link to {path.readlink()}, which is not there: mend the link or remove it.")
-    return named[0] if named else None
+    splits: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    for path in files:
+        parts = (part.rstrip("0123456789") for part in re.split(r"[._-]+", path.name.lower()))
+        named = sorted({also.get(part, part) for part in parts} & splits.keys())
+        if len(named) > 1:
+            raise UserError(f"{path} names several splits ({', '.join(named)}): rename it to one of them.")
+        if named and not path.exists():
+            raise UserError(f"{path} is a link to {path.readlink()}, which is not there: mend the link or remove it.")
+        for split in named:
+            splits[split].append(path)
+    return {split: parts for split, parts in splits.items() if parts}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from torchdefine.data.sources import PairedFiles
 from torchdefine.errors import MachineError, UserError
@@ -40,10 +40,7 @@ def read_text(path: Path, *, may_be_empty: bool = False) -> Iterator[TextBlock]:
     position = lines_before = bytes_before = 0
     with _open(path) as file:
         for raw in _whole_lines(_unpack(path, file), path):
-            text = _decode(raw, path, lines_before, bytes_before)
-            if not bytes_before:
-                text = text.removeprefix("\ufeff")  # the mark some editors put before UTF-8 is not text
-            lines = text.split("\n")
+            lines = _decode(raw, path, lines_before, bytes_before).split("\n")
             if raw.endswith(b"\n"):
                 lines.pop()
             reached = file.tell()
@@ -70,8 +67,7 @@ def bytes_of(paths: Iterable[Path]) -> int:
 
 def decode_text(raw: bytes, name: str) -> list[str]:
     """The lines of a UTF-8 text that is in memory already, none for an empty one; ``name`` is for messages."""
-    text = _decode(raw, name, 0, 0).removeprefix("\ufeff")
-    return text.removesuffix("\n").split("\n") if raw else []
+    return _decode(raw, name).removesuffix("\n").split("\n") if raw else []
 
 
 class PairBlock(NamedTuple):
@@ -88,15 +84,12 @@ def read_pairs(files: PairedFiles, advance: Callable[[int], None] = lambda _: No
             yield from _read_table(table, advance)
         return
     sides = (files.source, files.target)
-    lines = (chain.from_iterable(block.lines for block in read_texts(side, advance)) for side in sides)
-    pairs = zip_longest(*lines)
+    pairs = zip_longest(*(chain.from_iterable(block.lines for block in read_texts(side, advance)) for side in sides))
     while chunk := list(islice(pairs, _PAIRS_AT_ONCE)):
         if None in chunk[-1]:
             source, target = (sum(len(block.lines) for block in read_texts(side)) for side in sides)
-            raise UserError(
-                f"{files.source[0]} has {source:,} lines and {files.target[0]} has {target:,}, but line must stand for "
-                "line: align them again."
-            )
+            sizes = f"{files.source[0]} has {source:,} lines and {files.target[0]} has {target:,}"
+            raise UserError(f"{sizes}, but line must stand for line: align them again.")
         yield PairBlock([pair[0] for pair in chunk], [pair[1] for pair in chunk])
 
 
@@ -106,10 +99,7 @@ def _read_table(table: Path, advance: Callable[[int], None]) -> Iterator[PairBlo
         rows = [line.split("\t") for line in block.lines]
         for number, row in enumerate(rows, start=lines_before + 1):
             if len(row) < 2:
-                raise UserError(
-                    f"Line {number:,} of {table} has no second column: put the source, a tab and the target on each "
-                    "line."
-                )
+                raise UserError(f"Line {number:,} of {table} has no second column: put a tab before the target.")
         yield PairBlock([row[0] for row in rows], [row[1] for row in rows])
         lines_before += len(rows)
 
@@ -130,7 +120,8 @@ def _unpack(path: Path, file: BinaryIO) -> Iterator[bytes]:
         if path.suffix.lower() == ".zst":
             yield from _unpack_zst(path, file)
             return
-        unpacked = _unpacked(path, file)
+        unpackers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+        unpacked = unpackers.get(path.suffix.lower(), lambda packed: packed)(file)
         while chunk := unpacked.read(BLOCK_BYTES):
             yield chunk
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
@@ -140,33 +131,22 @@ def _unpack(path: Path, file: BinaryIO) -> Iterator[bytes]:
         raise MachineError(f"{path} could not be read ({error.strerror or error}): check the disk.") from error
 
 
-def _unpacked(path: Path, file: BinaryIO) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
-    if path.suffix.lower() == ".gz":
-        return gzip.GzipFile(fileobj=file)
-    return lzma.LZMAFile(file) if path.suffix.lower() == ".xz" else file
-
-
 def _unpack_zst(path: Path, file: BinaryIO) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError as error:
         raise UserError(f"Reading {path} needs the package zstandard: pip install 'torchdefine[zst]'.") from error
     # The package's stream reader takes a cut-off file for a finished one; only this object can tell them apart.
-    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-    frame = decompressor.decompressobj()
-    frame_begun = False
+    decompressor, frame = zstandard.ZstdDecompressor(max_window_size=1 << 31), None
     try:
         while packed := file.read(64 << 10):
             while packed:
-                if text := frame.decompress(packed):
-                    yield text
-                frame_begun = not frame.eof
-                packed = frame.unused_data
-                if frame.eof:
-                    frame = decompressor.decompressobj()
+                frame = frame or decompressor.decompressobj()
+                yield frame.decompress(packed)
+                packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     except zstandard.ZstdError as error:
         raise EOFError(str(error)) from error
-    if frame_begun:
+    if frame is not None:
         raise EOFError("the last frame is not finished")
 
 
@@ -174,31 +154,25 @@ def _whole_lines(chunks: Iterable[bytes], path: Path) -> Iterator[bytes]:
     """Regroup chunks so that each ends with a line; the very last line may lack its newline."""
     pending: list[bytes] = []
     for chunk in chunks:
-        end = chunk.rfind(b"\n") + 1
-        if end:
+        if end := chunk.rfind(b"\n") + 1:
             yield b"".join([*pending, chunk[:end]])
             pending = []
         pending.append(chunk[end:])
         if sum(map(len, pending)) > LONGEST_LINE_BYTES:
-            raise UserError(
-                f"{path} has a line of more than {LONGEST_LINE_BYTES >> 20} MiB: "
-                "put one sentence or paragraph on a line."
-            )
+            longest = LONGEST_LINE_BYTES >> 20
+            raise UserError(f"{path} has a line of more than {longest} MiB: put one sentence or paragraph on a line.")
     if any(pending):
         yield b"".join(pending)
 
 
-def _decode(raw: bytes, path: Path | str, lines_before: int, bytes_before: int) -> str:
+def _decode(raw: bytes, path: Path | str, lines_before: int = 0, bytes_before: int = 0) -> str:
     try:
         text = raw.decode("utf-8")
+        if "\0" not in text:
+            return text if bytes_before else text.removeprefix("\ufeff")  # the mark some editors put first is not text
+        at, kind = raw.index(b"\0"), "is a binary file, not text"
     except UnicodeDecodeError as error:
         at, kind = error.start, "is not UTF-8 text"
-    else:
-        if "\0" not in text:
-            return text
-        at, kind = raw.index(b"\0"), "is a binary file, not text"
     line = lines_before + raw.count(b"\n", 0, at) + 1
-    raise UserError(
-        f"{path} {kind}: line {line:,} has the byte 0x{raw[at]:02x} at position {bytes_before + at:,}; "
-        "save it as plain text in UTF-8."
-    )
+    where = f"line {line:,} has the byte 0x{raw[at]:02x} at position {bytes_before + at:,}"
+    raise UserError(f"{path} {kind}: {where}; save it as plain text in UTF-8.")

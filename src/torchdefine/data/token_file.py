@@ -1,49 +1,47 @@
-"""A text as token ids in one file, read by memory mapping.
+"""A text as token ids: files of nothing but ids, mapped from the disk, and the manifest that describes them.
 
-The format, version 1, all numbers little-endian:
+A folder of the cache, or one that the caller names, has
 
-    bytes 0–7     the magic bytes ``TDTOKENS``
-    bytes 8–11    the format version, uint32
-    bytes 12–15   the length of the header that follows, uint32
-    the header    a JSON object in UTF-8, padded with spaces so that the data begins at byte 1024
-    the data      the ids, uint16 where the vocabulary has at most 65,536 tokens and uint32 otherwise
-
-The fields of the header are those of ``TokenHeader``.
+    corpus.json (a bitext's: bitext.json)    the format version, the name, the hash of the tokenization, and for every
+                                             split the header of each of its token files; written last
+    vocab.txt or tokenizer.json              the tokenization
+    train.tokens  valid.tokens  test.tokens  the ids, little-endian: uint16 where the vocabulary has at most 65,536
+                                             tokens, else uint32
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from torchdefine.data.text_files import read_texts
+from torchdefine.data.tokenizer import TokenizerPair
 from torchdefine.data.vocabulary import Tokenization
 from torchdefine.errors import UserError
-from torchdefine.files import atomic_file
+from torchdefine.files import locked, write_text
+from torchdefine.spelling import option
 
-MAGIC = b"TDTOKENS"
-VERSION = 1
+E = TypeVar("E")
+T = TypeVar("T", Tokenization, TokenizerPair)
+
+VERSION = 2
 FEWEST_TOKENS = 2
 LOSS_THAT_COUNTS = 0.001
 """Fraction of a text's characters; a model is credited with the bytes of those, too, that its tokenizer drops."""
 
-_PREFIX = struct.Struct("<8sII")
-_DATA_OFFSET = 1024  # room for any header, which is filled in after the data
-_DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _READ_AT_ONCE = 16 << 20  # tokens
 
 
 @dataclass(frozen=True)
 class TokenHeader:
-    """What is known of a token file without reading its data."""
+    """What is known of a token file without reading it."""
 
     dtype: str
     tokens: int
@@ -52,17 +50,12 @@ class TokenHeader:
     """The text's size in UTF-8, newlines included, for bits per byte."""
     unknown: int
     """How many of the tokens are ``<unk>``."""
-    vocabulary_sha256: str
     text_sha256: str
     """Of the unpacked bytes of all the text's files, in order."""
     tokens_sha256: str
-    """Of the data as it stands in the file."""
+    """Of the file."""
     lost_share: float | None
     """How many of the text's characters the tokens do not tell, by a sample; None for a bitext."""
-
-
-AddLines = Callable[[np.ndarray, bytes, int, tuple[int, int]], None]
-"""Takes the ids of some lines, each ended by ``<eos>``, their bytes, their number and ``lost_characters``."""
 
 
 @dataclass(frozen=True)
@@ -74,20 +67,16 @@ class TokenFile:
     tokens: np.memmap
 
     @classmethod
-    def open(cls, path: str | Path, tokenization: Tokenization | None = None) -> TokenFile:
-        """Map a token file after checking its kind, version and size, and that it was made with a tokenization."""
-        path = Path(path)
-        header = _read_header(path)
-        if tokenization is not None and header.vocabulary_sha256 != tokenization.sha256:
-            raise UserError(
-                f"{path} was made with another vocabulary than the one beside it: delete the folder {path.parent} so "
-                "that the text is encoded again."
-            )
-        dtype = _DTYPES[header.dtype]
-        expected, size = _DATA_OFFSET + header.tokens * dtype.itemsize, path.stat().st_size
-        if size != expected:
-            raise _damaged(path, f"it has {size:,} bytes where its header says {expected:,}")
-        return cls(path, header, np.memmap(path, dtype=dtype, mode="r", offset=_DATA_OFFSET, shape=(header.tokens,)))
+    def open(cls, path: Path, header: TokenHeader) -> TokenFile:
+        try:
+            tokens: np.memmap = np.memmap(path, np.dtype(header.dtype).newbyteorder("<"), mode="r")
+        except OSError as error:
+            raise UserError(f"The token file {path} cannot be opened ({error.strerror}): check its name.") from error
+        except ValueError as error:
+            raise _damaged(path, "it is empty or ends within a token") from error
+        if len(tokens) != header.tokens:
+            raise _damaged(path, f"it has {len(tokens):,} tokens where {header.tokens:,} were written")
+        return cls(path, header, tokens)
 
     def __len__(self) -> int:
         return self.header.tokens
@@ -96,6 +85,10 @@ class TokenFile:
     def tokens_sha256(self) -> str:
         """Equal for equal ids in the same order."""
         return self.header.tokens_sha256
+
+    def facts(self) -> dict[str, Any]:
+        """What the result of a run says of it."""
+        return {name: getattr(self.header, name) for name in ("tokens", "text_sha256", "tokens_sha256", "lost_share")}
 
     def verify(self) -> None:
         """Read all the data and compare its hash to the header's."""
@@ -122,79 +115,109 @@ class TokenFile:
             yield start, self.tokens[start : start + _READ_AT_ONCE]
 
 
-def _read_header(path: Path) -> TokenHeader:
-    try:
-        with path.open("rb") as file:
-            head = file.read(_DATA_OFFSET)
-    except OSError as error:
-        raise UserError(f"The token file {path} cannot be opened ({error.strerror}): check its name.") from error
-    if not head.startswith(MAGIC):
-        raise UserError(f"{path} is not a token file of torchdefine: it does not begin with {MAGIC.decode()}.")
-    if len(head) < _DATA_OFFSET:
-        raise _damaged(path, "it ends within its header")
-    _, version, _ = _PREFIX.unpack_from(head)
-    if version != VERSION:
-        raise UserError(
-            f"{path} has format version {version}, but this torchdefine reads version {VERSION}: "
-            "update torchdefine, or delete the file so that the text is encoded again."
-        )
-    try:
-        header = TokenHeader(**json.loads(head[_PREFIX.size :]))
-        if header.dtype not in _DTYPES or header.tokens < FEWEST_TOKENS:
-            raise ValueError(f"{header.tokens} tokens of {header.dtype}")
-    except (ValueError, TypeError) as error:
-        raise _damaged(path, "its header cannot be read") from error
-    return header
-
-
 def _damaged(path: Path, reason: str) -> UserError:
     return UserError(
-        f"The token file {path} is damaged ({reason}): delete it so that the text is encoded again, or copy it again."
+        f"The token file {path} is damaged ({reason}): delete it to encode the text again, or copy it again."
     )
 
 
-def write_token_file(
-    path: Path, texts: Sequence[Path], tokenization: Tokenization, advance: Callable[[int], None]
-) -> None:
-    """Encode text files, in order, into one token file; ``advance`` is told how many bytes have been read."""
-    with token_file_writer(path, tokenization, " with ".join(map(str, texts))) as add:
-        for block in read_texts(texts, advance):
-            ids = tokenization.encode_lines(block.lines)
-            add(ids, block.raw, len(block.lines), tokenization.lost_characters(block.lines))
+class TokenWriter:
+    """Writes ids into an open file, block by block, and adds up their header."""
 
+    def __init__(self, file: BinaryIO, tokenization: Tokenization) -> None:
+        self._file, self._unk_id = file, tokenization.unk_id
+        self._dtype = "uint16" if len(tokenization) <= 1 << 16 else "uint32"
+        self._text, self._tokens = hashlib.sha256(), hashlib.sha256()
+        self.sums = Counter(tokens=0, lines=0, bytes=0, unknown=0)
+        self._lost = np.zeros(2, np.int64)
 
-@contextmanager
-def token_file_writer(path: Path, tokenization: Tokenization, text_name: str) -> Iterator[AddLines]:
-    """Write a token file block by block; it appears, whole, only if the block of code ends without an error."""
-    dtype = "uint16" if len(tokenization) <= 1 << 16 else "uint32"
-    text_hash, tokens_hash = hashlib.sha256(), hashlib.sha256()
-    sums = Counter(tokens=0, lines=0, bytes=0, unknown=0)
-    characters = Counter(lost=0, looked_at=0)
+    def add(self, ids: np.ndarray, raw: bytes, lines: int, lost: tuple[int, int] = (0, 0)) -> None:
+        """Take the ids of some lines, each ended by ``<eos>``, their bytes, their number and ``lost_characters``."""
+        ids = ids.astype(np.dtype(self._dtype).newbyteorder("<"))
+        self._file.write(ids.data)
+        self._text.update(raw)
+        self._tokens.update(ids.data)
+        unknown = int(np.count_nonzero(ids == self._unk_id))
+        self.sums.update(tokens=len(ids), lines=lines, bytes=len(raw), unknown=unknown)
+        self._lost += lost
 
-    def add(ids: np.ndarray, raw: bytes, lines: int, lost: tuple[int, int]) -> None:
-        ids = ids.astype(_DTYPES[dtype])
-        file.write(ids.data)
-        text_hash.update(raw)
-        tokens_hash.update(ids.data)
-        unknown = int(np.count_nonzero(ids == tokenization.unk_id))
-        sums.update(tokens=len(ids), lines=lines, bytes=len(raw), unknown=unknown)
-        characters.update(lost=lost[0], looked_at=lost[1])
-
-    with atomic_file(path) as file:
-        file.write(bytes(_DATA_OFFSET))
-        yield add
-        if sums["tokens"] < FEWEST_TOKENS:
-            raise UserError(
-                f"{text_name} has {sums['tokens']} token, but at least {FEWEST_TOKENS} are needed: add text."
-            )
-        header = TokenHeader(
-            dtype=dtype,
-            **sums,
-            vocabulary_sha256=tokenization.sha256,
-            text_sha256=text_hash.hexdigest(),
-            tokens_sha256=tokens_hash.hexdigest(),
-            lost_share=characters["lost"] / characters["looked_at"] if characters["looked_at"] else None,
+    def header(self, text_name: str) -> TokenHeader:
+        """What was written; a text of fewer than two tokens is refused."""
+        if (tokens := self.sums["tokens"]) < FEWEST_TOKENS:
+            raise UserError(f"{text_name} has {tokens} token, but at least {FEWEST_TOKENS} are needed: add text.")
+        lost, looked_at = self._lost.tolist()
+        return TokenHeader(
+            dtype=self._dtype,
+            **self.sums,
+            text_sha256=self._text.hexdigest(),
+            tokens_sha256=self._tokens.hexdigest(),
+            lost_share=lost / looked_at if looked_at else None,
         )
-        length = _DATA_OFFSET - _PREFIX.size
-        file.seek(0)
-        file.write(_PREFIX.pack(MAGIC, VERSION, length) + json.dumps(asdict(header)).encode().ljust(length))
+
+
+Headers = dict[str, TokenHeader]
+"""Those of the token files of a split by their names."""
+
+
+def write_manifest(path: Path, name: str, vocabulary_sha256: str, splits: Mapping[str, Headers], **facts: Any) -> None:
+    headers = {split: {file: asdict(header) for file, header in files.items()} for split, files in splits.items()}
+    facts |= {"version": VERSION, "name": name, "vocabulary_sha256": vocabulary_sha256, "splits": headers}
+    write_text(path, json.dumps(facts))
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What ``write_manifest`` wrote."""
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        facts: dict[str, Any] = json.loads(path.read_bytes())
+        for files in facts["splits"].values():
+            files.update({name: TokenHeader(**header) for name, header in files.items()})
+        if facts["version"] == VERSION and {"name", "vocabulary_sha256"} <= facts.keys():
+            return facts
+    problem = f"{path.name} is missing, damaged or of another format version than {VERSION}"
+    raise UserError(f"{path.parent} is not a folder with an encoded {path.stem}: {problem}; encode the text again.")
+
+
+def open_encoded(path: Path, load: Callable[[Path], T]) -> tuple[dict[str, Any], T, dict[str, list[TokenFile]]]:
+    """What a manifest says, the tokenization beside it and the token files of each split."""
+    facts, folder = read_manifest(path), path.parent
+    tokenization = load(folder)
+    if facts["vocabulary_sha256"] != tokenization.sha256:
+        raise UserError(f"{folder} was encoded with another vocabulary than the one beside it: delete the folder.")
+    splits = {
+        split: [TokenFile.open(folder / name, header) for name, header in files.items()]
+        for split, files in facts["splits"].items()
+    }
+    return facts, tokenization, splits
+
+
+def encoded_once(
+    place: Path,
+    texts: Mapping[str, Sequence[Path]],
+    settings: Sequence[Any],
+    open_folder: Callable[[Path], E],
+    encode: Callable[[Path], None],
+) -> E:
+    """Open the folder of the cache for texts and settings; one that is not there, or is damaged, is filled first."""
+    files = {split: [(str(path.resolve()), *_size_and_time(path)) for path in paths] for split, paths in texts.items()}
+    key = hashlib.sha256(json.dumps([VERSION, files, settings]).encode()).hexdigest()
+    folder = place.with_name(f"{place.name}-{key[:16]}")
+    with suppress(UserError):
+        return open_folder(folder)
+    with locked(folder):
+        with suppress(UserError):  # another process may have filled it
+            return open_folder(folder)
+        encode(folder)
+        return open_folder(folder)
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def only(split: str | None, splits: Mapping[str, E], source: Path) -> Mapping[str, E]:
+    """One of the splits, or all of them."""
+    if split is not None and split not in splits:
+        found = ", ".join(splits)
+        raise UserError(f"{source} has no {split} text: it has {found}; name another text by {option('data')}.")
+    return splits if split is None else {split: splits[split]}

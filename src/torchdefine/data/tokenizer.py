@@ -58,16 +58,13 @@ class SubwordTokenizer(Tokenization):
         self._json = json_text
         vocabulary = tokenizer.get_vocab()
         self._size = max(vocabulary.values()) + 1  # ids may have gaps
-        self.pad_id = vocabulary[PAD]
-        self.bos_id = vocabulary[BOS]
-        self.eos_id = vocabulary[EOS]
-        self.unk_id = _unknown_id(json_text, vocabulary)
+        self.pad_id, self.bos_id, self.eos_id = (vocabulary[token] for token in (PAD, BOS, EOS))
+        model = json.loads(json_text)["model"]
+        unknown = model.get("unk_id")  # a Unigram model has its own unknown token as a number, the others by name
+        self.unk_id = vocabulary.get(model.get("unk_token"), vocabulary[UNK]) if unknown is None else int(unknown)
 
     def __len__(self) -> int:
         return self._size
-
-    def __repr__(self) -> str:
-        return f"SubwordTokenizer({len(self):,} subwords)"
 
     @property
     def sha256(self) -> str:
@@ -93,11 +90,7 @@ class SubwordTokenizer(Tokenization):
             yield from self._tokenizer.encode_batch(some_lines, add_special_tokens=False)
 
     def lost_characters(self, lines: Sequence[str]) -> tuple[int, int]:
-        """How many characters the ids do not tell, and of how many, in a sample of the lines; white space aside.
-
-        An unknown token stands for its characters: they are counted elsewhere. Decoding would tell less, since a
-        file need not say how.
-        """
+        """Of a sample of the lines, white space aside. Decoding would tell less, since a file need not say how."""
         sample = [line[:_CHECKED_CHARACTERS] for line in lines[:: len(lines) // _CHECKED_LINES + 1]]
         encodings = self._tokenizer.encode_batch(sample, add_special_tokens=False)
         lost = sum(_uncovered(line, encoding.offsets) for line, encoding in zip(sample, encodings, strict=True))
@@ -105,8 +98,8 @@ class SubwordTokenizer(Tokenization):
             normalized = [normalizer.normalize_str(line) for line in sample]
             again = self._tokenizer.encode_batch(normalized, add_special_tokens=False)
             for line, other, one, two in zip(sample, normalized, encodings, again, strict=True):
-                if one.ids == two.ids:  # else the change is a spelling, as that of spaces
-                    lost += _changed(line, other)
+                if line != other and one.ids == two.ids:  # else the change is a spelling, as that of spaces
+                    lost += (Counter(_printed(line)) - Counter(_printed(other))).total()
         return lost, sum(len(_printed(line)) for line in sample)
 
     def _decode_line(self, ids: list[int]) -> str:
@@ -177,30 +170,28 @@ class TokenizerPair:
 
     def save(self, folder: str | Path) -> Path:
         """Write into a folder: ``tokenizer.json`` for a joint tokenizer, else one file for each side."""
-        folder = Path(folder)
-        if self.joint:
-            self.target.save(folder / TOKENIZER_FILE)
-        else:
-            self.source.save(folder / SOURCE_FILE)
-            self.target.save(folder / TARGET_FILE)
-        return folder
+        sides = {SOURCE_FILE: self.source, TARGET_FILE: self.target}
+        for name, side in ({TOKENIZER_FILE: self.target} if self.joint else sides).items():
+            side.save(Path(folder) / name)
+        return Path(folder)
 
     @classmethod
     def load(cls, path: str | Path) -> TokenizerPair:
         """Read what ``save`` wrote into a folder, or one tokenizer file for both sides."""
         path = Path(path)
-        if not path.is_dir():
-            joint = SubwordTokenizer.load(path)
-            return cls(joint, joint)
         if (path / SOURCE_FILE).is_file():
             return cls(SubwordTokenizer.load(path / SOURCE_FILE), SubwordTokenizer.load(path / TARGET_FILE))
-        return cls.load(path / TOKENIZER_FILE)
+        joint = SubwordTokenizer.load(path / TOKENIZER_FILE if path.is_dir() else path)
+        return cls(joint, joint)
 
 
 def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progress | None = None) -> SubwordTokenizer:
     """Learn a byte-level BPE of at most ``vocabulary_size`` tokens from text files; the specials come first."""
     if not files:
         raise UserError("Training a tokenizer needs at least one text file.")
+    if vocabulary_size < SMALLEST_BPE:
+        needed = f"{SMALLEST_BPE}: the 256 bytes and {', '.join(SPECIALS)}"
+        raise UserError(f"vocabulary_size is {vocabulary_size}, but must be at least {needed}.")
     paths = [Path(file) for file in files]
     meter = Meter(bytes_of(paths), progress)
     tokenizer = train_bpe_on((block.lines for block in read_texts(paths, meter.advance)), vocabulary_size)
@@ -210,30 +201,16 @@ def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progr
 
 def train_bpe_on(blocks: Iterable[list[str]], vocabulary_size: int, *, sentences: bool = False) -> SubwordTokenizer:
     """The same from blocks of lines; with ``sentences`` a word is the same token at a line's start and within it."""
-    if vocabulary_size < SMALLEST_BPE:
-        raise UserError(
-            f"vocabulary_size is {vocabulary_size}, but must be at least {SMALLEST_BPE}: "
-            f"the 256 bytes and {', '.join(SPECIALS)}."
-        )
     tokenizers = _tokenizers()
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=sentences)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet, specials = tokenizers.pre_tokenizers.ByteLevel.alphabet(), list(SPECIALS)
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        special_tokens=list(SPECIALS),
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocabulary_size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(blocks, trainer)
     return SubwordTokenizer(tokenizer.to_str())
-
-
-def _unknown_id(json_text: str, vocabulary: dict[str, int]) -> int:
-    """The id of the model's own unknown token; a Unigram model has it as a number, the others by name."""
-    model = json.loads(json_text)["model"]
-    own = model.get("unk_id")
-    return vocabulary.get(model.get("unk_token"), vocabulary[UNK]) if own is None else int(own)
 
 
 def _printed(text: str) -> str:
@@ -248,11 +225,6 @@ def _uncovered(line: str, offsets: Sequence[tuple[int, int]]) -> int:
         rest.append(line[end:start])
         end = max(end, stop)
     return len(_printed("".join([*rest, line[end:]])))
-
-
-def _changed(line: str, other: str) -> int:
-    """How many characters of a line another line does not have."""
-    return 0 if line == other else (Counter(_printed(line)) - Counter(_printed(other))).total()
 
 
 def _tokenizers() -> Any:

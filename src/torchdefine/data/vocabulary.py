@@ -78,13 +78,15 @@ class Tokenization(ABC):
 
     def save(self, path: str | Path) -> Path:
         """Write to the file ``path``, or for ``load_tokenization`` into the folder ``path``; return the file."""
-        path = Path(path)
-        file = path / self.file_name if path.is_dir() else path
+        file = Path(path) / self.file_name if Path(path).is_dir() else Path(path)
         write_text(file, self._file_text())
         return file
 
     @abstractmethod
     def _file_text(self) -> str: ...
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self):,} {self.kind})"
 
 
 def split_words(lines: Iterable[str]) -> list[str]:
@@ -108,23 +110,21 @@ class Vocabulary(Tokenization):
         """Take tokens in the order of their ids; ``from_counts`` finds that order."""
         if len(tokens) != len(counts):
             raise UserError(f"A vocabulary needs a count for each token, not {len(counts)} for {len(tokens)} tokens.")
-        self.tokens = list(tokens)
-        self.counts = list(counts)
+        self.tokens, self.counts = list(tokens), list(counts)
         self._ids = {token: index for index, token in enumerate(self.tokens)}
-        _check_tokens(self.tokens, self._ids)
-        self.unk_id = self._ids[UNK]
-        self.eos_id = self._ids[EOS]
+        for index, token in enumerate(self.tokens):
+            if self._ids[token] != index:
+                raise UserError(f"The token {token!r} stands in the vocabulary twice.")
+            if token.split() != [token]:
+                raise UserError(f"The token {token!r} is empty or has white space in it, so no text can contain it.")
+        for special in (UNK, EOS):
+            if special not in self._ids:
+                raise UserError(f"A vocabulary needs {special} among its tokens.")
+        self.unk_id, self.eos_id = self._ids[UNK], self._ids[EOS]
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], min_count: int = 1, max_size: int | None = None) -> Vocabulary:
         """Keep words seen ``min_count`` times, at most ``max_size`` tokens in all; ``<unk>`` gets the other counts."""
-        if min_count < 1:
-            raise UserError(f"min_count is {min_count}, but must be at least 1: use 1 to keep every word.")
-        if max_size is not None and max_size < 3:
-            raise UserError(
-                f"max_size is {max_size}, but must be at least 3 ({UNK}, {EOS} and one word): "
-                "leave it out to keep every word."
-            )
         words = [(word, count) for word, count in counts.items() if word not in (UNK, EOS)]
         kept = sorted((item for item in words if item[1] >= min_count), key=_by_frequency)
         if max_size is not None:
@@ -136,9 +136,6 @@ class Vocabulary(Tokenization):
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    def __repr__(self) -> str:
-        return f"Vocabulary({len(self):,} words)"
 
     @property
     def sha256(self) -> str:
@@ -174,17 +171,14 @@ class Vocabulary(Tokenization):
         name, _, announced = header.partition("\t")
         if name != _HEADER:
             raise UserError(f"{path} is not a vocabulary file of a known version: it must begin with '{_HEADER}'.")
+        pairs = [row.rpartition("\t")[::2] for row in rows]
         try:
             if announced != str(len(rows)):
                 raise UserError(f"its header announces {announced or 'no'} tokens, but it has {len(rows)}.")
-            tokens, counts = [], []
-            for number, row in enumerate(rows, start=2):
-                token, _, count = row.rpartition("\t")
+            for number, (_, count) in enumerate(pairs, start=2):
                 if not count.isdecimal():
                     raise UserError(f"line {number} is not a token, a tab and a count.")
-                tokens.append(token)
-                counts.append(int(count))
-            return cls(tokens, counts)
+            return cls([token for token, _ in pairs], [int(count) for _, count in pairs])
         except UserError as error:
             raise UserError(f"{path} is damaged, so copy it again from where it was made: {error}") from error
 
@@ -192,14 +186,3 @@ class Vocabulary(Tokenization):
 def _by_frequency(item: tuple[str, int]) -> tuple[int, str]:
     word, count = item
     return -count, word
-
-
-def _check_tokens(tokens: list[str], ids: dict[str, int]) -> None:
-    for special in (UNK, EOS):
-        if special not in ids:
-            raise UserError(f"A vocabulary needs {special} among its tokens.")
-    for index, token in enumerate(tokens):
-        if ids[token] != index:
-            raise UserError(f"The token {token!r} stands in the vocabulary twice.")
-        if token.split() != [token]:
-            raise UserError(f"The token {token!r} is empty or has white space in it, so no text can contain it.")

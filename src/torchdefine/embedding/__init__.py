@@ -15,7 +15,7 @@ from torchdefine.embedding.map import (
     VocabularyFacts,
 )
 from torchdefine.embedding.plan import VARIANTS, Plan, UnitConfig, make_plan
-from torchdefine.embedding.table import LooksUp, cached_embedding, finished_table
+from torchdefine.embedding.table import LooksUp, finished_table
 from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.unit import DefineUnit
 

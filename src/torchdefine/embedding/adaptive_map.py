@@ -19,7 +19,6 @@ from torchdefine.embedding.map import (
     check_table,
     resized_table,
     rows_of,
-    shown_scale,
 )
 from torchdefine.errors import UserError
 
@@ -106,7 +105,10 @@ class AdaptiveMap(nn.Module):
             inside = (local >= 0) & (local < band.num_embeddings)
             if self.padding_idx is not None:
                 inside &= ids != self.padding_idx
-            vectors = rows_of(band, _some_row(local, band.num_embeddings, each_once), each_once)
+            # For tokens of other bands the nearest row, or on a GPU different ones, whose gradients add up faster.
+            different = each_once and local.is_cuda
+            rows = local.remainder(band.num_embeddings) if different else local.clamp(0, band.num_embeddings - 1)
+            vectors = rows_of(band, rows, each_once)
             pieces.append(vectors * inside.unsqueeze(-1))  # (…, n / division^i)
         vectors = pieces[0]
         if self.projections:
@@ -128,46 +130,22 @@ class AdaptiveMap(nn.Module):
         self.num_embeddings = num_embeddings
 
     def to_config(self) -> dict[str, Any]:
-        return {
-            "kind": "adaptive",
-            "num_embeddings": self.num_embeddings,
-            "map_dim": self.map_dim,
-            "cutoffs": list(self.cutoffs),
-            "division": self.division,
-            "padding_idx": self.padding_idx,
-            "scale": self.scale,
-            "std": self.std,
-            "ranked": self.ranks is not None,
-        }
-
-    @classmethod
-    def with_ranks_to_come(cls, config: dict[str, Any]) -> AdaptiveMap:
-        """Ranks, if there are any, come with the weights; until those are loaded, every rank is its id."""
-        settings = dict(config)
-        ranked = settings.pop("ranked", False)
-        return cls(**settings, ranks=range(settings["num_embeddings"]) if ranked else None)
+        names = ("num_embeddings", "map_dim", "cutoffs", "division", "padding_idx", "scale", "std")
+        return {"kind": "adaptive", "ranked": self.ranks is not None} | {name: getattr(self, name) for name in names}
 
     def extra_repr(self) -> str:
-        edges = [0, *self.cutoffs, self.num_embeddings]
         called = "ids" if self.ranks is None else "ranks"
-        bands = [
-            f"{called} {start:,} – {stop - 1:,}: {dim} wide"
-            for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
+        lines = [
+            f"{called} {start:,} – {start + band.num_embeddings - 1:,}: {band.embedding_dim} wide"
+            for band, start in self.bands_with_starts()
         ]
-        return "\n".join([*bands, *filter(None, [shown_scale(self.scale)])])
-
-
-def _some_row(local: Tensor, rows: int, each_once: bool) -> Tensor:
-    """Rows of a band, for tokens of other bands too: the nearest, or on a GPU different ones, which add up faster."""
-    return local.remainder(rows) if each_once and local.is_cuda else local.clamp(0, rows - 1)
+        return "\n".join(lines + ([] if self.scale == 1.0 else [f"scale={self.scale:g}"]))
 
 
 def check_cutoffs(cutoffs: Sequence[int], num_embeddings: int) -> tuple[int, ...]:
     cutoffs = tuple(cutoffs)
     if not cutoffs:
         raise UserError("Adaptive bands need at least one cutoff: use (20000,), say, or a standard table.")
-    if any(not isinstance(c, int) or isinstance(c, bool) for c in cutoffs):
-        raise TypeError(f"Cutoffs are whole numbers, but these are {cutoffs!r}.")
     if cutoffs[0] < 1 or any(a >= b for a, b in itertools.pairwise(cutoffs)):
         positive = tuple(sorted({c for c in cutoffs if c > 0}))
         raise UserError(f"The cutoffs {cutoffs} are not positive and increasing: use {positive or (20000,)}, say.")
@@ -219,26 +197,24 @@ def frequency_ranks(
     """ranks[id]: 0 for the most frequent token. None when the ids are the ranks."""
     if counts is not None and ranks is not None:
         raise UserError("Give the bands either counts or ranks, not both.")
-    given = counts if counts is not None else ranks
+    given, name = (ranks, "ranks") if counts is None else (counts, "counts")
     if given is None:
         return None
     if isinstance(given, Tensor) and given.is_meta:  # of a module without weights
         return torch.empty_like(given)
     values = torch.as_tensor(given if isinstance(given, Tensor) else list(given), dtype=torch.long, device="cpu")
     if values.shape != (num_embeddings,):
-        name = "counts" if counts is not None else "ranks"
         raise UserError(
             f"{name} has the shape {tuple(values.shape)}, but needs one value for each of {num_embeddings} ids."
         )
+    in_order = torch.arange(num_embeddings, device="cpu")
     if counts is not None:
         order = torch.argsort(values, descending=True, stable=True)
-        values = torch.empty_like(order)
-        values[order] = torch.arange(num_embeddings, device="cpu")
-    elif not torch.equal(values.sort().values, torch.arange(num_embeddings, device="cpu")):
+        values = torch.empty_like(order).scatter_(0, order, in_order)
+    elif not torch.equal(values.sort().values, in_order):
         raise UserError(f"ranks must hold each of 0 … {num_embeddings - 1} once: pass counts instead, say.")
-    else:
-        values = values.clone()  # another map may hold the caller's tensor
-    return values.to(torch.empty(0).device)  # the default device, also of a `with torch.device(…)` in torch 2.6
+    here = torch.empty(0).device  # the default device, also of a `with torch.device(…)` in torch 2.6
+    return values.to(here, copy=True)  # another map may hold the caller's tensor
 
 
 def grown_ranks(ranks: Tensor, num_embeddings: int) -> Tensor:

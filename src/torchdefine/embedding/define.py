@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -10,10 +11,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from torchdefine.config import Config, to_plain
+from torchdefine.config import to_plain
 from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
-from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
+from torchdefine.embedding.plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
 from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
@@ -22,6 +23,7 @@ from torchdefine.files import read_json, write_json, write_safetensors
 FORMAT = "torchdefine embedding"
 FORMAT_VERSION = 1
 CONFIG_FILE, WEIGHTS_FILE = "embedding.json", "embedding.safetensors"
+MAPS: dict[str, Any] = {"standard": StandardMap, "projective": ProjectiveMap, "adaptive": AdaptiveMap}
 
 
 class DeFINE(TokenEmbedding):
@@ -30,41 +32,57 @@ class DeFINE(TokenEmbedding):
     Args:
         num_embeddings: size of the vocabulary, V.
         embedding_dim: width of the vectors, m.
-        map_dim: width of the table, n: the only part that grows with the vocabulary.
-        expand_dim: widest layer of the unit, k. The unit does not shrink with V, so use a small k for a small V.
-        depth: layers of the unit, N, the last of which reduces to ``embedding_dim``; 1 is one projection.
-        max_groups: groups of the first layer, g_max; by default the number that halves down to 1, at most 16.
+        map_dim: width of the table, n: the only part that grows with the vocabulary. By default a quarter of m, at most
+            128.
+        expand_dim: widest layer of the unit, k. The unit does not shrink with V, so use a small k for a small V. By
+            default four times m, at most 1024.
         padding_idx: a token whose vector is always zero and never learns.
-        unit: a variant by name ("define", "hgt", "glt" …) or a ``UnitConfig``.
-        settings: any other setting of ``UnitConfig``, such as ``norm="layer"`` or ``equalised=True``.
+        unit: a variant by name ("define", "hgt", "glt" …) or a ``UnitConfig``, which has its own ``expand_dim``.
+        device, dtype: as in ``nn.Embedding``.
+        settings: any other setting of ``UnitConfig``. ``depth`` is the number of layers, N, the last of which reduces
+            to ``embedding_dim``; 1 is one projection. ``max_groups`` is g_max.
 
-    ``DeFINE.over(map_layer, …)`` puts the unit behind another map: projective, or adaptive by frequency.
+    ``DeFINE.over(map_layer, …)`` puts the unit behind another map: projective, or adaptive by frequency. An embedding
+    with more parameters than a table of V × m gives a warning.
     """
 
     def __init__(
         self,
         num_embeddings: int,
         embedding_dim: int,
-        map_dim: int = 128,
+        map_dim: int | None = None,
         expand_dim: int | None = None,
-        depth: int | None = None,
         padding_idx: int | None = None,
         unit: UnitConfig | str = "define",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         **settings: Any,
     ) -> None:
-        settings |= {"embedding_dim": embedding_dim, "expand_dim": expand_dim, "depth": depth}
-        config = unit_config(unit, settings)
+        map_dim = default_map_dim(embedding_dim) if map_dim is None else map_dim
+        config = UnitConfig.of(unit, embedding_dim=embedding_dim, **settings)
+        if expand_dim is None and isinstance(unit, str):
+            expand_dim = default_expand_dim(map_dim, embedding_dim, config)
+        config = UnitConfig.of(config, expand_dim=expand_dim)
         make_plan(map_dim, config)  # refuses sizes that do not fit before memory is taken for the table
-        super().__init__(StandardMap(num_embeddings, map_dim, padding_idx), DefineUnit(map_dim, config), embedding_dim)
+        with nullcontext() if device is None else torch.device(device):
+            table, defined = StandardMap(num_embeddings, map_dim, padding_idx), DefineUnit(map_dim, config)
+        super().__init__(table, defined, embedding_dim)
+        self.to(dtype)
+        own, plain = sum(p.numel() for p in self.parameters()), num_embeddings * embedding_dim
+        if own > plain:
+            warnings.warn(
+                f"DeFINE has {own:,} parameters here, more than the {plain:,} of a table: use a smaller map_dim (now "
+                f"{map_dim}) or expand_dim (now {config.expand_dim}), or keep the table.",
+                stacklevel=2,
+            )
 
     @classmethod
     def over(
         cls, map_layer: MapLayer, embedding_dim: int | None = None, unit: UnitConfig | str = "define", **settings: Any
     ) -> Self:
         """The unit behind any map layer; its input is as wide as the map's output."""
-        config = unit_config(unit, {**settings, "embedding_dim": embedding_dim})
+        defined = DefineUnit(map_layer.output_dim, UnitConfig.of(unit, embedding_dim=embedding_dim, **settings))
         embedding = cls.__new__(cls)
-        defined = DefineUnit(map_layer.output_dim, config)
         TokenEmbedding.__init__(embedding, map_layer, defined, defined.plan.embedding_dim)
         return embedding
 
@@ -122,45 +140,29 @@ class DeFINE(TokenEmbedding):
         return embedding
 
 
-def unit_config(unit: UnitConfig | str, settings: dict[str, Any]) -> UnitConfig:
-    """Settings of a unit as a caller gives them: a variant or a ``UnitConfig``, and changes; None changes nothing."""
-    if not isinstance(unit, UnitConfig | str):
-        raise TypeError(f"A unit is a UnitConfig or the name of a variant, not {unit!r}.")
-    changes = {name: value for name, value in settings.items() if value is not None}
-    return UnitConfig.of(unit, **changes) if isinstance(unit, str) else dataclasses.replace(unit, **changes)
-
-
-def build_embedding(embedding: MapConfig, unit: Config, vocabulary: VocabularyFacts) -> TokenEmbedding:
+def build_embedding(embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts) -> TokenEmbedding:
     """The embedding that a recipe's two sections ask for, with fresh weights."""
     width = getattr(unit, "embedding_dim", None)
-    built = _with_unit(embedding.build(vocabulary, width), unit)
-    built.map.reset_parameters(embedding.std)
+    map_layer = embedding.build(vocabulary, width)
+    if isinstance(unit, UnitConfig):
+        built: TokenEmbedding = DeFINE.over(map_layer, unit=unit)
+    else:
+        built = TokenEmbedding(map_layer, unit.build(map_layer.output_dim), width)
+    map_layer.reset_parameters(embedding.std)
     built.row_dropout = embedding.row_dropout
     return built
-
-
-def _with_unit(map_layer: MapLayer, unit: Any) -> TokenEmbedding:
-    if isinstance(unit, UnitConfig):
-        return DeFINE.over(map_layer, unit=unit)
-    module = unit.build(map_layer.output_dim)
-    return TokenEmbedding(map_layer, module, getattr(unit, "embedding_dim", None))
 
 
 def map_from_config(config: dict[str, Any]) -> MapLayer:
     """Build a map layer from what its ``to_config`` gave; weights are drawn anew."""
     settings = dict(config)
-    kind, std = settings.pop("kind", None), settings.pop("std", 1.0)
-    layer: StandardMap | ProjectiveMap | AdaptiveMap
-    if kind == "standard":
-        layer = StandardMap(**settings)
-    elif kind == "projective":
-        projection_std = settings.pop("projection_std", None)
-        layer = ProjectiveMap(**settings)
-        if projection_std is not None:
-            layer.projection_std = projection_std
-    elif kind == "adaptive":
-        layer = AdaptiveMap.with_ranks_to_come(settings)
-    else:
-        raise UserError(f"The map {kind!r} is unknown: use standard, projective or adaptive.")
-    layer.std = std  # that of the weights to be loaded, so that rows added later are drawn like them
+    later = {name: settings.pop(name) for name in ("std", "projection_std") if name in settings}
+    kind, ranked = settings.pop("kind", None), settings.pop("ranked", False)
+    if kind not in MAPS:
+        raise UserError(f"The map {kind!r} is unknown: use {', '.join(MAPS)}.")
+    if ranked:  # the real ranks come with the weights
+        settings["ranks"] = range(settings["num_embeddings"])
+    layer = MAPS[kind](**settings)
+    for name, value in later.items():  # of the weights to be loaded, so that rows added later are drawn like them
+        setattr(layer, name, value)
     return layer

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.config import Config, setting
+from torchdefine.embedding.group_linear import UnitVariance
 from torchdefine.embedding.unit import activation_moments
 
 
@@ -29,56 +30,38 @@ class ProjectionConfig(Config):
     embedding_dim: int | None = setting(None, "Width of the vectors that it gives; the map's by default.", at_least=1)
     equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
 
-    def build(self, input_dim: int) -> DenseProjection:
+    def build(self, input_dim: int) -> nn.Module:
         return DenseProjection(input_dim, self.embedding_dim or input_dim, self.equalised)
 
 
 @dataclass(frozen=True)
-class MLPConfig(Config):
+class MLPConfig(ProjectionConfig):
     """One hidden layer behind the map."""
 
     kind: str = "mlp"
-    embedding_dim: int | None = setting(None, "Width of the vectors that it gives; the map's by default.", at_least=1)
     expand_dim: int = setting(1024, "Width of the hidden layer.", at_least=1)
-    equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
 
-    def build(self, input_dim: int) -> DenseMLP:
+    def build(self, input_dim: int) -> nn.Module:
         return DenseMLP(input_dim, self.expand_dim, self.embedding_dim or input_dim, self.equalised)
 
 
-class DenseLinear(nn.Linear):
-    """A linear layer that starts at unit variance, and may be equalised as a unit's layers may."""
+class DenseProjection(UnitVariance, nn.Linear):
+    """One matrix without bias: a model then reads other vectors than those a tied softmax compares with.
 
-    gain = 1.0
+    torch's own rule starts with a third of the variance, which would hold a baseline back beside the unit.
+    """
 
-    def __init__(self, input_dim: int, output_dim: int, bias: bool, equalised: bool) -> None:
+    def __init__(self, input_dim: int, output_dim: int, equalised: bool = False, bias: bool = False) -> None:
+        self.fan_in = input_dim  # before the weights are drawn
         if equalised:
-            self.gain = input_dim**-0.5  # before the weights are drawn
+            self.gain = input_dim**-0.5
         super().__init__(input_dim, output_dim, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.gain == 1.0:
-            return super().forward(x)
-        return F.linear(x, self.weight * self.gain, None if self.bias is None else self.bias * self.gain)
+        return F.linear(x, self.used_weight(), self.used_bias())
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", equalised" if self.gain != 1.0 else "")
-
-    def reset_parameters(self, input_second_moment: float = 1.0) -> None:
-        """Draw weights that give outputs of unit variance for inputs whose mean square is ``input_second_moment``.
-
-        torch's own rule starts with a third of that variance, which would hold a baseline back beside the unit.
-        """
-        nn.init.normal_(self.weight, std=(self.in_features * input_second_moment) ** -0.5 / self.gain)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-
-class DenseProjection(DenseLinear):
-    """One matrix without bias: a model then reads other vectors than those a tied softmax compares with."""
-
-    def __init__(self, input_dim: int, output_dim: int, equalised: bool = False) -> None:
-        super().__init__(input_dim, output_dim, bias=False, equalised=equalised)
 
 
 class DenseMLP(nn.Module):
@@ -87,8 +70,8 @@ class DenseMLP(nn.Module):
     def __init__(self, input_dim: int, hidden_dim: int, output_dim: int, equalised: bool = False) -> None:
         super().__init__()
         self.equalised = equalised
-        self.expand = DenseLinear(input_dim, hidden_dim, bias=True, equalised=equalised)
-        self.reduce = DenseLinear(hidden_dim, output_dim, bias=False, equalised=equalised)
+        self.expand = DenseProjection(input_dim, hidden_dim, equalised, bias=True)
+        self.reduce = DenseProjection(hidden_dim, output_dim, equalised)
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:

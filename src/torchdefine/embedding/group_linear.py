@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from torchdefine.errors import UserError
 
 
-class GroupLinear(nn.Module):
+class UnitVariance(nn.Module):
+    """A linear layer whose outputs start with unit variance, and which may be equalised.
+
+    An equalised layer keeps weights of unit variance and multiplies them by 1 / sqrt(fan-in) when it uses them. It
+    starts as the same function, but an optimiser, whose steps do not depend on the fan-in, moves it far less.
+    """
+
+    weight: Any
+    bias: Any
+    fan_in: int
+    gain = 1.0
+
+    def reset_parameters(self, input_second_moment: float = 1.0) -> None:
+        """Draw weights that give outputs of unit variance for inputs whose mean square is ``input_second_moment``."""
+        nn.init.normal_(self.weight, std=(self.fan_in * input_second_moment) ** -0.5 / self.gain)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def used_weight(self) -> Tensor:
+        """The weight that the input is multiplied by."""
+        weight: Tensor = self.weight if self.gain == 1.0 else self.weight * self.gain
+        return weight
+
+    def used_bias(self) -> Tensor | None:
+        return self.bias if self.bias is None or self.gain == 1.0 else self.bias * self.gain
+
+
+class GroupLinear(UnitVariance):
     """``groups`` linear layers side by side, run as one batched matrix product.
 
     Group i takes the i-th chunk of the input to the i-th chunk of the output, so there are
     ``in_features * out_features / groups`` weights; one group is an ordinary linear layer. With ``shuffle`` the
-    outputs are dealt out afterwards so that every following group receives a share of every group here.
-
-    An ``equalised`` layer keeps weights of unit variance and multiplies them by 1 / sqrt(fan-in) when it uses them. It
-    starts as the same function, but an optimiser, whose steps do not depend on the fan-in, moves it far less.
+    outputs are dealt out afterwards, so that every following group receives a part of every group here.
     """
 
     def __init__(
@@ -39,42 +65,23 @@ class GroupLinear(nn.Module):
                 options = f"{lower} or {lower + groups}" if lower else f"{groups}"
                 raise UserError(f"{name} {value} is not divisible by {groups} groups: use {options}.")
         self.in_features, self.out_features, self.groups, self.shuffle = in_features, out_features, groups, shuffle
-        self.gain = (in_features // groups) ** -0.5 if equalised else 1.0
-        self.weight = nn.Parameter(torch.empty(groups, in_features // groups, out_features // groups))
+        self.fan_in = in_features // groups
+        self.gain = self.fan_in**-0.5 if equalised else 1.0
+        self.weight = nn.Parameter(torch.empty(groups, self.fan_in, out_features // groups))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.reset_parameters()
-
-    def reset_parameters(self, input_second_moment: float = 1.0) -> None:
-        """Draw weights that give outputs of unit variance for inputs whose mean square is ``input_second_moment``.
-
-        The fan is a group's own: torch's rule, applied to the three-dimensional weight as a whole, would take the
-        groups for a receptive field and start far too small.
-        """
-        fan_in = self.weight.shape[1]
-        nn.init.normal_(self.weight, std=(fan_in * input_second_moment) ** -0.5 / self.gain)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def used_weight(self) -> Tensor:
-        """The weight that the input is multiplied by: (g, in/g, out/g)."""
-        return self.weight if self.gain == 1.0 else self.weight * self.gain
-
-    def used_bias(self) -> Tensor | None:
-        return self.bias if self.bias is None or self.gain == 1.0 else self.bias * self.gain
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in_features) → (…, out_features)."""
         if x.shape[-1] != self.in_features:
             raise UserError(f"The input is {x.shape[-1]} wide, but this layer takes {self.in_features}.")
-        leading, weight, bias = x.shape[:-1], self.weight, self.bias
-        if self.gain != 1.0:
-            weight, bias = self.used_weight(), self.used_bias()
+        weight, bias = (self.weight, self.bias) if self.gain == 1.0 else (self.used_weight(), self.used_bias())
         if self.groups == 1:
             y = x @ weight[0]  # (…, out)
         else:
             chunks = x.reshape(-1, self.groups, weight.shape[1]).transpose(0, 1)  # (g, T, in/g)
             y = torch.bmm(chunks, weight).transpose(0, 1)  # (T, g, out/g)
-            y = y.reshape(*leading, self.out_features)
+            y = y.reshape(*x.shape[:-1], self.out_features)
         if bias is not None:
             y = y + bias
         if self.shuffle:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchdefine.config import Config, setting
+from torchdefine.config import Config, rate, setting
 from torchdefine.errors import UserError
 
 
@@ -38,12 +38,8 @@ class MapConfig(Config):
     map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1)
     scaled: bool = setting(False, "Multiply the map's vectors by the square root of map_dim.")
     scale: float | None = setting(None, "Multiply the map's vectors by this number instead.", above=0)
-    init_std: float | None = setting(
-        None, "Standard deviation of the fresh table; 1 / sqrt(map_dim) by default.", above=0
-    )
-    row_dropout: float = setting(
-        0.0, "Dropout rate of whole rows: token types whose vectors are zeroed in a step.", at_least=0, below=1
-    )
+    init_std: float | None = setting(None, "Standard deviation of the fresh table; else 1 / sqrt(map_dim).", above=0)
+    row_dropout: float = rate("Dropout rate of whole rows: token types whose vectors are zeroed in a step.")
 
     @abstractmethod
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> MapLayer:
@@ -75,17 +71,14 @@ class ProjectiveConfig(MapConfig):
     """One table and a projection."""
 
     kind: str = "projective"
-    output_dim: int | None = setting(
-        None, "Width of the projected vectors; the unit's embedding_dim by default, or map_dim.", at_least=1
-    )
+    output_dim: int | None = setting(None, "Width of the vectors; the unit's embedding_dim, else map_dim.", at_least=1)
     projection_std: float | None = setting(
         None, "Standard deviation of the fresh projection; 1 / sqrt(map_dim) by default.", above=0
     )
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> ProjectiveMap:
-        layer = ProjectiveMap(
-            vocabulary.size, self.map_dim, self.output_dim or width or self.map_dim, scale=self.factor
-        )
+        output_dim = self.output_dim or width or self.map_dim
+        layer = ProjectiveMap(vocabulary.size, self.map_dim, output_dim, scale=self.factor)
         layer.projection_std = self.projection_std or layer.projection_std
         return layer
 
@@ -108,16 +101,11 @@ class MapLayer(Protocol):
     def to_config(self) -> dict[str, Any]: ...
 
 
-LOOKED_UP = (torch.int32, torch.int64)
-"""What torch looks up as it is."""
-
-
 def as_ids(ids: Tensor, num_embeddings: int) -> Tensor:
     """Ids of any whole-number type, checked, in a type that torch can look up."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"Ids are a tensor of whole numbers, not {type(ids).__name__}: use torch.tensor(…).")
-    if ids.dtype not in LOOKED_UP:
-        ids = widened_ids(ids)
+    ids = widened_ids(ids)
     check_ids(ids, num_embeddings)
     return ids
 
@@ -173,11 +161,72 @@ def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
     return rows
 
 
+class StandardMap(nn.Module):
+    """One table of V × n; with ``scale`` its vectors are multiplied on the way out."""
+
+    kind = "standard"
+    saved: tuple[str, ...] = ("num_embeddings", "map_dim", "padding_idx", "scale", "std")
+    """What ``to_config`` keeps."""
+
+    def __init__(self, num_embeddings: int, map_dim: int, padding_idx: int | None = None, scale: float = 1.0) -> None:
+        super().__init__()
+        self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
+        self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, map_dim
+        self.scale, self.std = scale, 1.0
+        self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx)
+
+    def reset_parameters(self, std: float | None = None) -> None:
+        """Draw the table anew with standard deviation ``std``, by default the one that it had before."""
+        self.std = std = self.std if std is None else std
+        nn.init.normal_(self.table.weight, std=std)
+        if self.padding_idx is not None:
+            nn.init.zeros_(self.table.weight[self.padding_idx])
+
+    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
+        vectors = rows_of(self.table, as_ids(ids, self.num_embeddings), each_once)  # (…, n)
+        return vectors * self.scale if self.scale != 1.0 else vectors
+
+    def resize(self, num_embeddings: int) -> None:
+        check_resize(num_embeddings, self.padding_idx)
+        self.table = resized_table(self.table, num_embeddings, self.std)
+        self.num_embeddings = num_embeddings
+
+    def to_config(self) -> dict[str, Any]:
+        return {"kind": self.kind, **{name: getattr(self, name) for name in self.saved}}
+
+    def extra_repr(self) -> str:
+        return "" if self.scale == 1.0 else f"scale={self.scale:g}"
+
+
+class ProjectiveMap(StandardMap):
+    """One table of V × n and one linear projection, without bias, to ``output_dim``."""
+
+    kind = "projective"
+    saved = (*StandardMap.saved, "output_dim", "projection_std")
+
+    def __init__(
+        self, num_embeddings: int, map_dim: int, output_dim: int, padding_idx: int | None = None, scale: float = 1.0
+    ) -> None:
+        super().__init__(num_embeddings, map_dim, padding_idx, scale)
+        if output_dim < 1:
+            raise UserError(f"output_dim is {output_dim}, but must be at least 1.")
+        self.output_dim, self.projection_std = output_dim, map_dim**-0.5
+        self.projection = nn.Linear(map_dim, output_dim, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self, std: float | None = None) -> None:
+        super().reset_parameters(std)
+        nn.init.normal_(self.projection.weight, std=self.projection_std)
+
+    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
+        vectors = self.projection(rows_of(self.table, as_ids(ids, self.num_embeddings), each_once))  # (…, output_dim)
+        return vectors * self.scale if self.scale != 1.0 else vectors
+
+
 def resized_table(table: nn.Embedding, num_embeddings: int, std: float) -> nn.Embedding:
     """A table with more or fewer rows: old rows are kept bit for bit, new ones drawn like the others."""
     old = table.weight
-    padding = table.padding_idx
-    new = nn.Embedding(num_embeddings, table.embedding_dim, padding, device=old.device, dtype=old.dtype)
+    new = nn.Embedding(num_embeddings, table.embedding_dim, table.padding_idx, device=old.device, dtype=old.dtype)
     kept = min(num_embeddings, table.num_embeddings)
     with torch.no_grad():
         new.weight[kept:].normal_(std=std)
@@ -192,105 +241,3 @@ def check_resize(num_embeddings: int, padding_idx: int | None) -> None:
         raise UserError(
             f"{num_embeddings} rows would lose the padding row {padding_idx}: keep at least {padding_idx + 1}."
         )
-
-
-def fill_table(table: nn.Embedding, std: float) -> None:
-    """Normal rows, and zeros in the padding row."""
-    nn.init.normal_(table.weight, std=std)
-    if table.padding_idx is not None:
-        with torch.no_grad():
-            table.weight[table.padding_idx].zero_()
-
-
-def shown_scale(scale: float) -> str:
-    return "" if scale == 1.0 else f"scale={scale:g}"
-
-
-class StandardMap(nn.Module):
-    """One table of V × n; with ``scale`` its vectors are multiplied on the way out."""
-
-    def __init__(self, num_embeddings: int, map_dim: int, padding_idx: int | None = None, scale: float = 1.0) -> None:
-        super().__init__()
-        self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
-        self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, map_dim
-        self.scale, self.std = scale, 1.0
-        self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx)
-
-    def reset_parameters(self, std: float | None = None) -> None:
-        self.std = std = self.std if std is None else std
-        fill_table(self.table, std)
-
-    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        ids = as_ids(ids, self.num_embeddings)
-        vectors = rows_of(self.table, ids, each_once)  # (…, n)
-        return vectors * self.scale if self.scale != 1.0 else vectors
-
-    def extra_repr(self) -> str:
-        return shown_scale(self.scale)
-
-    def resize(self, num_embeddings: int) -> None:
-        check_resize(num_embeddings, self.padding_idx)
-        self.table = resized_table(self.table, num_embeddings, self.std)
-        self.num_embeddings = num_embeddings
-
-    def to_config(self) -> dict[str, Any]:
-        return {
-            "kind": "standard",
-            "num_embeddings": self.num_embeddings,
-            "map_dim": self.map_dim,
-            "padding_idx": self.padding_idx,
-            "scale": self.scale,
-            "std": self.std,
-        }
-
-
-class ProjectiveMap(nn.Module):
-    """One table of V × n and one linear projection, without bias, to ``output_dim``."""
-
-    def __init__(
-        self,
-        num_embeddings: int,
-        map_dim: int,
-        output_dim: int,
-        padding_idx: int | None = None,
-        scale: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
-        if output_dim < 1:
-            raise UserError(f"output_dim is {output_dim}, but must be at least 1.")
-        self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, output_dim
-        self.scale, self.std, self.projection_std = scale, 1.0, map_dim**-0.5
-        self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx)
-        self.projection = nn.Linear(map_dim, output_dim, bias=False)
-        self.reset_parameters()
-
-    def reset_parameters(self, std: float | None = None) -> None:
-        self.std = std = self.std if std is None else std
-        fill_table(self.table, std)
-        nn.init.normal_(self.projection.weight, std=self.projection_std)
-
-    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        ids = as_ids(ids, self.num_embeddings)
-        vectors = self.projection(rows_of(self.table, ids, each_once))  # (…, output_dim)
-        return vectors * self.scale if self.scale != 1.0 else vectors
-
-    def extra_repr(self) -> str:
-        return shown_scale(self.scale)
-
-    def resize(self, num_embeddings: int) -> None:
-        check_resize(num_embeddings, self.padding_idx)
-        self.table = resized_table(self.table, num_embeddings, self.std)
-        self.num_embeddings = num_embeddings
-
-    def to_config(self) -> dict[str, Any]:
-        return {
-            "kind": "projective",
-            "num_embeddings": self.num_embeddings,
-            "map_dim": self.map_dim,
-            "output_dim": self.output_dim,
-            "padding_idx": self.padding_idx,
-            "scale": self.scale,
-            "std": self.std,
-            "projection_std": self.projection_std,
-        }

@@ -7,10 +7,10 @@ g_max ``max_groups``. In every scheme the N-th layer is the reduce layer.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from torchdefine.config import Config, setting
+from torchdefine.config import Config, rate, setting
 from torchdefine.errors import UserError
 from torchdefine.spelling import did_you_mean
 
@@ -21,7 +21,10 @@ Norm = Literal["none", "layer", "group"]
 Activation = Literal["gelu", "relu", "silu", "tanh", "none"]
 
 LARGEST_DEFAULT_GROUPS = 16
-
+MOST_MAP_DIM = 128
+"""The paper's n for vectors 512 wide. A map that is not much narrower than the vectors saves nothing."""
+MOST_EXPAND_DIM = 1024
+"""The paper's k, at four times the width in its smallest model; its larger ones keep it."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "define": {},
@@ -41,9 +44,7 @@ class UnitConfig(Config):
     """A DeFINE unit, or the variant of it named by ``kind``: ``UnitConfig.of("hgt", norm="layer")``."""
 
     kind: str = "define"
-    embedding_dim: int | None = setting(
-        None, "Width of the vectors that the unit gives, the paper's m; the map's by default.", at_least=1
-    )
+    embedding_dim: int | None = setting(None, "Width of the vectors, the paper's m; the map's by default.", at_least=1)
     expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k.", at_least=1)
     depth: int = setting(3, "Layers of the unit, the paper's N, the reduce layer included.", at_least=1)
     max_groups: int | None = setting(
@@ -60,9 +61,7 @@ class UnitConfig(Config):
         "every group; concat places it before the output; residual adds the previous output instead; none is a plain "
         "stack.",
     )
-    reach_expand_dim: bool = setting(
-        True, "Whether the last expansion layer is expand_dim wide; the published counts need false."
-    )
+    reach_expand_dim: bool = setting(True, "Whether the last expansion layer is expand_dim wide; as published: no.")
     rounding: Rounding = setting("nearest", "How widths between map_dim and expand_dim are rounded.")
     multiple_of: int | None = setting(
         None, "Round widths to a multiple of this; of the most groups by default.", at_least=1
@@ -70,32 +69,31 @@ class UnitConfig(Config):
     reduce: bool = setting(True, "Whether the last layer reduces to embedding_dim; else it expands to expand_dim.")
     fixed_width: int | None = setting(
         None,
-        "One width for all expansion layers; by default they grow, or have expand_dim / 2 with skip residual.",
+        "One width of all expansion layers; by default they grow, or have expand_dim / 2 with skip residual.",
         at_least=1,
     )
     shuffle: bool = setting(False, "Deal the outputs of every expansion layer out over the groups (GLT + shuffle).")
     norm: Norm = setting("none", "Affine norm of the expansion layers: over all features, or within each group.")
     activation: Activation = setting("gelu", "Activation of the expansion layers.")
-    dropout: float = setting(0.0, "Dropout rate after every expansion layer.", at_least=0, below=1)
+    dropout: float = rate("Dropout rate after every expansion layer.")
     bias: bool = setting(True, "Whether the expansion layers have biases; the reduce layer has none.")
-    equalised: bool = setting(
-        False,
-        "Equalised learning rate: keep weights at unit variance and divide them by the root of their fan-in in use, "
-        "so that they learn more slowly.",
-    )
+    equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
 
     @classmethod
-    def of(cls, variant: str = "define", **changes: Any) -> UnitConfig:
-        """A named variant with changes: ``of("glt", norm="layer", multiple_of=8)``."""
-        if variant == "projection":
+    def of(cls, unit: UnitConfig | str = "define", **changes: Any) -> UnitConfig:
+        """A variant by name, or other settings, with changes: ``of("glt", norm="layer")``; None changes nothing."""
+        if not isinstance(unit, UnitConfig | str):
+            raise TypeError(f"A unit is a UnitConfig or the name of a variant, not {unit!r}.")
+        if unit == "projection":
             raise UserError("One projection is a unit of depth 1: use depth=1, and no variant.")
-        if variant not in VARIANTS:
-            raise UserError(f"The variant {variant!r} is unknown{did_you_mean(variant, VARIANTS)}")
+        if isinstance(unit, str) and unit not in VARIANTS:
+            raise UserError(f"The variant {unit!r} is unknown{did_you_mean(unit, VARIANTS)}")
         known = {f.name for f in fields(cls)}
         for name in changes:
             if name not in known:
                 raise UserError(f"{name!r} is no setting of a unit{did_you_mean(name, known)}")
-        return cls(**{"kind": variant, **VARIANTS[variant], **changes})
+        changes = {name: value for name, value in changes.items() if value is not None}
+        return cls(**{"kind": unit, **VARIANTS[unit], **changes}) if isinstance(unit, str) else replace(unit, **changes)
 
 
 @dataclass(frozen=True)
@@ -105,8 +103,7 @@ class PlannedLayer:
     input_width: int
     output_width: int
     groups: int
-    skipped_width: int
-    """How much of ``input_width`` is the unit's own input, the skip connection."""
+    skipped_width: int  # how much of ``input_width`` is the unit's own input, the skip connection
 
     @property
     def weights(self) -> int:
@@ -134,25 +131,12 @@ class Plan:
 
     def __str__(self) -> str:
         rows = [("layer", "step", "input", "skip", "output", "groups", "weights")]
-        rows += [
-            (
-                str(index + 1),
-                self.role(index),
-                f"{layer.input_width:,}",
-                f"{layer.skipped_width:,}" if layer.skipped_width else "–",
-                f"{layer.output_width:,}",
-                str(layer.groups),
-                f"{layer.weights:,}",
-            )
-            for index, layer in enumerate(self.layers)
-        ]
+        for index, layer in enumerate(self):
+            skipped = f"{layer.skipped_width:,}" if layer.skipped_width else "–"
+            widths = f"{layer.input_width:,}", skipped, f"{layer.output_width:,}"
+            rows.append((str(index + 1), self.role(index), *widths, str(layer.groups), f"{layer.weights:,}"))
         columns = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, columns, strict=True)) for row in rows)
-
-
-def default_max_groups(depth: int) -> int:
-    """The power of two that lets the halving end at 1 in the reduce layer, within bounds."""
-    return min(2 ** (depth - 1), LARGEST_DEFAULT_GROUPS)
 
 
 def make_plan(map_dim: int, config: UnitConfig | None = None) -> Plan:
@@ -162,24 +146,45 @@ def make_plan(map_dim: int, config: UnitConfig | None = None) -> Plan:
     _check_sizes(map_dim, embedding_dim, config)
     groups = _groups(config)
     outputs = _output_widths(map_dim, embedding_dim, config, config.multiple_of or max(groups))
-    skipped = map_dim if config.skip in ("mix", "concat") else 0
+    skips = [0, *[map_dim if config.skip in ("mix", "concat") else 0] * (config.depth - 1)]
     layers = tuple(
-        PlannedLayer(
-            input_width=map_dim if index == 0 else outputs[index - 1] + skipped,
-            output_width=outputs[index],
-            groups=groups[index],
-            skipped_width=skipped if index else 0,
-        )
-        for index in range(config.depth)
+        PlannedLayer(previous + skip, output, layer_groups, skip)
+        for previous, output, layer_groups, skip in zip([map_dim, *outputs[:-1]], outputs, groups, skips, strict=True)
     )
     plan = Plan(map_dim, embedding_dim, config, layers)
     _check_divisibility(plan)
     return plan
 
 
+def default_map_dim(embedding_dim: int) -> int:
+    """The width of a table that nobody chose: a quarter of the vectors', at most 128; a multiple of 16."""
+    _check_whole("embedding_dim", embedding_dim)
+    quarter = -(-embedding_dim // (4 * LARGEST_DEFAULT_GROUPS)) * LARGEST_DEFAULT_GROUPS
+    return min(quarter, MOST_MAP_DIM)
+
+
+def default_expand_dim(map_dim: int, embedding_dim: int, config: UnitConfig) -> int:
+    """The width of a unit that nobody chose: four times the vectors', at most 1024, at least ``map_dim``.
+
+    A multiple of 32. A unit that does not reduce gives vectors as wide as its last layer, so their width decides.
+    """
+    _check_whole("map_dim", map_dim)
+    if not config.reduce:
+        return 2 * embedding_dim if config.skip == "residual" else embedding_dim
+    multiple = 2 * LARGEST_DEFAULT_GROUPS  # half of it, as in residual layers, still divides into equal groups
+    wanted = min(4 * embedding_dim, MOST_EXPAND_DIM) // multiple * multiple
+    return max(wanted, -(-map_dim // multiple) * multiple)
+
+
+def _check_whole(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}.")
+
+
 def _groups(config: UnitConfig) -> list[int]:
     depth = config.depth
-    max_groups = config.max_groups or default_max_groups(depth)
+    # By default the power of two that lets the halving end at 1 in the reduce layer, within bounds.
+    max_groups = config.max_groups or min(2 ** (depth - 1), LARGEST_DEFAULT_GROUPS)
     if config.groups == "dense":
         return [1] * depth
     if config.groups == "fixed":
@@ -193,23 +198,18 @@ def _groups(config: UnitConfig) -> list[int]:
 def _output_widths(map_dim: int, embedding_dim: int, config: UnitConfig, multiple: int) -> list[int]:
     expanding = config.depth - 1 if config.reduce else config.depth
     last = [embedding_dim] if config.reduce else []
-    fixed = _fixed_width(config)
-    if fixed is not None:
+    if (fixed := _fixed_width(config)) is not None:
         return [fixed] * expanding + last
     # The line from n to k has one point more than there are expansion layers; either its first or its last is left out.
     first, steps = (1, expanding) if config.reach_expand_dim else (0, expanding)
     if not config.reduce and not config.reach_expand_dim:
         steps -= 1  # with nothing to give way to, the published convention keeps both ends
-    span = config.expand_dim - map_dim
+    divisor = 2 * steps * multiple
+    half = 0 if config.rounding == "down" else steps * multiple
     widths = []
     for point in range(first, first + expanding):
-        exact_times_steps = map_dim * steps + span * point  # an integer, so no rounding error decides a width
-        if point == steps:
-            widths.append(config.expand_dim)
-        elif config.rounding == "down":
-            widths.append(exact_times_steps // (steps * multiple) * multiple)
-        else:
-            widths.append((2 * exact_times_steps + steps * multiple) // (2 * steps * multiple) * multiple)
+        exact = map_dim * steps + (config.expand_dim - map_dim) * point  # times ``steps``, as whole numbers are exact
+        widths.append(config.expand_dim if point == steps else (2 * exact + half) // divisor * multiple)
     return widths + last
 
 
@@ -234,8 +234,8 @@ def _check_sizes(map_dim: int, embedding_dim: int, config: UnitConfig) -> None:
             f"Without the reduce layer the vectors are {width} wide, not embedding_dim {embedding_dim}: "
             f"use embedding_dim={width}."
         )
-    max_groups = config.max_groups
-    if config.groups == "cycle" and max_groups is not None and max_groups & (max_groups - 1):
+    max_groups = config.max_groups or 1
+    if config.groups == "cycle" and max_groups & (max_groups - 1):
         lower = 1 << (max_groups.bit_length() - 1)
         raise UserError(
             f"max_groups {max_groups} is not a power of two, as the cycle needs: use {lower} or {2 * lower}."
@@ -243,16 +243,23 @@ def _check_sizes(map_dim: int, embedding_dim: int, config: UnitConfig) -> None:
 
 
 def _check_divisibility(plan: Plan) -> None:
-    """Every group must get an equal share of its layer's input and output, and under mix of the skipped input."""
-    for index, layer in enumerate(plan.layers):
-        where = f"layer {index + 1}"
-        if index == 0 or plan.config.skip == "mix":
-            _require_multiple("map_dim", plan.map_dim, layer.groups, where)
+    """Every group must get an equal part of its layer's input and output, and under mix of the skipped input."""
+    for index, layer in enumerate(plan):
+        widths = [(_width_name(plan, index), layer.output_width)]
         if index and plan.config.skip == "concat":
-            _require_multiple("the input", layer.input_width, layer.groups, where)
+            widths.insert(0, ("the input", layer.input_width))
         elif index:
-            _require_multiple(_width_name(plan, index - 1), plan.layers[index - 1].output_width, layer.groups, where)
-        _require_multiple(_width_name(plan, index), layer.output_width, layer.groups, where)
+            widths.insert(0, (_width_name(plan, index - 1), plan.layers[index - 1].output_width))
+        if index == 0 or plan.config.skip == "mix":
+            widths.insert(0, ("map_dim", plan.map_dim))
+        for name, width in widths:
+            if width % layer.groups:
+                lower = width // layer.groups * layer.groups
+                options = f"{lower} or {lower + layer.groups}" if lower else f"{layer.groups}"
+                raise UserError(
+                    f"{name} {width} is not divisible by the {layer.groups} groups of layer {index + 1}: use "
+                    f"{options}, or a smaller max_groups."
+                )
 
 
 def _width_name(plan: Plan, index: int) -> str:
@@ -262,13 +269,3 @@ def _width_name(plan: Plan, index: int) -> str:
     if _fixed_width(plan.config) is not None:
         return "fixed_width"
     return "expand_dim" if width == plan.config.expand_dim else f"the width of layer {index + 1}"
-
-
-def _require_multiple(name: str, value: int, groups: int, where: str) -> None:
-    if value % groups:
-        lower, upper = value // groups * groups, (value // groups + 1) * groups
-        options = f"{lower} or {upper}" if lower else f"{upper}"
-        raise UserError(
-            f"{name} {value} is not divisible by the {groups} groups of {where}: use {options}, or a smaller "
-            "max_groups."
-        )

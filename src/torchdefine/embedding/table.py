@@ -30,20 +30,17 @@ def finished_table(
     (the embedding's own by default). ``progress`` is called with the tokens done and the tokens in all.
     """
     total = int(embedding.num_embeddings)  # type: ignore[arg-type]
-    table: Tensor | None = None
-    done = 0
+    table, done = torch.empty(0), 0
     with in_evaluation(embedding):
         for ids in id_chunks(embedding):
             vectors = embedding(ids)  # (chunk, m)
-            if table is None:
-                table = torch.empty(
-                    total, vectors.shape[-1], dtype=dtype or vectors.dtype, device=device or vectors.device
-                )
+            if not done:
+                shape = (total, vectors.shape[-1])
+                table = torch.empty(shape, dtype=dtype or vectors.dtype, device=device or vectors.device)
             table[done : done + len(ids)] = vectors
             done += len(ids)
             if progress:
                 progress(done, total)
-    assert table is not None
     return table
 
 
@@ -66,17 +63,6 @@ def id_chunks(embedding: nn.Module) -> Iterator[Tensor]:
         yield torch.arange(start, min(start + TOKENS_AT_ONCE, total), device=device)
 
 
-def cached_embedding(
-    embedding: nn.Module,
-    *,
-    dtype: torch.dtype | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> nn.Embedding:
-    """An ``nn.Embedding`` with the same answers and nothing to learn, for inference."""
-    table = finished_table(embedding, dtype=dtype, progress=progress)
-    return nn.Embedding.from_pretrained(table, freeze=True, padding_idx=embedding.padding_idx)
-
-
 class LooksUp(nn.Module):
     """A module of V vectors that may look them up in another one, instead of computing them, until its weights change.
 
@@ -85,26 +71,23 @@ class LooksUp(nn.Module):
 
     num_embeddings: Any
     embedding_dim: Any
-    looked_up: nn.Module | None
+    looked_up: nn.Module | None = None
     """Gives the vectors of ids, as ``nn.Embedding`` does. It moves with this module and is not part of its weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        object.__setattr__(self, "looked_up", None)  # around nn.Module, which would register it
 
     def look_up(self, table: Tensor | nn.Module | None) -> None:
         """Take the vectors from a matrix, (V, m), or a module with such rows; None computes them.
 
         In training it is refused: nothing would learn through it.
         """
-        module = nn.Embedding.from_pretrained(table) if isinstance(table, Tensor) else table
+        module: Any = nn.Embedding.from_pretrained(table) if isinstance(table, Tensor) else table
         if module is not None:
-            given, own = _size(module), _size(self)
+            given = module.num_embeddings, module.embedding_dim
+            own = self.num_embeddings, self.embedding_dim
             if given != own:
                 raise UserError(f"The table is {given}, but the embedding has {own[0]} vectors of {own[1]}.")
             if self.training:
                 raise UserError("The embedding is training, and would learn nothing from a table: call eval() first.")
-        object.__setattr__(self, "looked_up", module)
+        object.__setattr__(self, "looked_up", module)  # around nn.Module, which would register it
 
     @property
     def cached_vectors(self) -> Tensor | None:
@@ -127,15 +110,11 @@ class LooksUp(nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
         if self.looked_up is not None:
-            self.looked_up._apply(fn)
-        return super()._apply(fn, recurse)
+            self.look_up(self.looked_up._apply(fn))
+        return self
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
         self.look_up(None)  # the table belongs to the old weights
         super()._load_from_state_dict(*arguments, **options)
-
-
-def _size(module: nn.Module) -> tuple[int, int]:
-    """V and m."""
-    return int(module.num_embeddings), int(module.embedding_dim)  # type: ignore[arg-type]

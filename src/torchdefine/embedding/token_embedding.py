@@ -6,30 +6,40 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.dense import DenseMLP, DenseProjection
-from torchdefine.embedding.distinct import SharedTokens
+from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
-from torchdefine.embedding.table import LooksUp, cached_embedding, finished_table
-from torchdefine.embedding.unit import DefineUnit
+from torchdefine.embedding.table import LooksUp, finished_table
+from torchdefine.embedding.unit import DefineUnit, ExpansionLayer
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
 
-OUR_MAPS = (StandardMap, ProjectiveMap, AdaptiveMap)
-OUR_UNITS = (DefineUnit, nn.Linear, DenseProjection, DenseMLP)
-"""Units that handle every token independently."""
+PARTS = (
+    *(StandardMap, ProjectiveMap, AdaptiveMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
+    *(DefineUnit, ExpansionLayer, GroupLinear, nn.LayerNorm, nn.GroupNorm),
+)
+"""What our maps and units are made of: each handles every token independently."""
+
+FEWEST_IDS = 64
+MOST_DIFFERENT = 0.75
+"""If a larger fraction of the ids is different, finding them costs more than it saves."""
 
 
 class TokenEmbedding(LooksUp, Prepared):
     """A map layer, then a unit from its vectors to the finished ones; (…) → (…, embedding_dim).
 
     ``unit`` is any module from (…, map_layer.output_dim) to (…, embedding_dim), or None to take the map's vectors as
-    they are. ``row_dropout`` is the share of token types whose map vectors are zeroed in a training step.
+    they are. ``row_dropout`` is the dropout rate of whole rows: token types whose map vectors are zeroed in a step.
     """
+
+    shares = False
+    """Whether ``embedded`` may compute every different token of a batch once."""
 
     def __init__(self, map_layer: MapLayer, unit: nn.Module | None = None, embedding_dim: int | None = None) -> None:
         super().__init__()
@@ -38,8 +48,6 @@ class TokenEmbedding(LooksUp, Prepared):
         self.embedding_dim = map_layer.output_dim if embedding_dim is None else embedding_dim
         self.row_dropout = 0.0
         self._vector_dtype = torch.float32
-        self.shared: SharedTokens | None
-        object.__setattr__(self, "shared", None)  # around nn.Module: it refers to this very module
 
     @classmethod
     def beside(cls, map_layer: MapLayer, partner: TokenEmbedding) -> TokenEmbedding:
@@ -60,17 +68,14 @@ class TokenEmbedding(LooksUp, Prepared):
     def padding_idx(self) -> int | None:
         return self.map.padding_idx
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """(…) whole numbers → (…, embedding_dim)."""
-        if (table := self.looked_up) is not None:
-            return self._looked_up(ids, table)
-        return self.compute(ids)
-
-    def compute(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        """Map, then unit; ``each_once`` if no id stands twice."""
+    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
+        """(…) whole numbers → (…, embedding_dim); with ``each_once`` no id may stand twice."""
+        if self.looked_up is not None:
+            return self._looked_up(ids, self.looked_up)
         vectors: Tensor = self.map(ids, each_once) if each_once else self.map(ids)  # type: ignore[call-arg]
-        if self.training and self.row_dropout:
-            vectors = vectors * self._kept_rows(vectors)[ids.long()].unsqueeze(-1)
+        if self.training and self.row_dropout:  # 1 / (1 - p) for the types kept in this step and 0 for the others
+            types = torch.ones(self.num_embeddings, device=vectors.device, dtype=vectors.dtype)
+            vectors = vectors * F.dropout(types, self.row_dropout)[ids.long()].unsqueeze(-1)
         if self.unit is None:
             return vectors
         finished: Tensor = self.unit(vectors)  # (…, m)
@@ -79,19 +84,17 @@ class TokenEmbedding(LooksUp, Prepared):
         return finished
 
     def prepare(self, on: bool = True) -> None:
-        """Decide whether equal tokens of a batch are computed once, and whether their order may be changed.
+        """Decide whether a batch's tokens may be computed in another order, and equal ones once.
 
-        Only where a token's vector depends on nothing else in the batch: not with other maps and units than ours, and
+        Only where a vector depends on nothing else in the batch: not with maps, units and hooks of somebody else, and
         not where dropout draws anew for every place.
         """
-        super().prepare(on and type(self.map) in OUR_MAPS and type(self).forward is TokenEmbedding.forward)
-        unit, drops = self.unit, self.training and isinstance(self.unit, DefineUnit) and self.unit.config.dropout
-        by_token = self.fused and (unit is None or (type(unit) in OUR_UNITS and untouched(unit) and not drops))
-        banded = unit is None and isinstance(self.map, AdaptiveMap)  # several projected tables cost more than sorting
-        compiled = self._compiled_call_impl is not None  # then it is called as a whole
-        shares = by_token and (unit is not None or banded) and not compiled
-        self.fused = by_token
-        object.__setattr__(self, "shared", SharedTokens(self, on_cpu_only=banded) if shares else None)
+        unit, forward = self.unit, type(self).forward
+        drops = self.training and isinstance(unit, DefineUnit) and unit.config.dropout > 0
+        ours = unit is None or (type(unit) in PARTS and untouched(unit, *PARTS))
+        self.fused = on and ours and not drops and forward is TokenEmbedding.forward and untouched(self, *PARTS)
+        # Without a unit, only several projected tables cost more than finding equal tokens.
+        self.shares = self.fused and (unit is not None or isinstance(self.map, AdaptiveMap))
 
     def _looked_up(self, ids: Tensor, table: nn.Module) -> Tensor:
         """As short as possible: on a GPU the look-up itself takes less time than a few lines of Python."""
@@ -100,23 +103,11 @@ class TokenEmbedding(LooksUp, Prepared):
         vectors: Tensor = F.embedding(ids, table.weight) if type(table) is nn.Embedding else table(ids)
         return vectors if vectors.dtype is self._vector_dtype else vectors.to(self._vector_dtype)
 
-    def _kept_rows(self, like: Tensor) -> Tensor:
-        """1 / (1 - p) for the token types kept in this step and 0 for the others: (V,)."""
-        return F.dropout(torch.ones(self.num_embeddings, device=like.device, dtype=like.dtype), self.row_dropout)
-
     def look_up(self, table: Tensor | nn.Module | None) -> None:
         super().look_up(table)
-        self._vector_dtype = self._dtype_of_map()
-
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        self._vector_dtype = self._dtype_of_map()
-        return self
-
-    def _dtype_of_map(self) -> torch.dtype:
-        """The dtype of the map's first floating-point weight; float32 for a foreign map without any."""
         weights = itertools.chain(self.map.parameters(), self.map.buffers())  # type: ignore[attr-defined]
-        return next((weight.dtype for weight in weights if weight.is_floating_point()), torch.float32)
+        dtypes = (weight.dtype for weight in weights if weight.is_floating_point())
+        self._vector_dtype = next(dtypes, torch.float32)  # a foreign map may have no weights
 
     def extra_repr(self) -> str:
         own = sum(parameter.numel() for parameter in self.parameters())
@@ -138,7 +129,7 @@ class TokenEmbedding(LooksUp, Prepared):
 
     def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
         """An ``nn.Embedding`` that gives the same vectors without the unit, for inference."""
-        return cached_embedding(self, dtype=dtype)
+        return nn.Embedding.from_pretrained(self.table(dtype=dtype), padding_idx=self.padding_idx)
 
     def resize(self, num_embeddings: int) -> Self:
         """Change the vocabulary in place: old rows stay bit for bit, new ones start like the others did.
@@ -151,11 +142,44 @@ class TokenEmbedding(LooksUp, Prepared):
 
 
 def embedded(embedding: TokenEmbedding, ids: Tensor, distinct: int | None = None) -> Tensor:
-    """The vectors of ids, each different token computed once where the embedding was prepared for it."""
-    if embedding.shared is None:
+    """The vectors of ids; an embedding that ``shares`` computes every different token once, if that pays.
+
+    ``distinct`` is an upper bound on the number of different ids. Without it only a CPU finds them, since the host
+    would have to wait for a GPU.
+    """
+    if embedding.unit is None or distinct is None:
+        pays = ids.device.type == "cpu"
+    else:
+        pays = distinct <= MOST_DIFFERENT * ids.numel()
+    shares = embedding.shares and embedding.looked_up is None and not torch.compiler.is_compiling()
+    if not (shares and pays and ids.numel() >= FEWEST_IDS):
         vectors: Tensor = embedding(ids)
         return vectors
-    return embedding.shared(ids, distinct)
+    types, places = distinct_ids(ids, distinct)
+    return F.embedding(places, embedding(types, each_once=True))
+
+
+def distinct_ids(ids: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
+    """The different ids in rising order, (room,), and where each id is among them: ``distinct[places] == ids``.
+
+    Without ``room`` there are as many as are found, and the host has to wait for a GPU to count them. With it, shapes
+    are fixed and spare places repeat id 0; it must not be smaller than the number of different ids. Ids are below 2³¹.
+    """
+    if room is None:
+        distinct, places = torch.unique(ids, return_inverse=True)
+        return distinct, places
+    ordered, order = ids.reshape(-1).int().sort()  # a GPU sorts byte by byte: four of them, not eight
+    ranks = F.pad((ordered[1:] != ordered[:-1]).long(), (1, 0)).cumsum(0)  # (N,)
+    places = torch.empty_like(ordered).scatter_(0, order, ranks.int())
+    distinct = ordered.new_zeros(room).scatter_(0, ranks, ordered)
+    return distinct.to(ids.dtype), places.view(ids.shape)
+
+
+def count_distinct(ids: np.ndarray, num_embeddings: int) -> int:
+    """How many different non-negative ids there are, on the host; marking them is faster than sorting."""
+    seen = np.zeros(num_embeddings, dtype=bool)
+    seen[ids[ids >= 0]] = True
+    return int(np.count_nonzero(seen))
 
 
 def count_parameters(model: nn.Module, embeddings: Iterable[TokenEmbedding], context: nn.Module) -> dict[str, int]:

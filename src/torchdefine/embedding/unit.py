@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
-from torchdefine.modes import Prepared
+from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import StackForm, StackLayer, group_stack, has_fused_kernels
 from torchdefine.ops.group_stack import ACTIVATIONS
 from torchdefine.ops.residual_norm import WIDEST
@@ -26,8 +27,7 @@ class ExpansionLayer(nn.Module):
             self.norm = nn.LayerNorm(linear.out_features)
         elif config.norm == "group":
             self.norm = nn.GroupNorm(linear.groups, linear.out_features)
-        self.activation = config.activation
-        self.dropout = nn.Dropout(config.dropout)
+        self.activation, self.dropout = config.activation, config.dropout
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear(x)
@@ -36,10 +36,10 @@ class ExpansionLayer(nn.Module):
         elif self.norm is not None:
             y = self.norm(y)
         y = ACTIVATIONS[self.activation](y)
-        return self.dropout(y) if self.dropout.p else y
+        return F.dropout(y, self.dropout) if self.training and self.dropout else y
 
     def extra_repr(self) -> str:
-        return f"activation={self.activation}"
+        return f"activation={self.activation}" + (f", dropout={self.dropout:g}" if self.dropout else "")
 
 
 class DefineUnit(Prepared):
@@ -49,22 +49,16 @@ class DefineUnit(Prepared):
         super().__init__()
         self.config = config or UnitConfig()
         self.plan: Plan = make_plan(map_dim, self.config)
-        *expanding, last = self.plan.layers
-        equalised = self.config.equalised
-        self.expansions = nn.ModuleList(
-            ExpansionLayer(
-                GroupLinear(
-                    *(p.input_width, p.output_width, p.groups),
-                    bias=self.config.bias,
-                    shuffle=self.config.shuffle,
-                    equalised=equalised,
-                ),
-                self.config,
-            )
-            for p in expanding
+        *expanding, last = ((layer.input_width, layer.output_width, layer.groups) for layer in self.plan)
+        options = {"bias": self.config.bias, "shuffle": self.config.shuffle, "equalised": self.config.equalised}
+        self.expansions: Any = nn.ModuleList(
+            ExpansionLayer(GroupLinear(*sizes, **options), self.config) for sizes in expanding
         )
-        self.last = GroupLinear(*(last.input_width, last.output_width, last.groups), bias=False, equalised=equalised)
-        self._residuals = [self._adds_residual(index) for index in range(self.plan.depth)]
+        self.last = GroupLinear(*last, bias=False, equalised=self.config.equalised)
+        self._residuals = [
+            self.config.skip == "residual" and 0 < index < len(expanding) and layer.input_width == layer.output_width
+            for index, layer in enumerate(self.plan)
+        ]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -75,24 +69,25 @@ class DefineUnit(Prepared):
         """
         mean, mean_square = activation_moments(self.config.activation)
         hidden_mean, hidden_square = 0.0, 1.0
-        for index, layer in enumerate([*self.expansions, self.last]):
-            linear = layer.linear if isinstance(layer, ExpansionLayer) else layer
-            skipped = self.plan.layers[index].skipped_width
-            seen = linear.in_features
+        for index, linear in enumerate(self._linears()):
+            seen, skipped = linear.in_features, self.plan.layers[index].skipped_width
             linear.reset_parameters(((seen - skipped) * hidden_square + skipped) / seen)
-            if isinstance(layer, ExpansionLayer) and layer.norm is not None:
-                layer.norm.reset_parameters()  # type: ignore[operator]
             if self._residuals[index]:
                 hidden_square += 2 * hidden_mean * mean + mean_square
                 hidden_mean += mean
             else:
                 hidden_mean, hidden_square = mean, mean_square
+        for layer in self.expansions:
+            if layer.norm is not None:
+                layer.norm.reset_parameters()
+
+    def _linears(self) -> list[GroupLinear]:
+        return [*(layer.linear for layer in self.expansions), self.last]
 
     @torch.no_grad()
     def rescale_input(self, factor: float) -> None:
         """Multiply all weights that see the unit's input, so that x gives what ``factor`` · x gave before."""
-        for index, layer in enumerate([*self.expansions, self.last]):
-            linear: GroupLinear = layer.linear if isinstance(layer, ExpansionLayer) else layer
+        for index, linear in enumerate(self._linears()):
             x = linear.weight.new_full((self.plan.map_dim,), factor)
             hidden = x if index == 0 else linear.weight.new_ones(self.plan.layers[index - 1].output_width)
             linear.weight.mul_(self._with_skip(x, hidden, index).view(linear.groups, -1, 1))
@@ -102,10 +97,9 @@ class DefineUnit(Prepared):
         if outputs is None and self.fused and has_fused_kernels(x) and not (self.training and self.config.dropout):
             return group_stack(x, self._stack(), self._form(), torch.get_autocast_dtype(x.device.type))
         hidden = x
-        for index, adds_residual in enumerate(self._residuals):
-            layer = self.expansions[index] if index < len(self.expansions) else self.last
+        for index, layer in enumerate([*self.expansions, self.last]):
             output = layer(self._with_skip(x, hidden, index))  # (…, width of this layer)
-            hidden = output + hidden if adds_residual else output
+            hidden = output + hidden if self._residuals[index] else output
             if outputs is not None:
                 outputs.append(hidden)
         return hidden
@@ -126,32 +120,23 @@ class DefineUnit(Prepared):
         chunks = (x.unflatten(-1, (layer.groups, -1)), hidden.unflatten(-1, (layer.groups, -1)))
         return torch.cat(chunks, dim=-1).flatten(-2)  # (…, n + previous width)
 
-    def _adds_residual(self, index: int) -> bool:
-        layers = self.plan.layers
-        equal = layers[index].input_width == layers[index].output_width
-        return self.config.skip == "residual" and 0 < index < len(layers) - 1 and equal
-
     def prepare(self, on: bool = True) -> None:
-        """Whether all layers may run as one operation, unless an option needs them apart."""
-        config = self.config
-        usual = config.norm != "group" and not config.shuffle and config.skip != "residual"
-        narrow = max(layer.output_width for layer in self.plan.layers) <= WIDEST
-        super().prepare(on and usual and narrow)
+        """All layers may run as one operation, unless an option needs them apart."""
+        config, widest = self.config, max(layer.output_width for layer in self.plan)
+        usual = config.norm != "group" and not config.shuffle and config.skip != "residual" and widest <= WIDEST
+        self.fused = on and usual and untouched(self, ExpansionLayer, GroupLinear, nn.LayerNorm)
 
     def _stack(self) -> list[StackLayer]:
-        layers = []
-        for layer in self.expansions:
-            norm: Any = layer.norm
-            of_norm = None if norm is None else (norm.weight, norm.bias)
-            linear: Any = layer.linear
-            layers.append(StackLayer(linear.used_weight(), linear.used_bias(), of_norm))
-        return [*layers, StackLayer(self.last.used_weight())]
+        norms = [*(layer.norm for layer in self.expansions), None]
+        return [
+            StackLayer(linear.used_weight(), linear.used_bias(), None if norm is None else (norm.weight, norm.bias))
+            for linear, norm in zip(self._linears(), norms, strict=True)
+        ]
 
     def _form(self) -> StackForm:
-        skip = self.config.skip
-        eps = next((layer.norm.eps for layer in self.expansions if layer.norm is not None), 0.0)  # type: ignore[union-attr]
+        skip, norms = self.config.skip, [layer.norm for layer in self.expansions if layer.norm is not None]
         skipped = self.plan.map_dim if skip in ("mix", "concat") else 0
-        return StackForm(skipped, skip != "concat", self.config.activation, eps)  # type: ignore[arg-type]
+        return StackForm(skipped, skip != "concat", self.config.activation, norms[0].eps if norms else 0.0)
 
     def extra_repr(self) -> str:
         return str(self.plan)

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from torchdefine.data import encode_corpus, train_bpe
+from torchdefine.data import TextConfig, encode_corpus, train_bpe
 from torchdefine.recipe import recipe_of
-from torchdefine.tasks.language.about_data import describe_bands, describe_tokens
-from torchdefine.tasks.language.recipe import TextConfig
+from torchdefine.tasks.language.task import describe_bands, describe_tokens
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def texts(tmp_path: Path) -> Path:
 
 def said(texts: Path, **settings: Any) -> list[str]:
     data = TextConfig(corpus=str(texts), **settings)
-    counted, from_the_cache = (describe_tokens(encode_corpus(texts, **settings), data) for _ in range(2))
+    counted, from_the_cache = (describe_tokens(encode_corpus(texts, data), data) for _ in range(2))
     assert counted == from_the_cache
     return counted
 
@@ -68,7 +67,7 @@ def test_few_unknown_words_need_no_cure_nor_do_those_of_the_text(texts: Path) ->
 
 def test_subwords_are_counted(texts: Path, tmp_path: Path) -> None:
     tokenizer = train_bpe([texts / "train.txt"], 270).save(tmp_path / "bpe.json")
-    size = len(encode_corpus(texts, tokenizer=tokenizer).tokenization)
+    size = len(encode_corpus(texts, TextConfig(tokenizer=str(tokenizer))).tokenization)
     assert said(texts, tokenizer=str(tokenizer)) == [f"The tokenizer has {size} subwords."]
 
 

@@ -18,7 +18,7 @@ from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.tasks.translation import BeamConfig, TranslationOptions
 from torchdefine.training import Interrupted
-from torchdefine.training.progress import QuietReporter
+from torchdefine.training.progress import Reporter
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +51,13 @@ def test_all_missing_packages_are_named_before_any_work(
 ) -> None:
     for name in missing:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("torchdefine.tasks.translation.task.open_bitext", pytest.fail)
+    monkeypatch.setattr("torchdefine.tasks.translation.task.encode_bitext", pytest.fail)
     with pytest.raises(UserError, match=rf"needs {' and '.join(missing)}, for subwords .* 'torchdefine\[mt\]'"):
         train(translation_recipe, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
 
-class StopAt(QuietReporter):
+class StopAt(Reporter):
     """Asks the run to stop at a step, as Ctrl-C would."""
 
     def __init__(self, step: int) -> None:

@@ -1,4 +1,7 @@
-"""Recipes as YAML: shipped ones by name, files by path, bases below and overrides above."""
+"""Recipes: everything that decides how a run turns out, as YAML.
+
+Shipped ones go by name, files by path; bases lie below and overrides above.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,17 @@ from typing import Any
 
 import yaml
 
-from torchdefine.config import Config, Kinds, convert, default_of, require_settings
+from torchdefine.config import convert, shown
 from torchdefine.errors import UserError
 from torchdefine.spelling import did_you_mean, did_you_mean_section, did_you_mean_setting
-from torchdefine.task import FORMAT_VERSION, Recipe, Section, find_task
-from torchdefine.training.loop import for_five_validations, goes_by_validations
+from torchdefine.task import FORMAT_VERSION, Recipe, find_task
+from torchdefine.training.loop import decided_by_validations, for_five_validations
 
 FILE_ENDINGS = (".yaml", ".yml")
 """A recipe whose name has such an ending is a file; any other name is that of a shipped one."""
 RUN_SETTINGS_FILE = "config.yaml"
 """The file with a run's recipe; a folder that has it is a run."""
 FACTS = ("name", "description", "published", "task")
-DEFAULT_TASK = "language"
 
 
 def recipe_names() -> list[str]:
@@ -55,20 +57,19 @@ def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 def recipe_of(values: Mapping[str, Any]) -> Any:
     """A recipe from plain values; unknown sections and settings are refused."""
-    task = find_task(str(values.get("task", DEFAULT_TASK)))
-    sections = task.recipe.sections()
-    _check_names(task.recipe, {name: value for name, value in values.items() if name not in FACTS})
+    recipe = find_task(values.get("task")).recipe
+    _check_names(recipe, values)
     published = convert(dict[str, float], values.get("published", {}), "published")
-    given = {
-        section: _read_section(of, values[section], section) for section, of in sections.items() if section in values
-    }
-    return task.recipe(str(values.get("name", "")), str(values.get("description", "")), published, **given)
+    given = {name: of.read(values[name], name) for name, of in recipe.sections().items() if name in values}
+    return recipe(str(values.get("name", "")), str(values.get("description", "")), published, **given)
 
 
 def _check_names(recipe: type[Recipe], values: Mapping[str, Any]) -> None:
     """Refuse unknown sections and settings with those that may have been meant; "" is a section that was left out."""
     known = recipe.settings()
     for section, given in values.items():
+        if section in FACTS:
+            continue
         for name in given if isinstance(given, Mapping) else ():
             dotted = f"{section}.{name}".lstrip(".")
             if dotted not in known:
@@ -77,87 +78,53 @@ def _check_names(recipe: type[Recipe], values: Mapping[str, Any]) -> None:
             raise UserError(f"{section} is no section of a recipe{did_you_mean_section(section, given, known)}")
 
 
-def _read_section(of: Section, values: Any, name: str) -> Config:
-    if isinstance(of, Kinds):
-        read: Config = of.read(values, name)
-        return read
-    require_settings(values, name)
-    return of.read(values, name)
+def _recipe_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> type[Recipe]:
+    return find_task(above.get("task") or below.get("task")).recipe
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of ``above`` over those of ``below``, section by section."""
-    task = find_task(str(above.get("task") or below.get("task") or DEFAULT_TASK))
-    sections, values = task.recipe.sections(), dict(below)
-    for name, value in above.items():
-        of, under = sections.get(name), below.get(name)
-        if isinstance(of, Kinds) and under is not None:
-            values[name] = of.merged(under, value, name)
-        elif isinstance(under, Mapping) and isinstance(value, Mapping):
-            values[name] = {**under, **value}
-        else:
-            values[name] = value
-    return _choose_measure(values, above)
+    values = {**below, **above}
+    for name, of in _recipe_over(below, above).sections().items():
+        if name in below and name in above:
+            values[name] = of.merged(below[name], above[name], name)
+    given = above.get("train")
+    if isinstance(given, Mapping):  # steps replace epochs, and the other way round
+        chosen = [name for name in ("steps", "epochs") if str(given.get(name)).lower() not in ("none", "null")]
+        if len(chosen) == 1:
+            values["train"] = {**values["train"], "epochs" if chosen == ["steps"] else "steps": None}
+    return values
 
 
 def _true_description(below: Mapping[str, Any], above: Mapping[str, Any]) -> Any:
     """The description of ``below`` with the changes that ``above`` makes to the model, or the latter's own."""
     if "description" in above:
         return above["description"]
-    description, changes = below.get("description", ""), ", ".join(_changes_of_the_model(below, above))
+    recipe, changes = _recipe_over(below, above), []
+    _check_names(recipe, above)
+    for f in dataclasses.fields(recipe):
+        if above.get(f.name) is not None and f.metadata.get("model"):
+            of, under = f.metadata["section"], below.get(f.name) or {}
+            values = of.merged({}, above[f.name], f.name)
+            before, after = of.read(under, f.name), of.read(of.merged(under, values, f.name), f.name)
+            changes += [
+                f"{f.name}.{name} {shown(getattr(after, name))}"
+                for name in values
+                if not hasattr(before, name) or getattr(before, name) != getattr(after, name)
+            ]
+    description = below.get("description", "")
     if not changes:
         return description
-    return f"{description}, changed by {changes}" if description else f"Changed by {changes}"
-
-
-def _changes_of_the_model(below: Mapping[str, Any], above: Mapping[str, Any]) -> list[str]:
-    found = []
-    recipe = find_task(str(above.get("task") or below.get("task") or DEFAULT_TASK)).recipe
-    for f in dataclasses.fields(recipe):
-        given, under = above.get(f.name), below.get(f.name) or {}
-        if given is None or not f.metadata.get("model"):
-            continue
-        of = f.metadata["section"]
-        if isinstance(of, Kinds):
-            given, under = of.normalised(given, f.name), of.normalised(under, f.name)
-            config = of.config(str(under.get("kind", of.default)))
-            under = {"kind": of.default, **under}
-        else:
-            config = of
-        require_settings(given, f.name)
-        before = {**{one.name: default_of(one) for one in dataclasses.fields(config)}, **under}
-        texts = {name: (_as_text(before.get(name)), _as_text(value)) for name, value in given.items()}
-        found += [f"{f.name}.{name} {new}" for name, (old, new) in texts.items() if new != old]
-    return found
-
-
-def _as_text(value: Any) -> str:
-    """A value as a command line writes it, so that equal values compare equal wherever they were written."""
-    if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return value.strip("[]() ").replace(" ", "") if isinstance(value, str) else str(value)
+    return f"{description}, changed by {', '.join(changes)}" if description else f"Changed by {', '.join(changes)}"
 
 
 def _validated_on_the_way(recipe: Any, given: Mapping[str, Any]) -> Any:
     """At least five validations for a run whose caller set its steps but not ``eval_every``."""
     training = recipe.train
-    if "steps" not in given or training.steps is None or "eval_every" in given or goes_by_validations(recipe):
+    if "steps" not in given or training.steps is None or "eval_every" in given or decided_by_validations(recipe):
         return recipe
     every = min(training.eval_every, for_five_validations(training.steps))
     return dataclasses.replace(recipe, train=dataclasses.replace(training, eval_every=every))
-
-
-def _choose_measure(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """An override of steps replaces a recipe's epochs, and the other way round."""
-    given = overrides.get("train")
-    if not isinstance(given, Mapping):  # refused when it is read
-        return values
-    chosen = {name for name in ("steps", "epochs") if str(given.get(name)).lower() not in ("none", "null")}
-    if len(chosen) == 1:
-        values = {**values, "train": {**values["train"], ({"steps", "epochs"} - chosen).pop(): None}}
-    return values
 
 
 def _read_file(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -192,23 +159,17 @@ def _recipe_text(name: str) -> tuple[str, str]:
             raise UserError(f"The recipe file {name} is not UTF-8 text: save it as such.") from None
     shipped = resources.files("torchdefine") / "recipes" / f"{name}.yaml"
     if not shipped.is_file():
-        _refuse_run(Path(name))
-        below = recipes_below(name)
-        if below:
-            shown = ", ".join(below[:8]) + (f" and {len(below) - 8} more" if len(below) > 8 else "")
-            raise UserError(f"{name!r} is no recipe, but some begin so: name one of {shown}.")
+        own = Path(name) / RUN_SETTINGS_FILE
+        if own.is_file():  # a run is easily named in place of its recipe
+            resume = f"torchdefine train --out {shlex.quote(str(own.parent))} --resume"
+            raise UserError(f"{name} is a run and no recipe: go on with it by `{resume}`, or name its recipe, {own}.")
+        if below := recipes_below(name):
+            some = ", ".join(below[:8]) + (f" and {len(below) - 8} more" if len(below) > 8 else "")
+            raise UserError(f"{name!r} is no recipe, but some begin so: name one of {some}.")
         close = did_you_mean(name, recipe_names())
         way_out = close if "did you mean" in close else ": `torchdefine recipes` lists them all."
         raise UserError(f"The recipe {name!r} is unknown{way_out}")
     return name, shipped.read_text(encoding="utf-8")
-
-
-def _refuse_run(path: Path) -> None:
-    """A run is easily named in place of its recipe, or the other way round."""
-    own = path / RUN_SETTINGS_FILE
-    if own.is_file():
-        resume = f"torchdefine train --out {shlex.quote(str(path))} --resume"
-        raise UserError(f"{path} is a run and no recipe: go on with it by `{resume}`, or name its recipe, {own}.")
 
 
 class _EachOnce(yaml.SafeLoader):
