@@ -22,6 +22,7 @@ from torchdefine.adapt.stand_in import StandIn, TiedHead, cache_tables
 from torchdefine.adapt.survey import Targets
 from torchdefine.errors import UserError
 from torchdefine.files import write_text
+from torchdefine.tables import CompactTable
 
 try:
     import transformers
@@ -30,7 +31,16 @@ try:
 except ImportError:
     raise UserError("Models of transformers need that package: pip install 'torchdefine[hf]'.") from None
 
-from torchdefine.adapt.pretrained import RECIPE, forget_replaced, rebuild, recipe_of, resize, tied_heads, ties_of
+from torchdefine.adapt.pretrained import (
+    RECIPE,
+    forget_replaced,
+    outermost_pretrained,
+    rebuild,
+    recipe_of,
+    resize,
+    tied_heads,
+    ties_of,
+)
 
 __all__ = ["cache_tables", "transformers", "with_define", "with_table"]
 
@@ -62,17 +72,17 @@ Without that import, transformers says that the checkpoint "has model type `{mod
 transformers. An update does not help; the import does.
 """
 
-Model = TypeVar("Model", bound=PreTrainedModel)
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def with_define(model: Model, targets: Targets = None, **options: Any) -> Model:
     """The model with a fresh DeFINE in place of its token tables, to be trained; it is changed in place.
 
-    It saves by ``save_pretrained``, and after ``import torchdefine.adapt.huggingface`` loads by
-    ``AutoModel…from_pretrained``, bit for bit. Without that it is refused. The arguments are those of
-    ``replace_embeddings``, which gives a report.
+    It is a model of transformers, or holds some, as a ``SentenceTransformer`` does. It saves by ``save_pretrained``,
+    and after ``import torchdefine.adapt.huggingface`` loads by ``AutoModel…from_pretrained``, bit for bit. Without that
+    it is refused. The arguments are those of ``replace_embeddings``, which gives a report.
     """
-    if not isinstance(model, PreTrainedModel):
+    if not any(outermost_pretrained(model)):
         raise UserError(f"A {type(model).__name__} is no model of transformers: use replace_embeddings instead.")
     replace_embeddings(model, targets, **options)
     return model
@@ -155,6 +165,8 @@ def _in_own_terms(settings: Mapping[str, Any]) -> dict[str, Any]:
 class CompactMixin:
     """What a model of transformers does differently with replaced tables. Mixed in before the model's class."""
 
+    config: Any
+
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
         recipe, own_class = vars(config).pop(RECIPE), type(config)
         config.__class__ = own_class.__bases__[
@@ -174,7 +186,7 @@ class CompactMixin:
         self, save_directory: str | PathLike[str], is_main_process: bool = True, *arguments: Any, **options: Any
     ) -> None:
         """As ever; and a note in the folder says how the model is loaded, unless it has a README already."""
-        setattr(self.config, RECIPE, recipe_of(self))  # type: ignore[attr-defined]
+        setattr(self.config, RECIPE, recipe_of(self))
         super().save_pretrained(save_directory, is_main_process, *arguments, **options)  # type: ignore[misc]
         note = Path(save_directory) / "README.md"
         if is_main_process and note.parent.is_dir() and not note.exists():
@@ -191,6 +203,8 @@ class CompactMixin:
         heads = tuple(f"{name}." for name in recorded if name in modules)
         if wrong := sorted(key for key in {*info["missing_keys"], *info["unexpected_keys"]} if key.startswith(heads)):
             raise UserError(f"The file and the model do not agree on {wrong[0]} of a tied output layer: save it again.")
+        for table in filter(lambda module: isinstance(module, CompactTable), modules.values()):
+            table.requires_grad_(False)  # as it was made: its numbers are packed, many of them in half precision
         return (model, info) if wanted else model
 
     def get_submodule(self, target: str) -> nn.Module:
@@ -226,7 +240,7 @@ class CompactMixin:
 def _give_recipe(config: Any, recipe: Any) -> None:
     """Let a configuration know of replaced tables."""
     if not isinstance(config, CompactConfigMixin):
-        config.__class__ = compact_class(type(config))
+        config.__class__ = compact_class(config.__class__)
     setattr(config, RECIPE, recipe)
 
 

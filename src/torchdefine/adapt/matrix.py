@@ -28,11 +28,11 @@ class Matrix(Tensor):
     @staticmethod
     def of(size: tuple[int, ...], like: Tensor, values: Callable[[], Tensor]) -> Matrix:
         facts: Any = {"dtype": like.dtype, "device": like.device}
-        matrix: Matrix = Tensor._make_wrapper_subclass(Matrix, size, **facts)  # type: ignore[attr-defined]
+        matrix: Matrix = Tensor._make_wrapper_subclass(Matrix, size, **facts)
         matrix._values = values
         return matrix
 
-    def __repr__(self, *_: Any, **__: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Matrix({tuple(self.shape)}, {self.dtype}, computed by torchdefine)"
 
     @classmethod
@@ -65,5 +65,5 @@ class Matrix(Tensor):
         return tree_map_only(Tensor, unwritten, func(*args, **kwargs))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise UserError(f"The matrix of a table that torchdefine replaced cannot be used in {func}: restore it first.")

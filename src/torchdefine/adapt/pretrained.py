@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from torchdefine import __version__
 from torchdefine.adapt.stand_in import Face, SharedStandIn, StandIn, TiedHead
 from torchdefine.adapt.survey import Table, survey
 from torchdefine.adapt.swap import swap_of
@@ -19,7 +20,7 @@ from torchdefine.tables import CompactTable
 
 RECIPE = "torchdefine"
 """The attribute of a configuration that describes the replaced tables."""
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 
 Ties = list[tuple[PreTrainedModel, dict[str, str]]]
 """Of each part of a model that may have its own."""
@@ -58,7 +59,8 @@ def recipe_of(model: PreTrainedModel) -> dict[str, Any]:
     for name, module in modules.items():
         if isinstance(module, TiedHead | SharedStandIn) and module.stand_in not in modules.values():
             raise UserError(f"{name} uses a table that is no longer in this model, so it would be saved wrongly.")
-    return {"version": RECIPE_VERSION, "own_type": model.config.model_type, "tables": entries}
+    versions = {"version": RECIPE_VERSION, "torchdefine_version": __version__}
+    return {**versions, "own_type": model.config.model_type, "tables": entries}
 
 
 def tied_heads(recipe: Mapping[str, Any] | None) -> list[str]:

@@ -63,8 +63,9 @@ class Face(nn.Embedding):
             return marker
         return Matrix.of((self.num_embeddings, self.embedding_dim), marker, self.stand_in.rows)
 
-    def compute(self, ids: Tensor) -> Tensor:
-        vectors: Tensor = self.stand_in.vectors(ids)  # (…, m)
+    def compute(self, given: Tensor) -> Tensor:
+        """The vectors of ids, (…) → (…, m)."""
+        vectors: Tensor = self.stand_in.vectors(given)
         return vectors if self.scale == 1.0 else vectors * self.scale
 
     def extra_repr(self) -> str:
@@ -250,8 +251,8 @@ class MapHead(TiedHead):
         """The output matrix behind the projection, (V, n)."""
         return self._map().table.weight
 
-    def compute(self, hidden: Tensor) -> Tensor:
-        return F.linear(self.projection(hidden), self.weight, self.bias)
+    def compute(self, given: Tensor) -> Tensor:
+        return F.linear(self.projection(given), self.weight, self.bias)
 
 
 class VectorsHead(TiedHead):
@@ -265,10 +266,10 @@ class VectorsHead(TiedHead):
         """The output matrix, (V, m), computed each time."""
         return self.stand_in.rows(0, self.out_features)
 
-    def compute(self, hidden: Tensor) -> Tensor:
+    def compute(self, given: Tensor) -> Tensor:
         total = self.out_features
         logits = [
-            hidden @ self.stand_in.rows(start, min(start + TOKENS_AT_ONCE, total)).T.to(hidden.dtype)
+            given @ self.stand_in.rows(start, min(start + TOKENS_AT_ONCE, total)).T.to(given.dtype)
             for start in range(0, total, TOKENS_AT_ONCE)
         ]
         whole = logits[0] if len(logits) == 1 else torch.cat(logits, dim=-1)  # (…, V)
