@@ -18,7 +18,7 @@ from torch import nn
 
 from torchdefine.adapt.fitted import Fitted
 from torchdefine.adapt.replace import Heads, replace_embeddings
-from torchdefine.adapt.stand_in import StandIn, TiedHead, cache_tables
+from torchdefine.adapt.stand_in import StandIn, TiedHead, VectorsHead, cache_tables
 from torchdefine.adapt.survey import Targets
 from torchdefine.errors import UserError
 from torchdefine.files import write_text
@@ -207,6 +207,16 @@ class CompactMixin:
             table.requires_grad_(False)  # as it was made: its numbers are packed, many of them in half precision
         return (model, info) if wanted else model
 
+    def get_input_embeddings(self) -> Any:
+        found = super().get_input_embeddings()  # type: ignore[misc]
+        tied = any(isinstance(module, VectorsHead) for module in self.modules())  # type: ignore[attr-defined]
+        if tied and hasattr(found, "token_adapter"):
+            raise UserError(
+                "The output layer is tied to the table's vectors, where PEFT cannot train single tokens "
+                "(trainable_token_indices): replace the table with heads='untie', or name it in modules_to_save."
+            )
+        return found
+
     def get_submodule(self, target: str) -> nn.Module:
         """As ever; and PEFT's prompts, which ask for the word table by BERT's name for it, get it from any model."""
         try:
@@ -214,12 +224,13 @@ class CompactMixin:
         except AttributeError:
             if target != "embeddings.word_embeddings":
                 raise
-            return self.get_input_embeddings()  # type: ignore[attr-defined]
+            found: nn.Module = self.get_input_embeddings()
+            return found
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        embedding: Any = self.get_input_embeddings()  # type: ignore[attr-defined]
+        embedding = self.get_input_embeddings()
         if new_num_tokens is None and pad_to_multiple_of is None:
             return embedding
         size = embedding.num_embeddings if new_num_tokens is None else new_num_tokens
