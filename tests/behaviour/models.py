@@ -159,7 +159,9 @@ CASES: dict[str, Case] = {
         CLASSES, "Gemma2ForSequenceClassification", "Gemma2", {**_TIED, "head_dim": 8}, *_ATTENTION
     ),
     "gpt2-classifier": _case(CLASSES, "GPT2ForSequenceClassification", "GPT2", _GPT2, "c_attn"),
-    "mistral-tokens": _case(TOKENS, "MistralForTokenClassification", "Mistral", _UNTIED, *_ATTENTION),
+    "mistral-tokens": _case(
+        TOKENS, "MistralForTokenClassification", "Mistral", {**_UNTIED, "classifier_dropout": 0.0}, *_ATTENTION
+    ),
     "gpt2-tokens": _case(TOKENS, "GPT2ForTokenClassification", "GPT2", {**_GPT2, "classifier_dropout": 0.0}, "c_attn"),
     "llama-answers": _case(ANSWERS, "LlamaForQuestionAnswering", "Llama", _UNTIED, *_ATTENTION),
     "qwen3-answers": _case(ANSWERS, "Qwen3ForQuestionAnswering", "Qwen3", {**_TIED, "head_dim": 8}, *_ATTENTION),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.adapt.model_identity import model_hash
+from tests.adapt.model_identity import hash_tensors
 from tests.behaviour.models import Case
 from tests.behaviour.uses import NotFor, Refused, Use
 from torchdefine.adapt import replace_embeddings
@@ -38,6 +39,13 @@ def fresh(model: Any) -> Any:
 KINDS: dict[str, Callable[[Any], Any]] = {"DeFINE": fresh, "compact": lossless}
 
 
+def identity(model: Any) -> str:
+    """The model's class, modules and numbers; its configuration says more once it was saved."""
+    digest = hashlib.sha256(f"{type(model)} {model}".encode())
+    hash_tensors(digest, model)
+    return digest.hexdigest()
+
+
 def outcome(case: Case, use: Use, kind: str) -> str:
     """ "works", "refused" in a sentence with the model as it was, or "no meaning" for the plain model either.
 
@@ -48,15 +56,17 @@ def outcome(case: Case, use: Use, kind: str) -> str:
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as ours, tempfile.TemporaryDirectory() as plain:
         warnings.simplefilter("ignore")
         model = KINDS[kind](case.make())
-        before = model_hash(model)
+        before = identity(model)
         try:
             found = use(case, model, Path(ours))
         except NotFor:
             return "no meaning"
         except (UserError, Refused) as error:
-            sentence = str(error)
-            assert sentence.endswith(".") and "\n" not in sentence, sentence
-            assert isinstance(error, Refused) or model_hash(model) == before, f"refused, but changed: {sentence}"
+            sentence, checked = str(error), isinstance(error, Refused)
+            if "\n" in sentence or not sentence.endswith("."):
+                raise AssertionError(f"This is no sentence: {sentence}") from error
+            if not checked and identity(model) != before:
+                raise AssertionError(f"It was refused, but the model has changed: {sentence}") from error
             return "refused"
         except Exception as error:
             try:
@@ -66,7 +76,10 @@ def outcome(case: Case, use: Use, kind: str) -> str:
                     return "no meaning"
             raise
         if kind == "compact" and found:
-            wanted = use(case, case.make(), Path(plain))
+            try:
+                wanted = use(case, case.make(), Path(plain))
+            except Exception:  # the plain model cannot do it
+                return "works"
             assert len(wanted) == len(found)
             for one, other in zip(wanted, found, strict=True):
                 torch.testing.assert_close(other, one, rtol=1e-3, atol=2e-5)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import peft
+import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -22,7 +23,6 @@ from torch import Tensor, nn
 
 from tests.behaviour.models import PAIRED, SPEECH, Case, V
 from torchdefine.adapt.huggingface import CompactMixin, cache_tables
-from torchdefine.adapt.stand_in import Face
 from torchdefine.errors import UserError
 
 Use = Callable[[Case, Any, Path], list[Tensor]]
@@ -105,8 +105,8 @@ def save_and_load(case: Case, model: Any, folder: Path) -> list[Tensor]:
     assert type(loaded) is type(model)
     same(outputs(case, loaded), outputs(case, model))
     loaded.save_pretrained(folder / "two")
-    for name in ("model.safetensors", "config.json"):
-        assert (folder / "one" / name).read_bytes() == (folder / "two" / name).read_bytes()
+    one, two = (folder / name / "model.safetensors" for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
     return [outputs(case, loaded)]
 
 
@@ -147,12 +147,8 @@ def plain_classes(case: Case, model: Any, folder: Path) -> list[Tensor]:
         return []
     own_settings = getattr(transformers, case.config).from_pretrained(folder)
     for options in ({}, {"ignore_mismatched_sizes": True}, {"ignore_mismatched_sizes": True, "config": own_settings}):
-        try:
+        with pytest.raises(Exception, match=r"import torchdefine\.adapt\.huggingface"):
             case.model_class.from_pretrained(folder, **options)
-        except Exception as error:
-            assert "import torchdefine.adapt.huggingface" in str(error)
-        else:
-            raise AssertionError("a plain class loaded the model")
     return []
 
 
@@ -186,7 +182,7 @@ def generate(case: Case, model: Any, folder: Path) -> list[Tensor]:
     if not model.can_generate():
         raise NotFor
     given = {name: value for name, value in case.batch(model).items() if name != "decoder_input_ids"}
-    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
     cached = model.generate(**given, **options, use_cache=True)
     same(cached, model.generate(**given, **options, use_cache=False))
     return [cached]
@@ -249,7 +245,6 @@ def gradient_checkpointing(case: Case, model: Any, folder: Path) -> list[Tensor]
     model.train()
     wanted = loss_of(case, model)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.enable_input_require_grads()
     loss = loss_of(case, model)
     near(loss, wanted)
     loss.backward()
@@ -467,8 +462,3 @@ USES: dict[str, Use] = {
     "modules_to_save: embedding": whole_embedding,
     "modules_to_save: head": heads,
 }
-
-
-def faces(model: Any) -> list[str]:
-    """The places of replaced tables."""
-    return [name for name, module in model.named_modules() if isinstance(module, Face)]

@@ -24,6 +24,7 @@ class Matrix(Tensor):
     """
 
     _values: Callable[[], Tensor]
+    _is_hf_initialized = True  # transformers draws no values for it
 
     @staticmethod
     def of(size: tuple[int, ...], like: Tensor, values: Callable[[], Tensor]) -> Matrix:

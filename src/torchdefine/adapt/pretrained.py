@@ -131,10 +131,11 @@ def forget_replaced(ties: Ties) -> None:
         if plan := vars(part).get("_tp_plan"):
             part._tp_plan = {name: style for name, style in plan.items() if name not in replaced}
         names = dict(part.named_parameters(remove_duplicate=False))
-        part._tied_weights_keys, part.all_tied_weights_keys = (
-            {target: source for target, source in known.items() if target in names and source in names}
-            for known in (expanded, getattr(part, "all_tied_weights_keys", {}))
-        )
+        known = {"_tied_weights_keys": expanded, "all_tied_weights_keys": getattr(part, "all_tied_weights_keys", {})}
+        for attribute, tied in known.items():
+            if getattr(part, attribute, None):  # a model that ties nothing may have none
+                kept = {target: source for target, source in tied.items() if target in names and source in names}
+                setattr(part, attribute, kept)
 
 
 def resize(model: PreTrainedModel, embedding: nn.Module, size: int, settings: tuple[str, ...], from_mean: bool) -> None:
