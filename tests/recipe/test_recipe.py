@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import shutil
 from pathlib import Path
@@ -297,7 +298,7 @@ def test_own_parts_are_registered_by_name(monkeypatch: pytest.MonkeyPatch) -> No
         (CONTEXTS, register_context, MyContext),
         (OUTPUTS, register_output, MyOutput),
     ):
-        monkeypatch.setattr(kinds, "_kinds", dict(kinds._kinds))
+        monkeypatch.setattr(kinds, "_kinds", copy.copy(kinds._kinds))
         register(mine)
     parts = {"embedding": {"kind": "mine", "width": "12"}, "context": "mine", "output": "mine"}
     model = build_language_model(load_recipe("demo/standard", parts), VocabularyFacts(40))

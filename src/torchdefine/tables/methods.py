@@ -11,6 +11,7 @@ import torch
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.plugins import Plugged
 from torchdefine.spelling import did_you_mean
 from torchdefine.tables.bits import Bits
 from torchdefine.tables.codes import Codes
@@ -34,7 +35,7 @@ class Entry:
     """False for a size that another entry tries too."""
 
 
-METHODS: dict[str, Entry] = {
+_OWN: dict[str, Entry] = {
     "bits": Entry(Bits, "rotated, then 0 to 8 bits a number by importance; loses least in most tables"),
     "svd": Entry(LowRank, "a low rank"),
     "frequent": Entry(LowRank, "frequent rows whole, a low rank for the rest", {"kept": (0.05, 0.15)}),
@@ -48,11 +49,13 @@ METHODS: dict[str, Entry] = {
     ),
 }
 
+METHODS: Plugged[Entry] = Plugged("table method", _OWN, lambda entry: entry)
+
 
 def table_method(name: str, **settings: Any) -> Method:
     """A method, with settings of its own in place of the usual ones."""
     if name not in METHODS:
-        raise UserError(f"The method {name!r} is unknown{did_you_mean(name, METHODS)}")
+        raise UserError(f"The method {name!r} is unknown{did_you_mean(name, METHODS.names())}")
     entry = METHODS[name]
     return entry.kind(**{**entry.settings, **settings})
 
