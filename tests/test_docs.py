@@ -1,7 +1,9 @@
-"""The README runs as it says, and what it and the docs call a setting is one."""
-
 import contextlib
 import io
+
+"""The README and the code of the pages run as they say, and what they call a setting is one."""
+
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -9,7 +11,9 @@ from typing import Any
 
 import pytest
 
+import torchdefine
 from torchdefine.cli.command_line import _parser
+from torchdefine.context import CONTEXTS
 from torchdefine.task import find_task, task_names
 
 ROOT = Path(__file__).parents[1]
@@ -64,3 +68,27 @@ def test_settings_are_found_in_a_text() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_settings_of_a_page_exist(page: Path) -> None:
     assert settings_in(page.read_text()) <= SETTINGS
+
+
+def python_of(page: str) -> str:
+    """The Python of a page, its blocks one after the other."""
+    text = (ROOT / "docs" / page).read_text()
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", ["unit.md", "transformer-xl.md"])
+def test_the_code_of_a_page_runs(page: str) -> None:
+    exec(compile(python_of(page), page, "exec"), {"__name__": "docs"})
+
+
+def test_a_context_model_of_ones_own_trains_as_the_page_says(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"data": corpus, "train": {"steps": 2}, "embedding": {"kind": "standard"}, "output": {"kind": "full"}}
+    monkeypatch.setattr(torchdefine, "train", functools.partial(torchdefine.train, **small), raising=False)
+    monkeypatch.setattr(CONTEXTS, "_kinds", dict(CONTEXTS._kinds))
+    monkeypatch.chdir(tmp_path)
+    code = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL | re.MULTILINE)
+    page: dict = {"__name__": "docs"}
+    exec(compile(code[-1], "training.md", "exec", dont_inherit=True), page)
+    assert isinstance(page["run"].model.context, page["GRU"])
