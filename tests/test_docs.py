@@ -1,9 +1,8 @@
-import contextlib
-import io
-
 """The README and the code of the pages run as they say, and what they call a setting is one."""
 
+import contextlib
 import functools
+import io
 import re
 import shlex
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 import torchdefine
-from torchdefine.cli.command_line import _parser
+from torchdefine.cli.command_line import make_parser
 from torchdefine.context import CONTEXTS
 from torchdefine.task import find_task, task_names
 
@@ -47,7 +46,7 @@ def test_the_readmes_code_runs_and_prints_what_it_says() -> None:
 
 
 def test_the_readmes_commands_are_understood() -> None:
-    parser, _ = _parser()
+    parser, _ = make_parser()
     commands = re.findall(r"^torchdefine (.*?)(?:  +#.*)?$", README, re.MULTILINE)
     assert len(commands) > 5
     for command in commands:

@@ -117,6 +117,8 @@ class Task(ABC):
     """Settings of the section data that decide the size of the vocabulary."""
     scores: ClassVar[Mapping[str, str]] = {}
     """Measures of a result beside its perplexities, each with its name in a comparison."""
+    least_scores: ClassVar[Mapping[str, float]] = {}
+    """The values of some of them below which a model has learned next to nothing."""
 
     def check_packages(self) -> None:
         """Refuse, before any work, to train without a package that the end of a run needs."""

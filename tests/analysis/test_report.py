@@ -23,7 +23,7 @@ from torchdefine.analysis.pictures import curve_figure, parameter_figure, readab
 from torchdefine.analysis.report import draw, write_report
 from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.data import Vocabulary
-from torchdefine.data.tokenizer import train_bpe_on
+from torchdefine.data.tokenizer import train_subwords_on
 from torchdefine.embedding import EMBEDDINGS, UNITS
 from torchdefine.errors import UserError
 from torchdefine.training import Interrupted
@@ -331,7 +331,7 @@ def test_a_vocabulary_of_rare_words_has_no_neighbours_rather_than_false_ones() -
 
 def test_subwords_are_shown_as_text() -> None:
     pytest.importorskip("tokenizers")
-    tokens = train_bpe_on([["die Männer am Fluss", "Männer und Flüsse"] * 40], 330, sentences=True)
+    tokens = train_subwords_on([["die Männer am Fluss", "Männer und Flüsse"] * 40], 330, sentences=True)
     assert tokens.id("ĠMÃ¤nner") != tokens.unk_id
     assert readable_token(tokens, tokens.id("ĠMÃ¤nner")) == "Männer"
     assert readable_token(tokens, tokens.id("s")) == "-s"

@@ -402,11 +402,11 @@ def test_a_recipe_page_sets_what_differs_and_leaves_out_what_other_kinds_have() 
     lines = list(recipe_page(load_recipe("demo/standard")))
     set_values = {line.partition(":")[0].strip(): line for line in lines if not line.lstrip().startswith("#")}
     assert set_values["lr"].split() == ["lr:", "0.006", "#", "default", "0.001"]
-    assert {"optim", "train", "max_size"} <= set_values.keys()
+    assert {"optim", "train", "output_dim"} <= set_values.keys()
     assert "momentum" not in set_values
     whole = "\n".join(lines)
     assert "# beta1: 0.9" in whole
-    for absent in ("source", "beam", "expand_dim", "heads", "momentum", "cutoffs"):
+    for absent in ("source", "beam", "expand_dim", "heads", "momentum", "division"):
         assert absent not in whole, absent
     assert "# Published, parameters in millions: " in "\n".join(recipe_page(load_recipe("table1a/r3")))
     translator = "\n".join(recipe_page(load_recipe("tatoeba/laptop")))
@@ -436,7 +436,7 @@ def test_a_recipe_file_may_end_in_yml(recipe_file: Path, tmp_path: Path, monkeyp
 
 
 def test_a_description_says_what_was_changed_of_the_model(tmp_path: Path) -> None:
-    own = "A standard table tied to a full softmax"
+    own = "One table for all words, tied to an adaptive softmax"
     changed = {"unit": "define", "embedding": {"map_dim": "32"}, "optim": {"lr": 1e-3}}
     assert load_recipe("demo/standard", changed).description == (
         f"{own}, changed by embedding.map_dim 32, unit.kind define"
@@ -446,7 +446,7 @@ def test_a_description_says_what_was_changed_of_the_model(tmp_path: Path) -> Non
     assert load_recipe(mine).description == f"{own}, changed by unit.kind define"
     mine.write_text("base: demo/standard\ndescription: Mine\nunit: {kind: define}\n")
     assert load_recipe(mine).description == "Mine"
-    assert load_recipe(mine, {"output": {"tied": False}}).description == "Mine, changed by output.tied false"
+    assert load_recipe(mine, {"context": {"layers": 2}}).description == "Mine, changed by context.layers 2"
     mine.write_text("embedding: {map_dim: 64}\n")
     assert load_recipe(mine).description == ""
     assert load_recipe(mine, changed).description == "Changed by embedding.map_dim 32, unit.kind define"
@@ -456,7 +456,7 @@ def test_a_description_says_what_was_changed_of_the_model(tmp_path: Path) -> Non
     "same",
     [
         {"embedding": {"map_dim": "128"}, "unit": "none"},
-        {"context": {"layers": 1, "output_dim": "none"}},
+        {"context": {"layers": 1, "hidden_dim": "256"}},
         {"output": {"tied": "true"}},
         {"optim": {"lr": 1.0}, "train": {"steps": 3}},
     ],
@@ -466,7 +466,7 @@ def test_a_description_stays_where_the_model_does(same: dict) -> None:
 
 
 def test_bands_that_stay_are_no_change() -> None:
-    same = {"embedding": {"cutoffs": "1500, 5000"}}
+    same = {"embedding": {"cutoffs": "2000, 10000"}}
     assert load_recipe("demo/adaptive-define", same).description == load_recipe("demo/adaptive-define").description
 
 

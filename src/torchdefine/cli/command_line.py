@@ -12,12 +12,13 @@ import os
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from torchdefine import __version__
-from torchdefine.cli import ended_by_interrupts, inference, recipes, runs, training
-from torchdefine.errors import MachineError, UserError
+from torchdefine.cli import completion, ended_by_interrupts, inference, recipes, runs, training
+from torchdefine.errors import MachineError, UnknownSetting, UserError
 from torchdefine.spelling import closest, did_you_mean
 
 SECONDS_TO_SPEAK = 10.0
@@ -54,23 +55,31 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
             setattr(sys, name, io.StringIO())
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")  # rather than end a command that has done its work
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    _speak_alone()
     try:
         words, settings = list(sys.argv[1:] if arguments is None else arguments), dict[str, Any]()
         if words and words[0] in WITH_SETTINGS:
             words, settings = _without_settings(words)
-        parser, known = _parser()
-        if words and not words[0].startswith("-") and words[0] not in known:
+        parser, known = make_parser()
+        if not words:
+            parser.print_help()
+            return
+        if not words[0].startswith("-") and words[0] not in known:
             raise UserError(f"The command {words[0]!r} is unknown{did_you_mean(words[0], known)}")
         options, rest = parser.parse_known_args(words)
         if rest:
             settings[""] = {_setting_without_section(rest[0], options.command, known[options.command]): None}
         with ended_by_interrupts():
             import torch
+        if "TORCH_LOGS" not in os.environ:
+            logging.getLogger("torch").setLevel(logging.ERROR)  # it has a handler of its own
         torch.set_flush_denormal(True)  # the process is the command's: numbers below 1e-38 as zero are faster
+        written = [f"{section}.{name}".lstrip(".") for section, given in settings.items() for name in given]
         options.run(options, settings)
+    except UnknownSetting as error:
+        _fail(error.as_option() if error.dotted in written else error, error.exit_code)
     except (UserError, MachineError) as error:
-        _fail(error, 2 if isinstance(error, UserError) else 1)
+        _fail(error, error.exit_code)
     except BrokenPipeError:  # the reader of our output is gone
         os._exit(1)
     except OSError as error:
@@ -84,6 +93,15 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
         if "allocate" not in str(error) and not isinstance(error, MemoryError):
             raise
         _fail("There is not enough memory for this: use a smaller model or batch.", 1)
+
+
+def _speak_alone() -> None:
+    """Show our own messages, and of other packages errors alone: their warnings tell a user of the command nothing."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(lambda record: record.name.startswith("torchdefine") or record.levelno >= logging.ERROR)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    if not sys.warnoptions:  # python -W and PYTHONWARNINGS ask for them
+        warnings.simplefilter("ignore")
 
 
 def _fail(message: object, code: int) -> NoReturn:
@@ -111,8 +129,8 @@ class _Parser(argparse.ArgumentParser):
         return super().format_help()
 
 
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
-    """The parser of the command line, and the commands' names with their options."""
+def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and those of the commands by their names."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog="torchdefine", description=DESCRIPTION, formatter_class=shape, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"torchdefine {__version__}")
@@ -126,9 +144,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
         added.set_defaults(run=run)
         return added.add_argument
 
-    for room in (recipes, training, runs, inference):
+    for room in (recipes, training, runs, inference, completion):
         room.add_commands(command)
-    return parser, {name: list(sub._option_string_actions) for name, sub in commands.choices.items()}
+    return parser, dict(commands.choices)
 
 
 def _without_settings(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
@@ -155,10 +173,11 @@ def _without_settings(arguments: Sequence[str]) -> tuple[list[str], dict[str, di
     return words, found
 
 
-def _setting_without_section(word: str, command: str, options: list[str]) -> str:
+def _setting_without_section(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     """The name in ``--lr``, whose section a recipe can tell; whatever else the parser did not know is refused."""
     name = word[2:].partition("=")[0]
-    near = closest(name, [option[2:] for option in options if option.startswith("--")])
+    options = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
+    near = closest(name, [*options, *(WITH_KINDS if command in WITH_SETTINGS else ())])
     if word.startswith("--") and near:
         raise UserError(f"The argument {word!r} is not understood: did you mean --{near}?")
     if not word.startswith("--") or command not in WITH_SETTINGS:

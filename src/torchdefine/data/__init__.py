@@ -15,5 +15,5 @@ from torchdefine.data.sources import (
 )
 from torchdefine.data.text_files import read_pairs, read_text
 from torchdefine.data.token_file import TokenFile
-from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair, load_tokenization, train_bpe
+from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair, load_tokenization, train_subwords
 from torchdefine.data.vocabulary import EOS, UNK, Tokenization, Vocabulary

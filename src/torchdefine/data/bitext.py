@@ -29,7 +29,7 @@ from torchdefine.data.token_file import (
     open_encoded,
     write_manifest,
 )
-from torchdefine.data.tokenizer import SMALLEST_BPE, TokenizerPair, train_bpe_on
+from torchdefine.data.tokenizer import SMALLEST_BPE, TokenizerPair, train_subwords_on
 from torchdefine.errors import UserError
 from torchdefine.files import Meter, Progress, atomic_file, cache_folder
 
@@ -167,9 +167,9 @@ def _learn_tokenizers(files: PairedFiles, rules: BitextConfig, meter: Meter) -> 
             yield [one_line(line) for line in block[side]]
 
     if rules.joint:
-        joint = train_bpe_on(chain(lines_of(0), lines_of(1)), rules.bpe_size, sentences=True)
+        joint = train_subwords_on(chain(lines_of(0), lines_of(1)), rules.bpe_size, sentences=True)
         return TokenizerPair(joint, joint)
-    own = [train_bpe_on(lines_of(side), rules.bpe_size, sentences=True) for side in (0, 1)]
+    own = [train_subwords_on(lines_of(side), rules.bpe_size, sentences=True) for side in (0, 1)]
     return TokenizerPair(own[0], own[1])
 
 

@@ -13,7 +13,7 @@ from torchdefine.config import Config, setting
 from torchdefine.data.download import download, extract, hash_record
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress, cache_folder, locked, new_folder
-from torchdefine.spelling import option
+from torchdefine.spelling import listed, option
 
 _log = logging.getLogger(__name__)
 _SAMPLES = Path(__file__).parent / "samples"
@@ -141,11 +141,11 @@ def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, 
     splits = _by_split(files)
     for split, parts in splits.items():
         if len({re.sub(r"[._-]?\d+", "#", part.name) for part in parts}) > 1:
-            found = ", ".join(part.name for part in parts)
+            found = listed([part.name for part in parts])
             raise UserError(f"{folder} has several {split} files ({found}): keep one, or number its parts.")
     if not splits or (require_train and "train" not in splits):
         wanted = "training" if require_train else "train, valid or test"
-        found = ", ".join(path.name for path in files) or "no files"
+        found = listed([path.name for path in files]) or "no files"
         raise UserError(f"{folder} has no {wanted} file (found: {found}): {CORPUS_LAYOUT}.")
     return splits
 
@@ -195,7 +195,7 @@ def _paired(folder: Path, split: str, files: list[Path], source: str, target: st
     )
     alike = parts == same_parts and len({re.sub(r"\d+", "#", part) for part in parts}) == 1
     if not alike or len(files) > len(sources) + len(targets):
-        found = ", ".join(file.name for file in files)
+        found = listed([file.name for file in files])
         raise UserError(
             f"The {split} files of {folder} ({found}) are neither tables nor pairs of the same name that end in "
             f".{source} and .{target}: add, rename or remove some."

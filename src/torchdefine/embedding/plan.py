@@ -172,10 +172,15 @@ def default_expand_dim(map_dim: int, embedding_dim: int, config: UnitConfig) -> 
     return max(wanted, -(-map_dim // multiple) * multiple)
 
 
+def default_max_groups(depth: int) -> int:
+    """The g_max of a unit that leaves it open."""
+    return min(2 ** (depth - 1), LARGEST_DEFAULT_GROUPS)
+
+
 def _groups(config: UnitConfig) -> list[int]:
     depth = config.depth
     # By default the power of two that lets the halving end at 1 in the reduce layer, within bounds.
-    max_groups = config.max_groups or min(2 ** (depth - 1), LARGEST_DEFAULT_GROUPS)
+    max_groups = config.max_groups or default_max_groups(depth)
     if config.groups == "dense":
         return [1] * depth
     if config.groups == "fixed":

@@ -35,6 +35,7 @@ class TranslationTask(Task):
     run = TranslationRun
     vocabulary_settings = ("bpe_size",)
     scores: ClassVar = {"test_bleu": "BLEU", "test_chrf": "chrF"}
+    least_scores: ClassVar = {"test_bleu": 1.0}
 
     def check_packages(self) -> None:
         require_packages()
