@@ -29,3 +29,11 @@ class MachineError(RuntimeError):
     """The machine failed, not the user: a full disk, a lost network, a number that overflowed."""
 
     exit_code = 1
+
+
+def check_count(name: str, value: object, way_out: str = "") -> None:
+    """Refuse what is no whole number of at least 1; ``way_out`` ends the sentence."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}.")
+    if value < 1:
+        raise UserError(f"{name} is {value}, but must be at least 1{way_out and f': {way_out}'}.")

@@ -193,7 +193,8 @@ def _parse(name: str, text: str) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         raise UserError(f"The recipe {name} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
     # A section whose lines are all comments is empty.
-    return {name: value for name, value in values.items() if value is not None and name != "format_version"}
+    versions = ("format_version", "torchdefine_version")
+    return {name: value for name, value in values.items() if value is not None and name not in versions}
 
 
 def _yaml_problem(text: str, error: yaml.YAMLError) -> str:

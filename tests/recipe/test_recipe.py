@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import shutil
 from pathlib import Path
@@ -99,10 +100,10 @@ def test_none_is_a_value_where_the_setting_has_one_of_that_name(tmp_path: Path) 
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe.to_yaml())
     assert load_recipe(str(path)) == recipe
-    shown = {one.name: one for one in explain(UnitConfig)}
-    assert shown["skip"].default == "mix"
-    assert shown["skip"].explanation.endswith("One of mix, concat, residual, none.")
-    assert shown["max_groups"].default == "none"
+    shown = {name: (explanation, default) for name, explanation, default in explain(UnitConfig)}
+    assert shown["skip"][1] == "mix"
+    assert shown["skip"][0].endswith("One of mix, concat, residual, none.")
+    assert shown["max_groups"][1] == "none"
     for given, wanted in (("none", "none"), ("null", None), (None, None), ("mix", "mix")):
         assert convert(Literal["mix", "none"] | None, given, "unit.skip") == wanted
 
@@ -297,7 +298,7 @@ def test_own_parts_are_registered_by_name(monkeypatch: pytest.MonkeyPatch) -> No
         (CONTEXTS, register_context, MyContext),
         (OUTPUTS, register_output, MyOutput),
     ):
-        monkeypatch.setattr(kinds, "_kinds", dict(kinds._kinds))
+        monkeypatch.setattr(kinds, "_kinds", copy.copy(kinds._kinds))
         register(mine)
     parts = {"embedding": {"kind": "mine", "width": "12"}, "context": "mine", "output": "mine"}
     model = build_language_model(load_recipe("demo/standard", parts), VocabularyFacts(40))
@@ -371,9 +372,9 @@ def test_several_bases_lie_one_over_the_other(tmp_path: Path) -> None:
     [
         ({"context": {"memory": 0}}, r"context\.memory is 0, but must be at least 1"),
         ({"context": {"eval_clamp": -1}}, r"context\.eval_clamp is -1, but must be at least 1"),
-        ({"context": {"head_dim": None, "heads": 10}}, "10 heads do not divide vectors 384 wide"),
+        ({"context": {"head_dim": None, "heads": 10}}, "10 heads do not divide the width 384"),
         ({"context": {"attention_dropout": 1.5}}, r"context\.attention_dropout is 1\.5"),
-        ({"output": {"tied_projections": [True]}}, "has 1 values for the 4 bands"),
+        ({"output": {"tied_projections": [True]}}, "has 1 values for 4 bands"),
         ({"output": {"tied": False}}, r"output\.tied is false, but bands of the embedding's own table are tied"),
         (
             {"output": {"cutoffs": [300_000], "tied_projections": []}},

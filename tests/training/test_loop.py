@@ -26,13 +26,12 @@ from torchdefine.errors import MachineError, UserError
 from torchdefine.output import OUTPUTS, OutputConfig, OutputLayer
 from torchdefine.run import RunFolder
 from torchdefine.training import Interrupted
-from torchdefine.training.batches import Batch
 from torchdefine.training.evaluation import perplexity
 from torchdefine.training.loop import stop_requests
 from torchdefine.training.precision import Precision
 from torchdefine.training.progress import Reporter
 from torchdefine.training.schedules import ConstantConfig
-from torchdefine.training.step import TrainingStep
+from torchdefine.training.step import Batch, TrainingStep
 
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses.json"
 with_the_golden_torch = pytest.mark.skipif(

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchdefine import __version__
 from torchdefine.adapt.behaviour import Behaviour
 from torchdefine.adapt.distill import Distillation, distill
 from torchdefine.adapt.fit import FitOptions, fit
@@ -72,6 +73,7 @@ class Shrunk:
         return {
             "format": "torchdefine adaptation",
             "version": REPORT_VERSION,
+            "torchdefine_version": __version__,
             "held_out": {"sentences": self.held_out, **self.likeness._asdict()},
             "weights_bytes_before": self.file_bytes[0],
             "weights_bytes_after": self.file_bytes[1],

@@ -11,6 +11,7 @@ from torchdefine.data.token_file import LOSS_THAT_COUNTS
 from torchdefine.embedding import MapConfig
 from torchdefine.embedding.plan import default_max_groups
 from torchdefine.recipe import Recipe
+from torchdefine.spelling import listed
 from torchdefine.task import find_task
 from torchdefine.training.loop import for_five_validations
 
@@ -199,11 +200,8 @@ def _different_settings(runs: Sequence[RunSummary], *, tokens_named: bool) -> li
         for name, *values in differing_settings(computed)
         if (name.partition(".")[0] not in SPOKEN_OF_ELSEWHERE or name in WAYS_TO_TRAIN) and name not in silent
     ]
-    if not shown:
-        return []
-    more = f" and {len(shown) - MOST_SETTINGS_NAMED} more" if len(shown) > MOST_SETTINGS_NAMED else ""
-    named = ", ".join(shown[:MOST_SETTINGS_NAMED])
-    return [f"Settings beside the kinds of embedding and output differ: {named}{more}."]
+    named = listed(shown, MOST_SETTINGS_NAMED)
+    return [f"Settings beside the kinds of embedding and output differ: {named}."] if shown else []
 
 
 def which_texts_are_short(runs: Sequence[RunSummary]) -> list[str]:
@@ -232,8 +230,7 @@ def what_is_missing(runs: Sequence[RunSummary]) -> list[str]:
 
 def _text(run: RunSummary, split: str) -> str | None:
     """The hash of a text as it is, whatever its tokens."""
-    found: str | None = run.fact("data")["splits"].get(split, {}).get("text_sha256")
-    return found
+    return run.fact("data")["splits"].get(split, {}).get("text_sha256")
 
 
 def _is_one(values: Sequence[Any]) -> bool:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from torchdefine.analysis.tables import PART_NAMES
+from torchdefine.embedding.token_embedding import PART_NAMES
 from torchdefine.errors import UserError
 from torchdefine.files import atomic_file
 

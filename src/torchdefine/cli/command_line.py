@@ -146,7 +146,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, Any]]:
 
     for room in (recipes, training, runs, inference, completion):
         room.add_commands(command)
-    return parser, commands.choices
+    return parser, dict(commands.choices)
 
 
 def _without_settings(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:

@@ -87,7 +87,7 @@ def _settings() -> Options:
                 known = found.get(f"--{section}.kind", ("", []))[1]
                 found[f"--{section}.kind"] = (f"Which {of.part}.", list(dict.fromkeys([*known, *kinds])))
             for config in map(of.config, kinds) if isinstance(of, Kinds) else [of]:
-                found |= {f"--{section}.{one.name}": (one.explanation, []) for one in explain(config)}
+                found |= {f"--{section}.{name}": (explanation, []) for name, explanation, _ in explain(config)}
     return found
 
 

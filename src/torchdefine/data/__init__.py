@@ -11,7 +11,6 @@ from torchdefine.data.sources import (
     find_bitext,
     find_splits,
     licence_of,
-    resolve_bitext,
     resolve_corpus,
 )
 from torchdefine.data.text_files import read_pairs, read_text

@@ -44,18 +44,10 @@ class BitextConfig(DataConfig):
 
     source: str = setting("en", "The language to translate from, as in the endings of its file names.")
     target: str = setting("de", "The language to translate into, as in the endings of its file names.")
-    bpe_size: int = setting(
-        8000,
-        "Tokens of the BPE that is learned from the training text, or of each of the two.",
-        at_least=SMALLEST_BPE,
-    )
+    bpe_size: int = setting(8000, "Tokens of the BPE, or of each, learned from the text.", at_least=SMALLEST_BPE)
     joint: bool = setting(True, "One BPE for both languages, or one for each.")
     max_length: int = setting(100, "Training pairs with more tokens on a side are left out.", at_least=1)
-    max_ratio: float = setting(
-        3.0,
-        "Training pairs are left out where a side has more tokens than this many times the other's, plus 5.",
-        at_least=1,
-    )
+    max_ratio: float = setting(3.0, "Training pairs more unequal than this, plus 5 tokens, are left out.", at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,8 +11,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from torchdefine import __version__
 from torchdefine.config import to_plain
 from torchdefine.embedding.adaptive_map import AdaptiveMap
+from torchdefine.embedding.hub import Hub
 from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
 from torchdefine.embedding.plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
 from torchdefine.embedding.token_embedding import TokenEmbedding
@@ -26,7 +28,7 @@ CONFIG_FILE, WEIGHTS_FILE = "embedding.json", "embedding.safetensors"
 MAPS: dict[str, Any] = {"standard": StandardMap, "projective": ProjectiveMap, "adaptive": AdaptiveMap}
 
 
-class DeFINE(TokenEmbedding):
+class DeFINE(Hub, TokenEmbedding):
     """Token ids → vectors through a small table and a deep group-linear unit; (…) → (…, embedding_dim).
 
     Args:
@@ -115,7 +117,7 @@ class DeFINE(TokenEmbedding):
     def save(self, folder: str | Path) -> None:
         """Write settings and weights into a folder, each file whole or not at all."""
         write_safetensors(Path(folder) / WEIGHTS_FILE, self.state_dict())
-        write_json(Path(folder) / CONFIG_FILE, self.to_config())
+        write_json(Path(folder) / CONFIG_FILE, {**self.to_config(), "torchdefine_version": __version__})
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from torchdefine import __version__
 from torchdefine.embedding.map import as_ids, check_table
 from torchdefine.errors import UserError
 from torchdefine.files import reading_safetensors, write_safetensors
@@ -72,10 +73,9 @@ class CompactTable(torch.nn.Module):
     def save(self, path: str | Path, facts: Mapping[str, Any] | None = None) -> None:
         """Write one safetensors file, whole or not at all; ``facts`` say what the table was made from."""
         tensors = self.state_dict()
-        header = {"config": json.dumps(self.to_config()), "facts": json.dumps(dict(facts or {}))}
-        write_safetensors(
-            Path(path), tensors, {"format": FORMAT, "tensors_sha256": sha256_of_tensors(tensors), **header}
-        )
+        header = {"format": FORMAT, "torchdefine_version": __version__, "tensors_sha256": sha256_of_tensors(tensors)}
+        header |= {"config": json.dumps(self.to_config()), "facts": json.dumps(dict(facts or {}))}
+        write_safetensors(Path(path), tensors, header)
 
 
 def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> CompactTable:

@@ -12,6 +12,7 @@ from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.packing import SUMMARIES
+from torchdefine.plugins import Plugged
 from torchdefine.spelling import did_you_mean
 from torchdefine.tables.bits import Bits
 from torchdefine.tables.codes import Codes
@@ -35,7 +36,7 @@ class Entry:
     """False for a size that another entry tries too."""
 
 
-METHODS: dict[str, Entry] = {
+_OWN: dict[str, Entry] = {
     "bits": Entry(Bits, SUMMARIES["bits"]),
     "svd": Entry(LowRank, SUMMARIES["svd"]),
     "frequent": Entry(LowRank, SUMMARIES["frequent"], {"kept": (0.05, 0.15)}),
@@ -47,11 +48,13 @@ METHODS: dict[str, Entry] = {
     "codes": Entry(Codes, SUMMARIES["codes"], quick=False),
 }
 
+METHODS: Plugged[Entry] = Plugged("table method", _OWN, lambda entry: entry)
+
 
 def table_method(name: str, **settings: Any) -> Method:
     """A method, with settings of its own in place of the usual ones."""
     if name not in METHODS:
-        raise UserError(f"The method {name!r} is unknown{did_you_mean(name, METHODS)}")
+        raise UserError(f"The method {name!r} is unknown{did_you_mean(name, METHODS.names())}")
     entry = METHODS[name]
     return entry.kind(**{**entry.settings, **settings})
 
@@ -97,9 +100,8 @@ def compress_embedding(
     own = packing.usual_bytes(*shape) or min(Codes().usual_bytes(*shape), whole // 8)
     allowed = Budget(own) if budget is None else Budget.of(budget)
     if allowed.bytes >= whole:
-        raise UserError(
-            f"{method} would take {allowed.bytes:,} bytes, and the vectors themselves take {whole:,}: ask for less."
-        )
+        problem = f"{method} would take {allowed.bytes:,} bytes, and the vectors themselves take {whole:,}"
+        raise UserError(f"{problem}: ask for less.")
     best = next(packing.within(*shape, allowed), None)
     if best is None:
         raise UserError(f"No {method} of this table fits {allowed.bytes:,} bytes: ask for more, or another method.")
