@@ -149,7 +149,7 @@ def _print_rows(rows: list[Row], comparison: Comparison) -> None:
 def sentences(rows: list[Row]) -> list[str]:
     """What each line of the table says beside the line that it is compared with."""
     first, *others = rows
-    said = [f"{first['model']}: the usual table; the four below it are compared with this one."]
+    said = [f"{first['model']}: the usual table; the others are compared with it."]
     for row in others:
         beside = next((one for one in rows if one["model"] == row.get("packed_from")), first)
         times = beside["table_bytes"] / row["table_bytes"]

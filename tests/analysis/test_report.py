@@ -78,6 +78,15 @@ def test_a_report_needs_nothing_from_outside(runs: dict[str, Path], tmp_path: Pa
     assert all('aria-label="' in svg for svg in re.findall(r"<svg[^>]*>", page))
 
 
+def test_every_map_is_a_picture_of_its_own_with_its_numbers(runs: dict[str, Path], tmp_path: Path) -> None:
+    """So that as many stand side by side as a screen has room for."""
+    page = report([runs["standard"], runs["define"]], tmp_path)
+    maps = re.findall(r'<img src="data:image/png;base64,[^"]+" alt="Correlation map of ([^"]+)">', page)
+    assert maps[:2] == ["Standard: standard", "DeFINE: define"]
+    assert {"map", "layer 1, group 1", "finished"} <= set(maps)
+    assert len(re.findall(r"<figcaption>[^<]+<br>mean 0\.\d+, rank \d+ of \d+</figcaption>", page)) == len(maps)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -173,7 +173,8 @@ def _fitted(
     )
     with stage(f"measuring the sensitivity of {table.name}") as progress:
         sensitivity = choosing.sensitivity(progress=progress)
-    polish = partial(distill, teaching, options=Distillation(steps)) if steps else None
+    distilled = partial(distill, teaching, options=Distillation(steps))
+    polish = (lambda table, progress: distilled(table, progress=progress)) if steps else None
     methods = [name for name, entry in METHODS.items() if entry.in_fit and (entry.quick or not options.quick)]
     settings = FitOptions(choosing.similarity, "mean cosine", sensitivity, polish, methods=methods)
     zero_padding = padding if padding is not None and not weight[padding].any() else None

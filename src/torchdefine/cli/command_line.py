@@ -129,7 +129,7 @@ class _Parser(argparse.ArgumentParser):
         return super().format_help()
 
 
-def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+def make_parser() -> tuple[argparse.ArgumentParser, dict[str, Any]]:
     """The parser of the command line, and those of the commands by their names."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog="torchdefine", description=DESCRIPTION, formatter_class=shape, allow_abbrev=False)
