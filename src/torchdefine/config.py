@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 import yaml
 
@@ -265,22 +265,14 @@ def _default(f: dataclasses.Field[Any]) -> Any:
     return {} if f.default is dataclasses.MISSING else f.default
 
 
-class Explained(NamedTuple):
-    """A setting for ``--help``."""
-
-    name: str
-    default: str
-    explanation: str
-
-
-def explain(config: type[Config]) -> list[Explained]:
-    """Every setting of a part but its kind."""
+def explain(config: type[Config]) -> list[tuple[str, str, str]]:
+    """Every setting of a part but its kind, for ``--help``: name, explanation and default."""
     rows = []
     for f in dataclasses.fields(config):
         if f.name != "kind":
             inner = _without_none(_types(config)[f.name])
             choices = f" One of {', '.join(get_args(inner))}." if get_origin(inner) is Literal else ""
-            rows.append(Explained(f.name, shown(_default(f)), f.metadata["help"] + choices))
+            rows.append((f.name, f.metadata["help"] + choices, shown(_default(f))))
     return rows
 
 

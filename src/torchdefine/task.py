@@ -22,9 +22,9 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.plugins import Plugged
 from torchdefine.spelling import did_you_mean
-from torchdefine.training.batches import TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
+from torchdefine.training.step import TrainingData
 
 FORMAT_VERSION = 2
 Section = Kinds | type[Config]
@@ -117,6 +117,8 @@ class Task(ABC):
     """Settings of the section data that decide the size of the vocabulary."""
     scores: ClassVar[Mapping[str, str]] = {}
     """Measures of a result beside its perplexities, each with its name in a comparison."""
+    least_scores: ClassVar[Mapping[str, float]] = {}
+    """The values of some of them below which a model has learned next to nothing."""
 
     def check_packages(self) -> None:
         """Refuse, before any work, to train without a package that the end of a run needs."""
@@ -208,8 +210,7 @@ def task_names() -> list[str]:
 
 
 def _default() -> str:
-    default: str = import_module("torchdefine.tasks").DEFAULT
-    return default
+    return import_module("torchdefine.tasks").DEFAULT
 
 
 def _own() -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,9 +24,7 @@ class LSTMConfig(Config):
     kind: str = "lstm"
     layers: int = setting(1, "How many layers.", at_least=1)
     hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1)
-    output_dim: int | None = setting(
-        None, "Width of the last layer; with tied weights map_dim, else hidden_dim.", at_least=1
-    )
+    output_dim: int | None = setting(None, "Width of the last layer; else hidden_dim, or map_dim if tied.", at_least=1)
     input_dropout: float = rate("Dropout rate of the inputs of the first layer.")
     hidden_dropout: float = rate("Dropout rate between the layers.")
     recurrent_dropout: float = rate("Dropout rate of the recurrent weights of every layer.")
@@ -81,9 +79,7 @@ class LSTM(nn.Module):
         self.input_dim = input_dim
         self.output_dim = output_dim or config.output_dim or config.hidden_dim
         widths = [input_dim, *[config.hidden_dim] * (config.layers - 1), self.output_dim]
-        self.layers: Any = nn.ModuleList(
-            LSTMLayer(a, b, config.recurrent_dropout) for a, b in itertools.pairwise(widths)
-        )
+        self.layers: Any = nn.ModuleList(LSTMLayer(a, b, config.recurrent_dropout) for a, b in pairwise(widths))
 
     def initial_state(self, batch_size: int) -> LSTMState:
         zeros, shapes = next(self.parameters()).new_zeros, [(1, batch_size, layer.hidden_size) for layer in self.layers]

@@ -27,9 +27,7 @@ class TransformerConfig(Config):
     heads: int = setting(8, "Attention heads; the width is that of the embedding.", at_least=1)
     hidden_dim: int = setting(2048, "Width of the feed-forward layers.", at_least=1)
     norm: Literal["pre", "post"] = setting("pre", "Layer norms before or after every sub-layer.")
-    dropout: float = rate(
-        "Dropout rate of the inputs, after every sub-layer and in the feed-forward layers.", default=0.1
-    )
+    dropout: float = rate("Dropout rate of inputs, after every sub-layer and in feed-forward layers.", default=0.1)
     attention_dropout: float = rate("Dropout rate of the attention weights.")
     scaled: bool = setting(
         True,
@@ -68,10 +66,8 @@ class Transformer(Prepared):
         self.width, self.config = width, config or TransformerConfig()
         heads = self.config.heads
         if width % (2 * heads):
-            raise UserError(
-                f"The Transformer's width {width} does not divide into {heads} heads of an even width: use "
-                f"{max(width // (2 * heads), 1) * 2 * heads}, say."
-            )
+            problem = f"The Transformer's width {width} does not divide into {heads} heads of an even width"
+            raise UserError(f"{problem}: use {max(width // (2 * heads), 1) * 2 * heads}, say.")
         self.encoder: Any = nn.ModuleList(EncoderLayer(width, self.config) for _ in range(self.config.encoder_layers))
         self.decoder: Any = nn.ModuleList(DecoderLayer(width, self.config) for _ in range(self.config.decoder_layers))
         pre = self.config.norm == "pre"

@@ -11,6 +11,7 @@ import torch
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.packing import SUMMARIES
 from torchdefine.plugins import Plugged
 from torchdefine.spelling import did_you_mean
 from torchdefine.tables.bits import Bits
@@ -36,17 +37,15 @@ class Entry:
 
 
 _OWN: dict[str, Entry] = {
-    "bits": Entry(Bits, "rotated, then 0 to 8 bits a number by importance; loses least in most tables"),
-    "svd": Entry(LowRank, "a low rank"),
-    "frequent": Entry(LowRank, "frequent rows whole, a low rank for the rest", {"kept": (0.05, 0.15)}),
-    "int": Entry(Quantised, "as many bits a number as fit, a step for each row or each 32 numbers"),
-    "int8": Entry(Quantised, "8 bits a number, a step for each 32", {"bits": 8}, in_fit=False),
-    "int4": Entry(Quantised, "4 bits a number, a step for each 32", {"bits": 4}, in_fit=False),
-    "define": Entry(FittedUnit, "a narrow table through a DeFINE unit, fitted", quick=False),
-    "mlp": Entry(FittedUnit, "a narrow table through an MLP, fitted", {"unit": "mlp"}, quick=False),
-    "codes": Entry(
-        Codes, "one of K entries from each of M codebooks, summed; learnt (Shu & Nakayama, 2018)", quick=False
-    ),
+    "bits": Entry(Bits, SUMMARIES["bits"]),
+    "svd": Entry(LowRank, SUMMARIES["svd"]),
+    "frequent": Entry(LowRank, SUMMARIES["frequent"], {"kept": (0.05, 0.15)}),
+    "int": Entry(Quantised, SUMMARIES["int"]),
+    "int8": Entry(Quantised, SUMMARIES["int8"], {"bits": 8}, in_fit=False),
+    "int4": Entry(Quantised, SUMMARIES["int4"], {"bits": 4}, in_fit=False),
+    "define": Entry(FittedUnit, SUMMARIES["define"], quick=False),
+    "mlp": Entry(FittedUnit, SUMMARIES["mlp"], {"unit": "mlp"}, quick=False),
+    "codes": Entry(Codes, SUMMARIES["codes"], quick=False),
 }
 
 METHODS: Plugged[Entry] = Plugged("table method", _OWN, lambda entry: entry)
@@ -101,9 +100,8 @@ def compress_embedding(
     own = packing.usual_bytes(*shape) or min(Codes().usual_bytes(*shape), whole // 8)
     allowed = Budget(own) if budget is None else Budget.of(budget)
     if allowed.bytes >= whole:
-        raise UserError(
-            f"{method} would take {allowed.bytes:,} bytes, and the vectors themselves take {whole:,}: ask for less."
-        )
+        problem = f"{method} would take {allowed.bytes:,} bytes, and the vectors themselves take {whole:,}"
+        raise UserError(f"{problem}: ask for less.")
     best = next(packing.within(*shape, allowed), None)
     if best is None:
         raise UserError(f"No {method} of this table fits {allowed.bytes:,} bytes: ask for more, or another method.")
