@@ -233,6 +233,12 @@ class CompactMixin:
         embedding = self.get_input_embeddings()
         if new_num_tokens is None and pad_to_multiple_of is None:
             return embedding
+        plain = type(self).__bases__[1]
+        overridden = plain.resize_token_embeddings is not PreTrainedModel.resize_token_embeddings  # type: ignore[attr-defined]
+        if overridden and getattr(self, "final_logits_bias", None) is None:
+            raise UserError(
+                f"A {plain.__name__} resizes more than its table: resize it first, and replace the table then."
+            )
         size = embedding.num_embeddings if new_num_tokens is None else new_num_tokens
         if pad_to_multiple_of is not None:
             size = -(-size // pad_to_multiple_of) * pad_to_multiple_of
