@@ -168,13 +168,12 @@ class CompactMixin:
     config: Any
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
-        recipe, own_class = vars(config).pop(RECIPE), type(config)
-        config.__class__ = own_class.__bases__[
-            1
-        ]  # models inside this one are built plain, as they were when it was made
+        recipe = vars(config).pop(RECIPE)
+        config.__class__ = vars(self)["config_class"] = type(config).__bases__[1]  # models inside are built plain
         try:
             super().__init__(config, *arguments, **options)  # type: ignore[call-arg]
         finally:
+            del vars(self)["config_class"]
             _give_recipe(config, recipe)
         _give_recipe(self.config, recipe)
         rebuild(self, recipe)
