@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from claims import write_evidence_page
+from demo_table import write_demo_page
 from equalised_tables import equalised_section
 from look_up_tables import look_up_section
 from map_tables import correlation_section
@@ -46,6 +47,7 @@ def main() -> None:
     (HERE / "README.md").write_text(page)
     write_translation_page(HERE / "europarl")
     write_evidence_page(stages)
+    write_demo_page(HERE / "demo.json")
 
 
 def section(folder: Path) -> str:

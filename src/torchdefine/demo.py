@@ -124,8 +124,9 @@ def _look_up_time(run: Run) -> float:
     return 1e3 * median(seconds)
 
 
-def _print_rows(rows: list[Row], comparison: Comparison) -> None:
-    cells = [
+def cells(rows: list[Row]) -> list[list[str]]:
+    """The rows as text, under ``HEADER``."""
+    return [
         [
             row["model"],
             f"{row['parameters'] / 1e6:.2f}" if "parameters" in row else "–",
@@ -137,7 +138,10 @@ def _print_rows(rows: list[Row], comparison: Comparison) -> None:
         ]
         for row in rows
     ]
-    print_table(HEADER, cells, NOTE)
+
+
+def _print_rows(rows: list[Row], comparison: Comparison) -> None:
+    print_table(HEADER, cells(rows), NOTE)
     print()
     print("\n".join(sentences(rows)))
     unigram = (comparison.runs[0].result or {}).get("test_unigram_perplexity")
