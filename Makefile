@@ -13,7 +13,7 @@ help:  ## this list
 
 setup: $(VENV)/dev  ## the virtual environment with everything a contributor needs
 
-demo: $(VENV)/user  ## train five small language models on the shipped text and compare them (a few minutes)
+demo: $(VENV)/user  ## train five small language models, pack the best one's table, compare (a few minutes)
 	$(VENV)/bin/torchdefine demo
 
 test: $(VENV)/dev  ## the test suite, without the slow and the GPU part

@@ -51,9 +51,8 @@ def add_commands(command: Command) -> None:
     option("--data", help=text)
     option("--out", required=True, help="a new folder for the tokens")
 
-    option = command(
-        "demo", _demo, "Train five small language models on the shipped text and compare them, in minutes."
-    )
+    summary = "Train five small language models, pack the table of the best, and compare: a few minutes."
+    option = command("demo", _demo, summary)
     option("--out", default="runs/demo", help="where the runs and the report go (default: runs/demo)")
 
 
