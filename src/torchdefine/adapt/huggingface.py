@@ -168,13 +168,12 @@ class CompactMixin:
     config: Any
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
-        recipe, own_class = vars(config).pop(RECIPE), type(config)
-        config.__class__ = own_class.__bases__[
-            1
-        ]  # models inside this one are built plain, as they were when it was made
+        recipe = vars(config).pop(RECIPE)
+        config.__class__ = vars(self)["config_class"] = type(config).__bases__[1]  # models inside are built plain
         try:
             super().__init__(config, *arguments, **options)  # type: ignore[call-arg]
         finally:
+            del vars(self)["config_class"]
             _give_recipe(config, recipe)
         _give_recipe(self.config, recipe)
         rebuild(self, recipe)
@@ -233,6 +232,12 @@ class CompactMixin:
         embedding = self.get_input_embeddings()
         if new_num_tokens is None and pad_to_multiple_of is None:
             return embedding
+        plain = type(self).__bases__[1]
+        overridden = plain.resize_token_embeddings is not PreTrainedModel.resize_token_embeddings  # type: ignore[attr-defined]
+        if overridden and getattr(self, "final_logits_bias", None) is None:
+            raise UserError(
+                f"A {plain.__name__} resizes more than its table: resize it first, and replace the table then."
+            )
         size = embedding.num_embeddings if new_num_tokens is None else new_num_tokens
         if pad_to_multiple_of is not None:
             size = -(-size // pad_to_multiple_of) * pad_to_multiple_of

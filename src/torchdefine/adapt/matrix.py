@@ -38,7 +38,9 @@ class Matrix(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, own = func.__name__, args[0] if args and isinstance(args[0], Matrix) else None
+        kwargs = kwargs or {}
+        name, first = func.__name__, args[0] if args else kwargs.get("tensor")  # as torch.nn.init passes it
+        own = first if isinstance(first, Matrix) else None
         if name == "__get__":
             name = getattr(func.__self__, "__name__", name)
             name = "__get__" if name not in (*_LATER, "T", "mT", "H", "mH") else name
@@ -51,7 +53,7 @@ class Matrix(Tensor):
             return Matrix.of(tuple(own.shape), own, lambda: own._values().detach())
         if name in _FACTS:
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
+                return func(*args, **kwargs)
         read: list[Tensor] = []
 
         def values(matrix: Matrix) -> Tensor:
@@ -62,7 +64,7 @@ class Matrix(Tensor):
             shared = any(result.untyped_storage().data_ptr() == one.untyped_storage().data_ptr() for one in read)
             return Matrix.of(tuple(result.shape), result, lambda: result) if shared else result
 
-        args, kwargs = tree_map_only(Matrix, values, (args, kwargs or {}))
+        args, kwargs = tree_map_only(Matrix, values, (args, kwargs))
         return tree_map_only(Tensor, unwritten, func(*args, **kwargs))
 
     @classmethod

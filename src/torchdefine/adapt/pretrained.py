@@ -86,6 +86,8 @@ def rebuild(model: PreTrainedModel, recipe: Mapping[str, Any]) -> None:
         swaps.append(swap_of(table, made, entry["heads"], fresh=True, scales=scales))
     for swap in swaps:
         swap.put_in()
+        for part in swap.new[0].modules():  # its numbers come from a file, or are drawn already
+            part._is_hf_initialized = True  # type: ignore[assignment]
     forget_replaced(ties)
 
 

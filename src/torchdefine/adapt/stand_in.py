@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import torch
@@ -59,9 +60,7 @@ class Face(nn.Embedding):
         On the meta device, where transformers compares sizes with a file's, it is what files have under this name.
         """
         marker: Tensor = self.stand_in.marker
-        if marker.is_meta or torch.compiler.is_compiling():
-            return marker
-        return Matrix.of((self.num_embeddings, self.embedding_dim), marker, self.stand_in.rows)
+        return marker if marker.is_meta else _readable(self.stand_in, self.stand_in.rows)
 
     def compute(self, given: Tensor) -> Tensor:
         """The vectors of ids, (…) → (…, m)."""
@@ -161,6 +160,13 @@ def _grown(table: CompactTable, added: int, from_mean: bool) -> CompactTable:
     return grown.train(table.training)
 
 
+def _readable(source: StandIn, values: Callable[[], Tensor]) -> Tensor:
+    """The (V, m) values of a matrix that is not stored; a compiler follows them at once."""
+    if torch.compiler.is_compiling():
+        return values()
+    return Matrix.of((source.num_embeddings, source.embedding_dim), source.marker, values)
+
+
 class Borrower(nn.Module):
     """Uses a ``StandIn`` that stands elsewhere, and is trained and saved there."""
 
@@ -217,6 +223,14 @@ class TiedHead(Borrower):
     def out_features(self) -> int:
         return self.stand_in.num_embeddings
 
+    @property
+    def weight(self) -> Tensor:
+        """The output matrix, (V, m), for code that reads it."""
+        return _readable(self.stand_in, self.matrix)
+
+    def matrix(self) -> Tensor:
+        raise NotImplementedError
+
     def follow_resize(self) -> None:
         """Give the bias the table's new size; new tokens start at zero."""
         if self.bias is not None and len(self.bias) != self.out_features:  # else a model may share it
@@ -246,13 +260,11 @@ class MapHead(TiedHead):
             raise UserError(f"The output layer cannot be tied to the map of a {type(own).__name__}: use heads='untie'.")
         return own
 
-    @property
-    def weight(self) -> Tensor:
-        """The output matrix behind the projection, (V, n)."""
-        return self._map().table.weight
+    def matrix(self) -> Tensor:
+        return self._map().table.weight @ self.projection.weight  # (V, n) (n, m)
 
     def compute(self, given: Tensor) -> Tensor:
-        return F.linear(self.projection(given), self.weight, self.bias)
+        return F.linear(self.projection(given), self._map().table.weight, self.bias)
 
 
 class VectorsHead(TiedHead):
@@ -261,10 +273,8 @@ class VectorsHead(TiedHead):
     The vectors are computed again, part of the vocabulary at a time, unless the stand-in is cached.
     """
 
-    @property
-    def weight(self) -> Tensor:
-        """The output matrix, (V, m), computed each time."""
-        return self.stand_in.rows(0, self.out_features)
+    def matrix(self) -> Tensor:
+        return self.stand_in.rows()
 
     def compute(self, given: Tensor) -> Tensor:
         total = self.out_features

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchdefine.cli.shared import Command
-from torchdefine.packing import SUMMARIES
+from torchdefine.packing import METHODS
 
 SHELLS = ("bash", "zsh", "fish")
 Options = dict[str, tuple[str, list[str]]]
@@ -68,7 +68,7 @@ def _completion(options: argparse.Namespace, _: dict[str, Any]) -> None:
             values = list(map(str, action.choices or ()))
             commands[name] |= {one: (action.help or "", values) for one in action.option_strings if one[:2] == "--"}
             arguments[name] += [] if action.option_strings else values
-    commands["compress"]["--method"] = (commands["compress"]["--method"][0], list(SUMMARIES))
+    commands["compress"]["--method"] = (commands["compress"]["--method"][0], list(METHODS))
     if options.shell == "zsh":
         print(ZSH)
     print("\n".join(_fish(commands, arguments) if options.shell == "fish" else [_bash(commands, arguments)]))

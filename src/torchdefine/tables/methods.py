@@ -1,9 +1,8 @@
-"""The ways of packing a table, by name, and the vectors of an embedding packed by one of them."""
+"""The vectors of an embedding, packed by one of the methods."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,52 +10,19 @@ import torch
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.packing import SUMMARIES
-from torchdefine.plugins import Plugged
+from torchdefine.packing import METHODS
 from torchdefine.spelling import did_you_mean
-from torchdefine.tables.bits import Bits
 from torchdefine.tables.codes import Codes
 from torchdefine.tables.compact_table import CompactTable
-from torchdefine.tables.low_rank import LowRank
-from torchdefine.tables.quantised import Quantised
 from torchdefine.tables.source import Budget, Counts, Method, Source, as_weights, lost_variance
-from torchdefine.tables.units import FittedUnit
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A method as a menu shows it."""
-
-    kind: type[Method]
-    summary: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    quick: bool = True
-    """Made in seconds, not minutes."""
-    in_fit: bool = True
-    """False for a size that another entry tries too."""
-
-
-_OWN: dict[str, Entry] = {
-    "bits": Entry(Bits, SUMMARIES["bits"]),
-    "svd": Entry(LowRank, SUMMARIES["svd"]),
-    "frequent": Entry(LowRank, SUMMARIES["frequent"], {"kept": (0.05, 0.15)}),
-    "int": Entry(Quantised, SUMMARIES["int"]),
-    "int8": Entry(Quantised, SUMMARIES["int8"], {"bits": 8}, in_fit=False),
-    "int4": Entry(Quantised, SUMMARIES["int4"], {"bits": 4}, in_fit=False),
-    "define": Entry(FittedUnit, SUMMARIES["define"], quick=False),
-    "mlp": Entry(FittedUnit, SUMMARIES["mlp"], {"unit": "mlp"}, quick=False),
-    "codes": Entry(Codes, SUMMARIES["codes"], quick=False),
-}
-
-METHODS: Plugged[Entry] = Plugged("table method", _OWN, lambda entry: entry)
 
 
 def table_method(name: str, **settings: Any) -> Method:
     """A method, with settings of its own in place of the usual ones."""
     if name not in METHODS:
         raise UserError(f"The method {name!r} is unknown{did_you_mean(name, METHODS.names())}")
-    entry = METHODS[name]
-    return entry.kind(**{**entry.settings, **settings})
+    made: Method = METHODS[name].method(**settings)
+    return made
 
 
 @dataclass(frozen=True)

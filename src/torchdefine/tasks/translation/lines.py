@@ -33,7 +33,8 @@ class TranslationOptions:
         if self.seed < 0:
             raise UserError(f"The seed is {self.seed}, but must not be negative: use 1, say.")
         if self.sampling is None and self.n_best > self.beam.size:
-            raise UserError(f"A beam of {self.beam.size} has no {self.n_best} translations: use {self.n_best} or more.")
+            problem = f"A beam of {self.beam.size} has no {self.n_best} best translations"
+            raise UserError(f"{problem}: use one of {self.n_best} or more.")
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class TranslationScores:
 def require_packages() -> None:
     """Called before any long work that ends with scores."""
     if missing := [name for name in ("tokenizers", "sacrebleu") if find_spec(name) is None]:
-        raise UserError(f"Translation needs {' and '.join(missing)}: pip install 'torchdefine[mt]'.")
+        packages = " and ".join(missing)
+        raise UserError(f"Translation needs {packages}, for subwords and BLEU: pip install 'torchdefine[mt]'.")
 
 
 def score_translations(translations: Sequence[str], references: Sequence[str]) -> TranslationScores:
