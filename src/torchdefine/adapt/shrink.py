@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from torchdefine.adapt.survey import Table, choose
 from torchdefine.config import Config, setting
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, check_new_folder, new_folder, write_json
-from torchdefine.tables import METHODS, Budget
+from torchdefine.tables import METHODS, Budget, CompactTable
 
 REPORT_FILE, PICTURE_FILE = "adapt.json", "front.svg"
 REPORT_VERSION = 1
@@ -173,8 +172,11 @@ def _fitted(
     )
     with stage(f"measuring the sensitivity of {table.name}") as progress:
         sensitivity = choosing.sensitivity(progress=progress)
-    distilled = partial(distill, teaching, options=Distillation(steps))
-    polish = (lambda table, progress: distilled(table, progress=progress)) if steps else None
+
+    def distilled(table: CompactTable, progress: Progress | None) -> None:
+        distill(teaching, table, Distillation(steps), progress)
+
+    polish = distilled if steps else None
     methods = [name for name, entry in METHODS.items() if entry.in_fit and (entry.quick or not options.quick)]
     settings = FitOptions(choosing.similarity, "mean cosine", sensitivity, polish, methods=methods)
     zero_padding = padding if padding is not None and not weight[padding].any() else None
