@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
@@ -18,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from torchdefine import plain
 from torchdefine.errors import MachineError, UserError
 
 Progress = Callable[[int, int], None]
@@ -133,13 +135,13 @@ def is_unfinished(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith((UNFINISHED, LOCK))
 
 
-def check_utf8(path: str | Path) -> None:
-    """Refuse a path that no text file can name and that the package safetensors cannot open."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
+def check_path(path: str | Path) -> None:
+    """Refuse a path that no system, no text file or not the package safetensors can name."""
+    if "\0" in str(path):
+        raise UserError(f"The path {path} has a NUL character in it: choose another.")
+    if not plain.is_text(str(path)):
         problem = "is not in UTF-8, so it cannot be kept in a file"
-        raise UserError(f"The path {str(path)!r} {problem}: rename it, or choose another.") from None
+        raise UserError(f"The path {str(path)!r} {problem}: rename it, or choose another.")
 
 
 def check_writable(path: Path) -> None:
@@ -153,7 +155,7 @@ def check_writable(path: Path) -> None:
 def check_new_folder(path: str | Path) -> None:
     """Refuse a path that exists already, or where no folder can be made."""
     path = Path(path)
-    check_utf8(path)
+    check_path(path)
     if path.name in ("", "..") or path.is_symlink():
         raise UserError(f"{path} cannot be the name of a new folder: choose another.")
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
@@ -215,6 +217,8 @@ def reading_safetensors(path: Path, *, if_missing: str, if_damaged: str) -> Iter
 
     RuntimeErrors pass: torch raises them for a lack of memory, which is not the file's fault.
     """
+    if path.exists():
+        check_is_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -234,21 +238,32 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_text(path: Path, kind: str = "file") -> str:
-    """All of a small file; ``kind`` is what it is called where it cannot be read."""
+def check_is_file(path: Path, kind: str = "file") -> None:
+    """Refuse what is not there, and what would never end to be read: a folder, a pipe, a device."""
     try:
-        return path.read_bytes().decode()
+        status = path.stat()
     except FileNotFoundError:
         raise UserError(f"The {kind} {path} does not exist: check its name.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"The {kind} {path} cannot be read ({error}).") from None
+    if not S_ISREG(status.st_mode):
+        raise UserError(f"{path} is a folder, a pipe or a device, but a {kind} is needed here.")
+
+
+def read_text(path: Path, kind: str = "file", most: int = 64 << 20) -> str:
+    """All of a small file; ``kind`` is what it is called where it cannot be read."""
+    check_is_file(path, kind)
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > most:
+                raise UserError(f"The {kind} {path} is larger than {most >> 20} MiB: it is not what it should be.")
+            return file.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The {kind} {path} cannot be read ({error}).") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not valid JSON ({error}): it may have been cut short.") from None
+    value = plain.read_json(read_text(path), str(path))
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no settings: a JSON object was expected.")
     return value

@@ -13,12 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
-import yaml
 from torch import nn
 
 from torchdefine.config import Config, Kinds, defaults, to_plain
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.plain import write_yaml
 from torchdefine.spelling import did_you_mean
 from torchdefine.training.batches import TrainingData
 from torchdefine.training.distributed import Processes
@@ -76,7 +76,7 @@ class Recipe:
 
     def to_yaml(self) -> str:
         values = {"format_version": FORMAT_VERSION, **self.to_plain()}
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        return write_yaml(values)
 
 
 class Tokens(Protocol):

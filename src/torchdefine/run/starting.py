@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdefine.errors import UserError
-from torchdefine.files import check_utf8
+from torchdefine.files import check_path
 from torchdefine.recipe import Recipe, load_recipe, short_name
 from torchdefine.run.folder import RunFolder
 from torchdefine.spelling import option
@@ -64,7 +64,7 @@ def _whole_path(path: str) -> str:
     if not given.exists() and len(given.parts) == 1 and not given.suffix:
         return path
     whole = str(given.resolve())
-    check_utf8(whole)  # the run's settings and its result will name it
+    check_path(whole)  # the run's settings and its result will name it
     return whole
 
 
@@ -78,7 +78,7 @@ def chosen_folder(recipe: Any, out: str | Path | None, resume: bool, processes: 
     if out is not None and not str(out):
         raise UserError(f"The run's folder is empty text: pass a name as {option('out')}.")
     folder = RunFolder(out if out is not None else _new_path(recipe.name))
-    check_utf8(folder.path)
+    check_path(folder.path)
     if resume:
         _check_same_settings(folder, recipe)
     else:
