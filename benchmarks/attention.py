@@ -17,6 +17,7 @@ from torchdefine.context import TransformerXL
 from torchdefine.context.relative_attention import sinusoids
 from torchdefine.context.transformer_xl import TransformerXLLayer
 from torchdefine.embedding import VocabularyFacts
+from torchdefine.modes import prepare as prepare_kernels
 from torchdefine.recipe import load_recipe
 from torchdefine.tasks.language import build_language_model
 
@@ -31,6 +32,7 @@ def ways(setting: Setting) -> tuple[Tensor, Tensor, dict[str, Callable[[], Tenso
         model = build_language_model(load_recipe(family.without, one_layer), VocabularyFacts(1000)).context
     assert isinstance(model, TransformerXL)
     model.eval()  # without dropout, so that the two agree
+    prepare_kernels(model)
     model.evaluation = model.reach
     layer = model.layers[0]
     assert isinstance(layer, TransformerXLLayer)

@@ -18,8 +18,7 @@ from benchmarks.records import Benchmark
 from torchdefine.data import TokenStreams
 from torchdefine.embedding import VocabularyFacts
 from torchdefine.recipe import load_recipe
-from torchdefine.tasks.language.batches import TextBatches
-from torchdefine.tasks.language.task import build_language_model, open_corpus
+from torchdefine.tasks.language import TextBatches, build_language_model, open_corpus
 from torchdefine.training.memory import keep_freed_memory
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep

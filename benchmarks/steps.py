@@ -32,6 +32,7 @@ from benchmarks.texts import WIKIPEDIA_SIZE, real_text
 from torchdefine.context import TransformerXL
 from torchdefine.data import IGNORE
 from torchdefine.embedding import VocabularyFacts, build_embedding
+from torchdefine.modes import prepare
 from torchdefine.recipe import load_recipe, merged
 from torchdefine.tasks.language import build_language_model
 from torchdefine.tasks.translation import TranslationRecipe, build_translator
@@ -125,6 +126,7 @@ def build_model(recipe: Any, place: Place) -> Any:
 
 def our_step(recipe: Any, place: Place, recorded: bool) -> Prepared:
     model = build_model(recipe, place)
+    prepare(model)  # as the training loop does
     precision = Precision(recipe.train.precision, place.device)
     optimizer = recipe.optim.build(model.parameters(), place.device)
     rows = len(place.inputs[0])

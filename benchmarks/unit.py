@@ -23,6 +23,7 @@ from benchmarks.steps import NO_GPU
 from benchmarks.texts import WIKIPEDIA_SIZE, real_text
 from torchdefine.embedding import DefineUnit, DenseMLP, VocabularyFacts, build_embedding
 from torchdefine.embedding.unit import ExpansionLayer
+from torchdefine.modes import prepare
 from torchdefine.ops import plain_torch
 from torchdefine.ops.group_stack import ACTIVATIONS
 from torchdefine.recipe import load_recipe
@@ -122,6 +123,7 @@ class Way(NamedTuple):
 
 def ways(unit: DefineUnit, ids: Tensor) -> dict[str, Way]:
     """The first is the reference of the ratios. Modules are shared by all passes, so that each compiles once."""
+    prepare(unit)  # as a training loop does; what runs in plain torch says so
     n, m = unit.plan.map_dim, unit.plan.embedding_dim
     weights = sum(p.numel() for p in unit.parameters())
     compiled: nn.Module = torch.compile(unit)  # type: ignore[assignment]

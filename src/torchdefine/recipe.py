@@ -26,7 +26,6 @@ FILE_ENDINGS = (".yaml", ".yml")
 RUN_SETTINGS_FILE = "config.yaml"
 """The file with a run's recipe; a folder that has it is a run."""
 FACTS = ("name", "description", "published", "task")
-DEFAULT_TASK = "language"
 
 
 def recipe_names() -> list[str]:
@@ -58,7 +57,7 @@ def load_recipe(name: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 def recipe_of(values: Mapping[str, Any]) -> Any:
     """A recipe from plain values; unknown sections and settings are refused."""
-    recipe = find_task(str(values.get("task", DEFAULT_TASK))).recipe
+    recipe = find_task(values.get("task")).recipe
     _check_names(recipe, values)
     published = convert(dict[str, float], values.get("published", {}), "published")
     given = {name: of.read(values[name], name) for name, of in recipe.sections().items() if name in values}
@@ -81,7 +80,7 @@ def _check_names(recipe: type[Recipe], values: Mapping[str, Any]) -> None:
 
 
 def _recipe_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> type[Recipe]:
-    return find_task(str(above.get("task") or below.get("task") or DEFAULT_TASK)).recipe
+    return find_task(above.get("task") or below.get("task")).recipe
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

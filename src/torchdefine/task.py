@@ -25,9 +25,6 @@ from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
 
 FORMAT_VERSION = 2
-OWN = ("language", "translation")
-"""The tasks that come with the package."""
-
 Section = Kinds | type[Config]
 T = TypeVar("T", bound="type[Task]")
 
@@ -90,6 +87,21 @@ class Tokens(Protocol):
     def save(self, path: str | Path) -> Path: ...
 
 
+def described(data: Any, evaluations: Mapping[str, Any]) -> dict[str, Any]:
+    """What every result says of its data and of its evaluations by split."""
+    found = {split: evaluation.to_dict() for split, evaluation in evaluations.items()}
+    return {
+        "data": {
+            "corpus": data.name,
+            "vocabulary_size": len(data.tokenization),
+            "vocabulary_sha256": data.tokenization.sha256,
+            "splits": {split: text.facts() for split, text in data.splits.items()},
+        },
+        **{f"{split}_perplexity": one["perplexity"] for split, one in found.items()},
+        "evaluation": found,
+    }
+
+
 class Task(ABC):
     """What a model is trained to do. A subclass in one folder is all that a new task needs."""
 
@@ -101,6 +113,8 @@ class Task(ABC):
     """What ``eval --data`` takes."""
     vocabulary_settings: ClassVar[tuple[str, ...]] = ("corpus", "tokenizer")
     """Settings of the section data that decide the size of the vocabulary."""
+    scores: ClassVar[Mapping[str, str]] = {}
+    """Measures of a result beside its perplexities, each with its name in a comparison."""
 
     def check_packages(self) -> None:
         """Refuse, before any work, to train without a package that the end of a run needs."""
@@ -137,8 +151,8 @@ class Task(ABC):
         """What measures the current weights on the validation text; None where there is none."""
 
     @abstractmethod
-    def result(self, recipe: Any, model: Any, data: Any) -> dict[str, Any]:
-        """What the result of a finished run says of its data and its measures: ``data``, ``evaluation`` …"""
+    def result(self, run: Any, data: Any) -> dict[str, Any]:
+        """What the result of a run says beside its training: that which is ``described``, and more."""
 
     def amount(self, data: Any) -> str:
         """How much training text there is, in words."""
@@ -176,9 +190,10 @@ def register_task(task: T) -> T:
     return task
 
 
-def find_task(name: str) -> Task:
-    """A task by name; those of the package are imported when they are first needed."""
-    if name not in _TASKS and name in OWN:
+def find_task(name: str | None = None) -> Task:
+    """A task by name, else the default one; those of the package are imported when they are first needed."""
+    name = str(name or _default())
+    if name not in _TASKS and name in _own():
         import_module(f"torchdefine.tasks.{name}")
     if name not in _TASKS:
         raise UserError(f"The task {name!r} is unknown{did_you_mean(name, task_names())}")
@@ -186,4 +201,15 @@ def find_task(name: str) -> Task:
 
 
 def task_names() -> list[str]:
-    return sorted({*OWN, *_TASKS})
+    """All tasks, the default one first."""
+    return sorted({*_own(), *_TASKS}, key=lambda name: (name != _default(), name))
+
+
+def _default() -> str:
+    default: str = import_module("torchdefine.tasks").DEFAULT
+    return default
+
+
+def _own() -> list[str]:
+    """The tasks that come with the package: one folder each."""
+    return [file.parent.name for file in (Path(__file__).parent / "tasks").glob("*/__init__.py")]

@@ -20,13 +20,13 @@ from torchdefine.analysis.fairness import (
 from torchdefine.analysis.parameters import PARTS
 from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.analysis.tables import NOT_FINITE, print_table
+from torchdefine.task import find_task
 
 PART_COLUMNS = {"define": "unit", "context": "context", "input_output": "tables", "total": "total M"}
 UNIGRAM = "test_unigram_perplexity"
 """The test perplexity of a model that only counts words."""
-SCORES = {"test_bleu": "BLEU", "test_chrf": "chrF"}
-FACTS = ("seed", "steps", "tokens", "seconds", "tokens_per_second", UNIGRAM, *SCORES, "commit", "hardware")
-"""What a program may want to know of a run."""
+FACTS = ("seed", "steps", "tokens", "seconds", "tokens_per_second", UNIGRAM, "commit", "hardware")
+"""What a program may want to know of a run, with the scores of its task."""
 SEED_COLUMNS = ("runs", "seeds", "valid", "range", "test", "range")
 SEED_NOTE = "Means over seeds. The range is highest less lowest: models that differ by less may be equally good."
 
@@ -64,6 +64,11 @@ class Comparison:
         return f"Unit, context model, tables and total in millions of parameters{marked}.{beside}"
 
     @property
+    def scores(self) -> dict[str, str]:
+        """What the tasks of the runs measure beside perplexities, with its name."""
+        return {fact: name for run in self.runs for fact, name in find_task(run.recipe.task).scores.items()}
+
+    @property
     def columns(self) -> list[str]:
         return list(self._cells(self.runs[0])) if self.runs else []
 
@@ -85,7 +90,7 @@ class Comparison:
             cells["<unk>"] = _number(run.of_test("unknown_share"), ".2%")
         cells["tokens/s"] = _number(run.fact("tokens_per_second"), ",.0f")
         cells["seconds"] = _number(run.fact("seconds"), ",.0f")
-        for fact, name in SCORES.items():
+        for fact, name in self.scores.items():
             if self._values(fact):
                 cells[name] = _number(run.fact(fact), ".2f")
         return cells
@@ -110,7 +115,7 @@ class Comparison:
                 "test_perplexity": run.perplexity("test"),
                 "test_bits_per_byte": run.of_test("bits_per_byte"),
                 "test_unknown_share": run.of_test("unknown_share"),
-                **{fact: run.fact(fact) for fact in FACTS},
+                **{fact: run.fact(fact) for fact in (*FACTS, *self.scores)},
             }
             for run in self.runs
         ]

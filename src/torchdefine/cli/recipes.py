@@ -182,7 +182,6 @@ def _counted(options: argparse.Namespace, overrides: dict[str, Any]) -> Paramete
     if "vocabulary_size" in data:
         return parameter_report(recipe)
     if data.keys() & set(task.vocabulary_settings):  # not the vocabulary whose size the recipe or the run states
-        return parameter_report(
-            dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, vocabulary_size=None))
-        )
+        stated = {"vocabulary_size": None} if hasattr(recipe.data, "vocabulary_size") else {}
+        return parameter_report(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **stated)))
     return parameter_report(recipe, task.load_tokens(folder.path) if folder.exists() else None)

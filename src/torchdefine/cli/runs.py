@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torchdefine.cli.shared import Command, add_json, add_loading, add_run, flag, loading, print_json, refuse_idle
+from torchdefine.cli.shared import Command, add_json, add_loading, add_run, loading, print_json, refuse_idle
 from torchdefine.errors import UserError
-
-if TYPE_CHECKING:
-    from torchdefine.tasks.language import NeuralCache
 
 MEASURING = ("batch_size", "length", "memory", "clamp", "neural_cache", "tune_cache")
 """Options of eval that the runs of some tasks take."""
@@ -69,8 +66,8 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
     given = {name: value for name in MEASURING if (value := getattr(options, name)) is not None}
     taken = signature(task.run.measure).parameters  # type: ignore[attr-defined]
     refuse_idle(options, [name for name in given if name not in taken], f"to a model for {task.name}")
-    if "neural_cache" in given:
-        given["neural_cache"] = _neural_cache(options)
+    if {"neural_cache", "tune_cache"} <= given.keys():
+        raise UserError("Give --neural-cache or --tune-cache, not both.")
     run = load_run(options.folder, **loading(options))
     if not folder.result.exists():
         print("The run is not finished: these are intermediate weights.", file=sys.stderr)
@@ -80,21 +77,6 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
         print_json({"run": str(options.folder), "split": options.split, **measured.facts})
     else:
         print("\n".join(measured.lines))
-
-
-def _neural_cache(options: argparse.Namespace) -> NeuralCache:
-    from torchdefine.tasks.language import NeuralCache
-
-    if options.tune_cache:
-        raise UserError("Give --neural-cache or --tune-cache, not both.")
-    try:
-        window, theta, weight = options.neural_cache.split(",")
-        numbers = int(window), float(theta), float(weight)
-    except ValueError:
-        raise UserError(
-            f"{flag('neural_cache')} is {options.neural_cache!r}, but must be three numbers, as in 500,1.0,0.1."
-        ) from None
-    return NeuralCache(*numbers)
 
 
 def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:

@@ -66,12 +66,11 @@ def add_commands(command: Command) -> None:
 
 def settings_help() -> str:
     """Every setting that a command line may change: those of the first task, and what differs for the others."""
-    from torchdefine.recipe import DEFAULT_TASK
     from torchdefine.task import find_task, task_names
 
     lines = [SETTINGS]
     shown: dict[str, list[str]] = {}
-    for name in (DEFAULT_TASK, *(other for other in task_names() if other != DEFAULT_TASK)):
+    for name in task_names():
         sections = {section: list(_section(section, of)) for section, of in find_task(name).recipe.sections().items()}
         lines += ["", f"Settings of the task {name}{' that others have not' if shown else ''}:"]
         for section, rows in sections.items():

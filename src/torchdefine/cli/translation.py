@@ -7,13 +7,10 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdefine.cli.shared import Command, add_json, add_loading, add_run, loading, print_json, refuse_idle
 from torchdefine.errors import UserError
-
-if TYPE_CHECKING:
-    from torchdefine.tasks.translation import BeamConfig, LongLine, TranslationOptions
 
 OF_THE_BEAM = {
     "beam": "size",
@@ -62,26 +59,26 @@ def add_commands(command: Command) -> None:
 def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import RunFolder, load_run
     from torchdefine.run.run import check_can
+    from torchdefine.task import find_task
     from torchdefine.training.progress import work_bar
 
     folder = RunFolder(options.folder)
     recipe = folder.recipe()
     check_can(recipe, "translate", folder)
-    how = _translation_options(recipe.beam, options)
+    task = find_task(recipe.task)
+    how = task.run.options(recipe, **_ways_to_translate(options))  # type: ignore[attr-defined]
+    if options.refs:
+        task.check_packages()
     run = load_run(options.folder, **loading(options))  # before waiting for standard input
     lines, references = _texts(options)
     started = time.monotonic()
     with work_bar("translating") as progress:
         found = run.translate(lines, how, progress=progress, on_long_line=_tell_of_long_line)
     seconds = max(time.monotonic() - started, 1e-9)
-    scores = None
-    if references:
-        from torchdefine.tasks.translation import score_translations
-
-        scores = score_translations([best[0].text for best in found], references)
+    scores = run.score([best[0].text for best in found], references) if references else None
     if options.json:
         shown = [[dataclasses.asdict(translation) for translation in best] for best in found]
-        scored = {} if scores is None else scores.to_dict()
+        scored = {} if scores is None else dataclasses.asdict(scores)
         print_json({"translations": shown, "sentences_per_second": round(len(found) / seconds, 2), **scored})
         return
     sys.stdout.flush()
@@ -91,11 +88,9 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
         print("\n".join(scores.lines()), file=sys.stderr)
 
 
-def _translation_options(beam: BeamConfig, options: argparse.Namespace) -> TranslationOptions:
-    """The recipe's search with the command line's changes."""
-    from torchdefine.config import to_plain
+def _ways_to_translate(options: argparse.Namespace) -> dict[str, Any]:
+    """What the command line changes of the recipe's search."""
     from torchdefine.tasks.sampling import SamplingOptions
-    from torchdefine.tasks.translation import BeamConfig, TranslationOptions
 
     if options.sample:
         refuse_idle(options, ("beam",), "to --sample")
@@ -104,24 +99,21 @@ def _translation_options(beam: BeamConfig, options: argparse.Namespace) -> Trans
     if options.temperature == 0:
         refuse_idle(options, ("top_k", "top_p"), "at a temperature of 0")
     given = {name: value for option, name in OF_THE_BEAM.items() if (value := getattr(options, option)) is not None}
-    beam = BeamConfig.read({**to_plain(beam), **given}, "beam")
     temperature = 1.0 if options.temperature is None else options.temperature
     sampling = SamplingOptions(temperature, options.top_k, options.top_p) if options.sample else None
     seed = 1 if options.seed is None else options.seed
-    return TranslationOptions(beam, sampling, seed, options.n_best)
+    return {**given, "sampling": sampling, "seed": seed, "n_best": options.n_best}
 
 
 def _texts(options: argparse.Namespace) -> tuple[list[str], list[str] | None]:
     """The lines to translate, and their true translations where these were given."""
     from torchdefine.data.text_files import decode_text
-    from torchdefine.tasks.translation import require_sacrebleu
 
     lines = _lines_of(options.input) if options.input else decode_text(sys.stdin.buffer.read(), "The standard input")
     if not lines:
         print("There is no line to translate.", file=sys.stderr)
     if not options.refs:
         return lines, None
-    require_sacrebleu()
     references = _lines_of(options.refs)
     if len(references) != len(lines):
         raise UserError(f"{options.refs} has {len(references):,} lines, but {len(lines):,} are to be translated.")
@@ -134,10 +126,8 @@ def _lines_of(path: str) -> list[str]:
     return [line for block in read_text(Path(path), may_be_empty=True) for line in block.lines]
 
 
-def _tell_of_long_line(long: LongLine) -> None:
-    print(
-        f"Line {long.number:,} has {long.tokens:,} tokens and was translated in {long.pieces} pieces.", file=sys.stderr
-    )
+def _tell_of_long_line(number: int, tokens: int, pieces: int) -> None:
+    print(f"Line {number:,} has {tokens:,} tokens and was translated in {pieces} pieces.", file=sys.stderr)
 
 
 def _average(options: argparse.Namespace, _: dict[str, Any]) -> None:

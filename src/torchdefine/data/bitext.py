@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -90,6 +91,11 @@ class SentencePairs:
     @property
     def text_sha256(self) -> str:
         return _joint_hash(self.source.header.text_sha256, self.target.header.text_sha256)
+
+    def facts(self) -> dict[str, Any]:
+        """What the result of a run says of them."""
+        hashes = {"text_sha256": self.text_sha256, "tokens_sha256": self.tokens_sha256}
+        return {"pairs": len(self), "tokens": len(self.target), **hashes}
 
     def verify(self) -> None:
         """Read all the data and compare its hashes to the headers'."""

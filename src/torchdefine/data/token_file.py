@@ -86,6 +86,10 @@ class TokenFile:
         """Equal for equal ids in the same order."""
         return self.header.tokens_sha256
 
+    def facts(self) -> dict[str, Any]:
+        """What the result of a run says of it."""
+        return {name: getattr(self.header, name) for name in ("tokens", "text_sha256", "tokens_sha256", "lost_share")}
+
     def verify(self) -> None:
         """Read all the data and compare its hash to the header's."""
         digest = hashlib.sha256()

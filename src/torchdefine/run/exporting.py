@@ -21,6 +21,8 @@ def export_run(
     run: Run, folder: str | Path, format: str, licence: str | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Export the model of a run with its vocabulary, settings and result."""
+    model = on_the_cpu(run.model)
+    exportable = run.exportable(model)
     recipe = _without_paths(run.recipe)
     about = ExportedFrom(
         name=recipe.name,
@@ -33,9 +35,8 @@ def export_run(
         data_licence=licence_of(run.recipe.data.corpus),
         licence=licence,
     )
-    model = on_the_cpu(run.model)
     with evaluating(model):
-        return export_model(run.exportable(model), run.tokenization, about, folder, format, progress)
+        return export_model(exportable, run.tokenization, about, folder, format, progress)
 
 
 def _without_paths(recipe: Any) -> Any:

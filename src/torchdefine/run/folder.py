@@ -123,13 +123,12 @@ class RunFolder:
             raise UserError(f"{self.path} holds no run: {self._what_to_name_instead()}")
         return load_recipe(str(self.config))
 
-    def bring_up_to_date(self, recipe: Recipe, tokenization: Tokens) -> None:
+    def bring_up_to_date(self, recipe: Any, tokenization: Tokens) -> None:
         """Before a run goes on, record where its text and tokenizer lie now, and rewrite its vocabulary."""
         tokenization.save(self.path)
         own = self.recipe()
-        data = replace(own.data, corpus=recipe.data.corpus, tokenizer=recipe.data.tokenizer)
-        if data != own.data:
-            write_text(self.config, replace(own, data=data).to_yaml())
+        if own.data != recipe.data:
+            write_text(self.config, replace(own, data=recipe.data).to_yaml())
 
     def _refuse_recipe(self) -> None:
         """A recipe is easily named in place of a run trained by it."""

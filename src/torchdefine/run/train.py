@@ -244,13 +244,13 @@ def _finish(
     model, processes = trainer.model, trainer.processes
     processes.wait()
     load_weights(model, folder.read(folder.best, only="model"), folder.best)
+    run: Run = task.run(folder, recipe, data.tokenization, model.eval(), folder.best)
     if processes.is_first:
         described = describe_training(recipe, changes, model.parameters_by_part(), folder, trainer.position)
         how = {"processes": processes.count, "precision": trainer.precision.name}
-        result = {**described, **task.result(recipe, model, data), **describe_environment(trainer.device), **how}
+        result = {**described, **task.result(run, data), **describe_environment(trainer.device), **how}
         folder.write_result(result)
         if not voice.has_listener and (trouble := shortfall(result)):
             log.warning(trouble)
     processes.wait()
-    run: Run = task.run(folder, recipe, data.tokenization, model.eval(), folder.best)
     return run

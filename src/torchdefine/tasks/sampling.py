@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +46,13 @@ def draw_rows(log_probs: Tensor, options: SamplingOptions, uniform: Tensor) -> T
     if bool(log_probs.isnan().any()):
         raise MachineError(NO_PROBABILITIES)
     if options.forbidden:
-        _check_forbidden(options.forbidden, log_probs.shape[-1])
+        vocabulary = log_probs.shape[-1]
+        if outside := [token for token in options.forbidden if not 0 <= token < vocabulary]:
+            raise UserError(
+                f"The forbidden token {outside[0]} is outside the vocabulary of {vocabulary}: leave it out."
+            )
+        if len(set(options.forbidden)) == vocabulary:
+            raise UserError(f"All {vocabulary} tokens are forbidden, so none can be drawn: forbid fewer.")
         log_probs = log_probs.clone()
         log_probs[:, list(options.forbidden)] = -torch.inf
     if options.temperature == 0:
@@ -59,16 +64,8 @@ def draw_rows(log_probs: Tensor, options: SamplingOptions, uniform: Tensor) -> T
         scores, order = scores.sort(-1, descending=True)
     probabilities = scores.softmax(-1)
     if options.top_p is not None:
-        outside = probabilities.cumsum(-1) - probabilities >= options.top_p  # the token that crosses the bound stays
-        probabilities = probabilities.masked_fill(outside, 0.0)
+        outside_p = probabilities.cumsum(-1) - probabilities >= options.top_p  # the token that crosses the bound stays
+        probabilities = probabilities.masked_fill(outside_p, 0.0)
     sums = probabilities.cumsum(-1)
     places = (sums <= uniform.unsqueeze(-1) * sums[:, -1:]).sum(-1)  # (N,)
     return places if order is None else order.gather(1, places.unsqueeze(1)).squeeze(1)
-
-
-def _check_forbidden(forbidden: Sequence[int], vocabulary: int) -> None:
-    outside = [token for token in forbidden if not 0 <= token < vocabulary]
-    if outside:
-        raise UserError(f"The forbidden token {outside[0]} is outside the vocabulary of {vocabulary}: leave it out.")
-    if len(set(forbidden)) == vocabulary:
-        raise UserError(f"All {vocabulary} tokens are forbidden, so none can be drawn: forbid fewer.")

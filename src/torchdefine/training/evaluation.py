@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchdefine.data.token_file import TokenHeader
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -22,6 +24,13 @@ class Evaluation:
     unknown_share: float
     """Tokens of the text that are outside the vocabulary."""
     protocol: str
+
+    @classmethod
+    def of(cls, nats: float, text: TokenHeader, protocol: str) -> Evaluation:
+        """From the nats of all tokens of a text together."""
+        loss = nats / text.tokens
+        bits_per_byte = nats / math.log(2) / text.bytes if text.bytes else None
+        return cls(text.tokens, loss, perplexity(loss), bits_per_byte, text.unknown / text.tokens, protocol)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

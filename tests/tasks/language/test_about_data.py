@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from torchdefine.data import encode_corpus, train_bpe
+from torchdefine.data import TextConfig, encode_corpus, train_bpe
 from torchdefine.recipe import recipe_of
-from torchdefine.tasks.language.about_data import describe_bands, describe_tokens
-from torchdefine.tasks.language.recipe import TextConfig
+from torchdefine.tasks.language.task import describe_bands, describe_tokens
 
 
 @pytest.fixture

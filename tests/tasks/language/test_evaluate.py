@@ -22,6 +22,8 @@ from torchdefine.tasks.language.evaluate import evaluate, short_stream_warning, 
 class Unigram(nn.Module):
     """Knows only how often each token occurs; counts how often it is asked for each."""
 
+    carried = "state"
+
     def __init__(self, counts: list[int]) -> None:
         super().__init__()
         frequency = torch.tensor(counts, dtype=torch.float64)

@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torchdefine.cli import main
 from torchdefine.data import encode_corpus
 from torchdefine.errors import UserError
 from torchdefine.run import Run
-from torchdefine.tasks.language import NeuralCache, evaluate, tune_neural_cache
+from torchdefine.tasks.language import CachedModel, NeuralCache, evaluate
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +46,7 @@ def brute_force(run: Run, tokens: np.ndarray, cache: NeuralCache) -> float:
 def test_equals_a_loop_over_tokens_whatever_the_segments(run: Run, corpus: Path, length: int) -> None:
     text = encode_corpus(corpus, vocabulary=run.tokenization).splits["valid"]
     cache = NeuralCache(window=25, theta=2.0, weight=0.2)
-    result = evaluate(
-        run.model, text, run.tokenization.eos_id, length=length, predict=cache.predict(run.model), note=f", {cache}"
-    )
+    result = evaluate(CachedModel(run.model, [cache]), text, run.tokenization.eos_id, length=length, note=f", {cache}")
     assert result.loss == pytest.approx(brute_force(run, np.asarray(text.tokens), cache), rel=1e-5)
     assert "neural cache of 25 positions, theta 2, weight 0.2" in result.protocol
 
@@ -68,12 +67,12 @@ def test_a_weight_of_zero_changes_nothing_and_streams_keep_their_own_memory(run:
 def test_tuning_finds_the_best_of_its_choices_in_one_pass(run: Run, corpus: Path) -> None:
     text = encode_corpus(corpus, vocabulary=run.tokenization).splits["valid"]
     choices = [NeuralCache(w, t, s) for w in (5, 40) for t in (0.0, 1.5) for s in (0.05, 0.3)]
-    best, loss = tune_neural_cache(run.model, text, run.tokenization.eos_id, batch_size=2, choices=choices)
     losses = [run.evaluate("valid", batch_size=2, cache=choice).loss for choice in choices]
+    best = run.tune_cache(batch_size=2, choices=choices)
     assert best == choices[int(np.argmin(losses))]
-    assert loss == pytest.approx(min(losses), rel=1e-6)
-    only = tune_neural_cache(run.model, text, run.tokenization.eos_id, batch_size=2, choices=choices[:1])
-    assert only == (choices[0], pytest.approx(losses[0], rel=1e-6))
+    evaluate(cached := CachedModel(run.model, choices), text, run.tokenization.eos_id, batch_size=2)
+    assert (cached.nats / len(text)).tolist() == pytest.approx(losses, rel=1e-6)
+    assert run.tune_cache(batch_size=2, choices=choices[:1]) == choices[0]
 
 
 def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,30 +87,26 @@ def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["eval", folder, "--neural-cache", setting, "--device", "cpu"])
     assert f"test perplexity {perplexity}" in capsys.readouterr().out
-    for given, message in (("500,1", "must be three numbers"), ("0,1,0.1", "window of the cache is 0")):
+    for given, message in (("500,1", "must be three numbers"), ("0,1,0.1", "neural_cache.window is 0")):
         with pytest.raises(SystemExit) as refused:
             main(["eval", folder, "--neural-cache", given])
         assert refused.value.code == 2
         assert message in capsys.readouterr().err
-    with pytest.raises(UserError, match="weight of the cache is 1"):
+    with pytest.raises(UserError, match="weight is 1"):
         NeuralCache(weight=1.0)
     assert load_run(folder).evaluate("test").perplexity > 1
 
 
 def test_a_cache_is_tuned_under_the_settings_that_it_is_used_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict = {}
-
-    def remember(*_: object, **settings: object) -> tuple[NeuralCache, float]:
-        seen.update(settings)
-        return NeuralCache(), 0.0
-
-    monkeypatch.setattr("torchdefine.tasks.language.run.tune_neural_cache", remember)
+    monkeypatch.setattr("torchdefine.tasks.language.run.evaluate", asked := Mock(wraps=evaluate))
     with pytest.raises(SystemExit) as done:
         main(["eval", str(run.folder.path), "--tune-cache", "--length", "9", "--batch-size", "3", "--device", "cpu"])
     assert done.value.code == 0
-    assert (seen["length"], seen["batch_size"]) == (9, 3)
-    seen.clear()
+    tuned, used = asked.call_args_list
+    assert tuned.args[1].path.name == "valid.tokens"
+    assert [(call.kwargs["length"], call.kwargs["batch_size"]) for call in (tuned, used)] == [(9, 3)] * 2
+    asked.reset_mock()
     with pytest.raises(SystemExit) as refused:  # an LSTM has no such memory
         main(["eval", str(run.folder.path), "--tune-cache", "--memory", "9", "--device", "cpu"])
     assert refused.value.code == 2
-    assert not seen, "what is refused must not be tuned first"
+    assert not asked.called, "what is refused must not be tuned first"

@@ -16,9 +16,7 @@ from torchdefine.data import Bitext, BitextBatches
 from torchdefine.recipe import load_recipe
 from torchdefine.run import RunFolder
 from torchdefine.task import find_task
-from torchdefine.tasks.translation import TranslationRecipe, Translator, open_bitext
-from torchdefine.tasks.translation.batches import PairData
-from torchdefine.tasks.translation.evaluate import evaluate_pairs
+from torchdefine.tasks.translation import PairData, TranslationRecipe, Translator, evaluate_pairs
 from torchdefine.training.distributed import Processes
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep
@@ -31,7 +29,7 @@ def recipe(translation_recipe: Path) -> TranslationRecipe:
 
 @pytest.fixture(scope="module")
 def bitext(recipe: TranslationRecipe) -> Bitext:
-    return open_bitext(recipe)
+    return find_task("translation").open_data(recipe, None)
 
 
 def data(recipe: TranslationRecipe, bitext: Bitext, rank: int = 0, count: int = 1, parts: int = 2) -> PairData:
@@ -159,7 +157,7 @@ def test_learned_subwords_are_counted(bitext_folder: Path) -> None:
     def sentence(**settings: int | bool) -> str:
         data = {"corpus": str(bitext_folder), **settings}
         few = load_recipe("tatoeba/laptop", {"data": data, "source": {"share": "nothing"}})
-        return find_task("translation").about_data(few, open_bitext(few))[0]
+        return find_task("translation").about_data(few, find_task("translation").open_data(few, None))[0]
 
     assert sentence(bpe_size=300) == "300 subwords were learned from the training text."
     assert sentence(bpe_size=280, joint=False) == "280 and 280 subwords were learned from the training text."

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchdefine.context import Transformer, TransformerConfig
 from torchdefine.embedding import StandardMap, TokenEmbedding
@@ -28,11 +28,12 @@ class ToyState:
         return ToyState(self.prefixes[rows])
 
 
-class ToyModel:
+class ToyModel(nn.Module):
     """Log-probabilities of the next of 5 tokens, drawn once for every prefix; the source's first id picks the world."""
 
     def __init__(self, tokens: int = 5, sharpness: float = 1.5) -> None:
-        self.tokens, self.sharpness = tokens, sharpness
+        super().__init__()
+        self.tokens, self.sharpness, self.anywhere = tokens, sharpness, nn.Parameter(torch.zeros(()))
 
     def log_probs(self, prefix: tuple[int, ...]) -> Tensor:
         generator = torch.Generator().manual_seed(hash(prefix) % 2**31)

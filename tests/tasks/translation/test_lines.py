@@ -11,21 +11,18 @@ sacrebleu = pytest.importorskip("sacrebleu")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from torchdefine.data import TokenizerPair  # noqa: E402
 from torchdefine.data.tokenizer import SubwordTokenizer, train_bpe_on  # noqa: E402
 from torchdefine.errors import UserError  # noqa: E402
 from torchdefine.recipe import load_recipe  # noqa: E402
+from torchdefine.run import RunFolder  # noqa: E402
 from torchdefine.task import find_task  # noqa: E402
 from torchdefine.tasks.sampling import SamplingOptions  # noqa: E402
 from torchdefine.tasks.translation import (  # noqa: E402
     BeamConfig,
-    LongLine,
     TranslationOptions,
-    Translator,
+    TranslationRun,
     beam_search,
-    open_bitext,
     score_translations,
-    translate_lines,
 )
 from torchdefine.tasks.translation.lines import cut_sentence  # noqa: E402
 
@@ -35,10 +32,11 @@ TOKENIZER = train_bpe_on(
 
 
 @pytest.fixture(scope="module")
-def untrained(translation_recipe: Path) -> tuple[Translator, TokenizerPair]:
+def untrained(translation_recipe: Path) -> TranslationRun:
     recipe = load_recipe(str(translation_recipe))
-    pair = open_bitext(recipe).tokenization
-    return find_task("translation").build(recipe, pair), pair
+    pair = find_task("translation").open_data(recipe, None).tokenization
+    folder = RunFolder("nowhere")
+    return TranslationRun(folder, recipe, pair, find_task("translation").build(recipe, pair), folder.best)
 
 
 @given(text=st.text(max_size=200), longest=st.integers(1, 30))
@@ -74,44 +72,39 @@ def test_a_piece_is_as_long_as_a_good_place_to_cut_lets_it_be(tokens: list[str],
     assert pieces == [list(range(first)), list(range(first, 6))]
 
 
-def test_as_many_lines_come_out_as_go_in(untrained: tuple[Translator, TokenizerPair]) -> None:
-    model, pair = untrained
+def test_as_many_lines_come_out_as_go_in(untrained: TranslationRun) -> None:
     lines = ["", "one", "two " * 90, " \t ", "مرحبا 猫", "one\rtwo\x0bthree", "x" * 300]
-    long_lines: list[LongLine] = []
+    long_lines: list[int] = []
     seen: list[tuple[int, int]] = []
-    model.train()
-    found = translate_lines(
-        model,
-        pair,
+    untrained.model.train()
+    found = untrained.translate(
         lines,
-        20,
         TranslationOptions(BeamConfig(batch_size=4), n_best=2),
         progress=lambda done, total: seen.append((done, total)),
-        on_long_line=long_lines.append,
+        on_long_line=lambda number, tokens, pieces: long_lines.append(number),
     )
-    assert model.training
+    assert untrained.model.training
     assert len(found) == len(lines)
     assert [len(best) for best in found] == [1, 2, 2, 1, 2, 2, 2]
-    assert {long.number for long in long_lines} == {3, 7}
+    assert long_lines == [3, 7]
     assert seen[-1][0] == seen[-1][1]
     assert all(len(t.text.splitlines()) <= 1 for best in found for t in best)
-    assert translate_lines(model, pair, [], 20) == []
+    assert untrained.translate([]) == []
 
 
 def test_no_translation_may_hold_padding_beginnings_or_unknown_words(
-    untrained: tuple[Translator, TokenizerPair], monkeypatch: pytest.MonkeyPatch
+    untrained: TranslationRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, pair = untrained
     monkeypatch.setattr("torchdefine.tasks.translation.lines.beam_search", search := Mock(wraps=beam_search))
-    translate_lines(model, pair, ["one"], 20)
-    tokens, target = search.call_args.args[2], pair.target
+    untrained.translate(["one"])
+    tokens, target = search.call_args.args[2], untrained.tokenization.target
     assert set(tokens.forbidden) == {target.pad_id, target.bos_id, target.unk_id}
 
 
-def test_draws_differ_from_line_to_line_and_from_seed_to_seed(untrained: tuple[Translator, TokenizerPair]) -> None:
+def test_draws_differ_from_line_to_line_and_from_seed_to_seed(untrained: TranslationRun) -> None:
     def drawn(seed: int) -> list[str]:
         options = TranslationOptions(sampling=SamplingOptions(), seed=seed)
-        return [best[0].text for best in translate_lines(*untrained, ["one two", "one two"], 20, options)]
+        return [best[0].text for best in untrained.translate(["one two", "one two"], options)]
 
     once, again, other = drawn(1), drawn(1), drawn(2)
     assert once == again

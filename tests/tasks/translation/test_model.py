@@ -137,7 +137,7 @@ def test_widths_and_vocabularies_must_fit() -> None:
     embedding = TokenEmbedding(table)
     with pytest.raises(UserError, match="source embedding gives vectors 24 wide, but the Transformer takes 16"):
         Translator(wide, embedding, transformer(), FullSoftmax(16, table), PAD)
-    with pytest.raises(UserError, match="but the output takes 24"):
+    with pytest.raises(UserError, match="but the output layer takes 24"):
         Translator(embedding, embedding, transformer(), FullSoftmax(24, table), PAD)
     with pytest.raises(UserError, match="predicts 31 tokens, but the target side has 30"):
         Translator(embedding, embedding, transformer(), FullSoftmax(16, num_embeddings=31), PAD)

@@ -51,7 +51,7 @@ def test_all_missing_packages_are_named_before_any_work(
 ) -> None:
     for name in missing:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("torchdefine.tasks.translation.task.open_bitext", pytest.fail)
+    monkeypatch.setattr("torchdefine.tasks.translation.task.encode_bitext", pytest.fail)
     with pytest.raises(UserError, match=rf"needs {' and '.join(missing)}, for subwords .* 'torchdefine\[mt\]'"):
         train(translation_recipe, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()

@@ -30,9 +30,7 @@ class LanguageLossConfig(LossConfig):
     activation_penalty: float = setting(
         0.0, "Weight of the mean square of the vectors that the output layer sees.", at_least=0
     )
-    temporal_penalty: float = setting(
-        0.0, "Weight of the mean square of their change from position to position.", at_least=0
-    )
+    temporal_penalty: float = setting(0.0, "Weight of the mean square of their change between positions.", at_least=0)
 
 
 class LanguageModel(nn.Module):
@@ -56,31 +54,18 @@ class LanguageModel(nn.Module):
         self.context: ContextModel = context
         self.output: OutputLayer = output
         self.loss = loss or LanguageLossConfig()
-
-    def initial_state(self, batch_size: int) -> State:
-        return self.context.initial_state(batch_size)
-
-    @property
-    def label_smoothing(self) -> float:
-        return self.loss.label_smoothing
+        self.label_smoothing = self.loss.label_smoothing
 
     @property
     def carried(self) -> str:
         """What evaluation carries from one segment to the next, in words; a context model may say it itself."""
         return getattr(self.context, "carried", "state")
 
-    def compile_parts(self) -> None:
-        """Compile the embedding and, if the context model offers it, its layers."""
-        self.embedding.compile()
-        compile_layers = getattr(self.context, "compile_layers", None)
-        if compile_layers is not None:
-            compile_layers()
+    def initial_state(self, batch_size: int) -> State:
+        return self.context.initial_state(batch_size)
 
     def hidden(self, ids: Tensor, state: State, distinct: int | None = None) -> tuple[Tensor, State]:
-        """(B, T) ids → (B, T, width) vectors for the output layer, and the state to carry on with.
-
-        ``distinct``, where known, is a bound on how many different ids there are.
-        """
+        """(B, T) ids, maybe with a bound on how many differ → (B, T, width) vectors in context, and the state after."""
         if self.embedding.fused and getattr(self.context, "reads_by_position", False):
             # The vectors then lie in the context model's order, without a copy.
             vectors = embedded(self.embedding, ids.transpose(0, 1), distinct).transpose(0, 1)  # (B, T, m)
@@ -102,21 +87,19 @@ class LanguageModel(nn.Module):
         if not self.training:
             loss = self.output.loss(hidden, targets, reduction=reduction, hint=bands)
             return Losses(loss, loss), state
-        dropped = locked_dropout(hidden, self.loss.output_dropout, time_dim=1)  # (B, T, width)
+        config = self.loss
+        dropped = locked_dropout(hidden, config.output_dropout, time_dim=1)  # (B, T, width)
         loss = self.output.loss(
-            dropped, targets, reduction=reduction, label_smoothing=self.loss.label_smoothing, hint=bands
+            dropped, targets, reduction=reduction, label_smoothing=config.label_smoothing, hint=bands
         )
-        return Losses(loss + self._penalties(hidden, dropped), loss), state
-
-    def _penalties(self, hidden: Tensor, dropped: Tensor) -> Tensor:
-        """Activation regularisation takes the vectors after dropout, the temporal kind those before."""
-        total = hidden.new_zeros((), dtype=exact_dtype(hidden))
-        if self.loss.activation_penalty:
-            total = total + self.loss.activation_penalty * dropped.to(total.dtype).square().mean()
-        if self.loss.temporal_penalty and hidden.shape[1] > 1:
-            steps = hidden[:, 1:].to(total.dtype) - hidden[:, :-1].to(total.dtype)
-            total = total + self.loss.temporal_penalty * steps.square().mean()
-        return total
+        exact = exact_dtype(hidden)
+        penalty = hidden.new_zeros((), dtype=exact)
+        if config.activation_penalty:
+            penalty = penalty + config.activation_penalty * dropped.to(exact).square().mean()
+        if config.temporal_penalty and hidden.shape[1] > 1:  # of the vectors before dropout
+            steps = hidden[:, 1:].to(exact) - hidden[:, :-1].to(exact)
+            penalty = penalty + config.temporal_penalty * steps.square().mean()
+        return Losses(loss + penalty, loss), state
 
     def log_prob(self, ids: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities of every token after each position: (B, T, V)."""
@@ -133,18 +116,22 @@ class LanguageModel(nn.Module):
         return self.output.log_prob(hidden[:, -1]), state
 
     def host_hint(self, targets: np.ndarray) -> HostHint:
-        """What embedding and output layer need to know about the targets (B, T) before they are on the device.
-
-        The ids are the targets one position later, except for the first of every row and the id used for padding.
-        """
+        """What embedding and output layer need to know about the targets (B, T) before they are on the device."""
         bands = self.output.host_hint(targets)
         if not self.embedding.shares or self.embedding.unit is None:  # then only a CPU shares, and counts by itself
             return HostHint(None, bands)
+        # The ids are the targets one position later, except for the first of every row and the id used for padding.
         return HostHint(count_distinct(targets, self.embedding.num_embeddings) + targets.shape[0] + 1, bands)
 
     def embeddings(self) -> dict[str, TokenEmbedding]:
         """The embeddings by the side that they stand on; a language model has one."""
         return {"": self.embedding}
+
+    def compile_parts(self) -> None:
+        """Compile the embedding and, if the context model offers it, its layers."""
+        self.embedding.compile()
+        if hasattr(self.context, "compile_layers"):
+            self.context.compile_layers()
 
     def parameters_by_part(self) -> dict[str, int]:
         """The number of parameters in each of the paper's columns; tied ones count once, in input_output."""

@@ -7,102 +7,94 @@ those of the last ``window`` positions i that were followed by the word.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from torchdefine.config import Config, setting
 from torchdefine.context import State
-from torchdefine.data import IGNORE, TokenFile
+from torchdefine.data import IGNORE
 from torchdefine.errors import UserError
-from torchdefine.output import HostHint
-from torchdefine.tasks.language.evaluate import Predict, total_nats
+from torchdefine.output import HostHint, Losses
+from torchdefine.spelling import option
 from torchdefine.tasks.language.model import LanguageModel
 
 WINDOWS = (100, 500, 1000, 2000, 3785)
 THETAS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5)
 WEIGHTS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
+"""What tuning tries."""
 
 
 @dataclass(frozen=True)
-class NeuralCache:
+class NeuralCache(Config):
     """How far back the cache looks, how sharply it compares, and the weight of its probability."""
 
-    window: int = 500
-    theta: float = 1.0
-    weight: float = 0.1
+    window: int = setting(500, "Positions that it looks back.", at_least=1)
+    theta: float = setting(1.0, "Factor of the products of hidden vectors.", at_least=0, below=math.inf)
+    weight: float = setting(0.1, "Weight of its probability beside the model's.", at_least=0, below=1)
 
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise UserError(f"The window of the cache is {self.window}, but must be at least 1: use 500, say.")
-        if not 0 <= self.theta < math.inf:
-            raise UserError(f"The theta of the cache is {self.theta}, but must not be negative: use 1, say.")
-        if not 0 <= self.weight < 1:
-            raise UserError(f"The weight of the cache is {self.weight}, but must be from 0 to below 1: use 0.1, say.")
+    @classmethod
+    def of(cls, text: str) -> NeuralCache:
+        """From three numbers, as in 500,1.0,0.1."""
+        values = text.split(",")
+        if len(values) != 3:
+            name = option("neural_cache")
+            raise UserError(f"{name} is {text!r}, but must be three numbers, as in 500,1.0,0.1.")
+        return cls.read(dict(zip(("window", "theta", "weight"), values, strict=True)), "neural_cache")
 
     def __str__(self) -> str:
         return f"a neural cache of {self.window} positions, theta {self.theta:g}, weight {self.weight:g}"
 
-    def predict(self, model: LanguageModel) -> Predict:
-        """What ``evaluate`` calls instead of the model; make one for each text, since it remembers what it saw."""
-        return _CachedPrediction(model, [self])
 
+class CachedModel(nn.Module):
+    """A language model with a neural cache, to be evaluated; of several, its losses are those of the first.
 
-def tune_neural_cache(
-    model: LanguageModel,
-    text: TokenFile,
-    start_token: int,
-    *,
-    batch_size: int = 1,
-    length: int = 140,
-    choices: Sequence[NeuralCache] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[NeuralCache, float]:
-    """The best of ``choices`` on a validation text and its nats a token, in one pass over the text."""
-    if choices is None:
-        choices = [NeuralCache(*values) for values in product(WINDOWS, THETAS, WEIGHTS)]
-    if not choices:
-        raise UserError("There is no setting of the cache to choose from.")
-    predict = _CachedPrediction(model, choices)
-    nats = total_nats(model, text, start_token, predict, batch_size=batch_size, length=length, progress=progress)
-    best = int(nats.argmin())
-    return choices[best], float(nats[best]) / len(text)
-
-
-class _CachedPrediction:
-    """Nats of a text under several settings at once; hidden vectors are compared once for all of them."""
+    Hidden vectors are compared once for all of them. Make one for each text, since it remembers what it saw.
+    """
 
     def __init__(self, model: LanguageModel, choices: Sequence[NeuralCache]) -> None:
-        self.model, self.choices = model, choices
-        self.window = max(choice.window for choice in choices)
+        super().__init__()
+        self.model: LanguageModel = model
+        self.initial_state, self.host_hint, self.carried = model.initial_state, model.host_hint, model.carried
+        self.choices, self.window = choices, max(choice.window for choice in choices)
+        self.nats: Tensor | None = None  # (choices,): of all targets so far
         self.keys: Tensor | None = None  # (B, W, d): the last hidden vectors
         self.words: Tensor | None = None  # (B, W): what followed them
 
-    def __call__(self, inputs: Tensor, targets: Tensor, state: State, hint: HostHint | None) -> tuple[Tensor, State]:
+    @property
+    def best(self) -> NeuralCache:
+        """The cache that made the targets so far most probable."""
+        assert self.nats is not None
+        return self.choices[int(self.nats.argmin())]
+
+    def forward(
+        self, ids: Tensor, targets: Tensor, state: State, reduction: Literal["sum"], hint: HostHint | None = None
+    ) -> tuple[Losses, State]:
         distinct, bands = hint or HostHint()
-        hidden, state = self.model.hidden(inputs, state, distinct)  # (B, T, d)
+        hidden, state = self.model.hidden(ids, state, distinct)  # (B, T, d)
         losses = self.model.output.loss(hidden, targets, reduction="none", hint=bands)  # (B, T)
-        keys, words = self._history(hidden, targets)
+        begins = self.keys is None  # the first position of a text has nothing to look back at
+        keys = hidden if self.keys is None else torch.cat((self.keys, hidden), 1)  # (B, W + T, d)
+        words = targets if self.words is None else torch.cat((self.words, targets), 1)  # (B, W + T)
         scores = hidden @ keys.transpose(1, 2)  # (B, T, W + T)
         follows = words.unsqueeze(1) == targets.unsqueeze(2)  # (B, T, W + T)
-        counted = targets != IGNORE
         settings = {(choice.window, choice.theta) for choice in self.choices}
         cached = {setting: _cache_probability(scores, follows, *setting) for setting in settings}
         nats = []
         for choice in self.choices:
-            mixed = _mixed(losses, cached[choice.window, choice.theta], choice.weight)  # (B, T)
-            if self.keys is None:  # the first position of a text has nothing to look back at
+            mixed = losses.clone()  # (B, T)
+            if choice.weight:
+                found = math.log(choice.weight) + cached[choice.window, choice.theta].log()
+                mixed = -torch.logaddexp(math.log1p(-choice.weight) - losses, found)
+            if begins:
                 mixed[:, 0] = losses[:, 0]
-            nats.append(mixed[counted].double().sum())
+            nats.append(mixed[targets != IGNORE].double().sum())
         self.keys, self.words = keys[:, -self.window :], words[:, -self.window :]
-        return torch.stack(nats), state
-
-    def _history(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        if self.keys is None or self.words is None:
-            return hidden, targets
-        return torch.cat((self.keys, hidden), 1), torch.cat((self.words, targets), 1)
+        self.nats = torch.stack(nats) if self.nats is None else self.nats + torch.stack(nats)
+        return Losses(nats[0], nats[0]), state
 
 
 def _cache_probability(scores: Tensor, follows: Tensor, window: int, theta: float) -> Tensor:
@@ -113,9 +105,3 @@ def _cache_probability(scores: Tensor, follows: Tensor, window: int, theta: floa
     reachable = (columns < own) & (columns >= own - window)  # (T, W + T)
     weights = (theta * scores).masked_fill(~reachable, -math.inf).softmax(-1)
     return torch.where(follows & reachable, weights, 0.0).sum(-1)
-
-
-def _mixed(losses: Tensor, cached: Tensor, weight: float) -> Tensor:
-    if weight == 0:
-        return losses.clone()
-    return -torch.logaddexp(math.log1p(-weight) - losses, math.log(weight) + cached.log())

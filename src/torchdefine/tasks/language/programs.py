@@ -40,12 +40,9 @@ def exportable(model: LanguageModel, tokenization: Tokenization) -> Exportable:
 
 
 def embedding_program(embedding: TokenEmbedding) -> Program:
-    how = "looked up in the cached table" if embedding.cached_vectors is not None else "computed"
-    how = (
-        "unpacked from a compressed table"
-        if embedding.cached_vectors is None and embedding.looked_up is not None
-        else how
-    )
+    how = "computed" if embedding.looked_up is None else "unpacked from a compressed table"
+    if embedding.cached_vectors is not None:
+        how = "looked up in the cached table"
     return Program(
         "embedding",
         f"Ids to the vectors that the model reads, {how}.",
@@ -61,17 +58,22 @@ print(vectors.shape)""",
 
 
 def step_program(model: LanguageModel, context: SteppingModel, tokenization: Tokenization) -> Program:
-    _, structure = tree_flatten(context.initial_state(1))
+    one, structure = tree_flatten(context.initial_state(1))
+    two, _ = tree_flatten(context.initial_state(2))
+    state = []
+    for (name, below), a, b in zip(context.state_tensors().items(), one, two, strict=True):
+        # A size that differs between the states of one row and of two is the batch's.
+        shape = tuple(size if size == other else "batch" for size, other in zip(a.shape, b.shape, strict=True))
+        state.append(Port(name, shape, str(a.dtype).removeprefix("torch."), below))
 
     def step(ids: Tensor, *carried: Tensor) -> list[Tensor]:
-        log_probs, state = model.step(ids, tree_unflatten(carried, structure))
-        return [log_probs, *tree_flatten(state)[0]]
+        log_probs, after = model.step(ids, tree_unflatten(carried, structure))
+        return [log_probs, *tree_flatten(after)[0]]
 
     def eager(ids: Tensor, *carried: Tensor) -> list[Tensor]:
-        hidden, state = model.hidden(ids, tree_unflatten(carried, structure))
-        return [model.output.log_prob(hidden[:, -1]), *tree_flatten(state)[0]]
+        hidden, after = model.hidden(ids, tree_unflatten(carried, structure))
+        return [model.output.log_prob(hidden[:, -1]), *tree_flatten(after)[0]]
 
-    state = _state_ports(context)
     return Program(
         "step",
         "One token further, or as many as the shape of `ids` allows: ids and the state to log-probabilities of the "
@@ -83,16 +85,6 @@ def step_program(model: LanguageModel, context: SteppingModel, tokenization: Tok
         _code(state, tokenization),
         eager,
     )
-
-
-def _state_ports(context: SteppingModel) -> list[Port]:
-    """Sizes that differ between the states of one row and of two are the batch's."""
-    one, two = (tree_flatten(context.initial_state(rows))[0] for rows in (1, 2))
-    ports = []
-    for (name, below), a, b in zip(context.state_tensors().items(), one, two, strict=True):
-        shape = tuple(size if size == other else "batch" for size, other in zip(a.shape, b.shape, strict=True))
-        ports.append(Port(name, shape, str(a.dtype).removeprefix("torch."), below))
-    return ports
 
 
 def _code(state: list[Port], tokenization: Tokenization) -> str:

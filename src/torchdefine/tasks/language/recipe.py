@@ -11,9 +11,25 @@ from torchdefine.data import TextConfig
 from torchdefine.embedding import EMBEDDINGS, UNITS, MapConfig
 from torchdefine.output import OUTPUTS, OutputConfig
 from torchdefine.task import Recipe, section
-from torchdefine.tasks.language.batches import LanguageTrainConfig
 from torchdefine.tasks.language.model import LanguageLossConfig
 from torchdefine.training import AVERAGING, OPTIMIZERS, SCHEDULES, ConstantConfig, OptimizerConfig
+from torchdefine.training.loop import TrainConfig
+
+
+@dataclass(frozen=True)
+class LanguageTrainConfig(TrainConfig):
+    """How a language model is trained."""
+
+    batch_size: int = setting(32, "Streams of text read side by side, over all processes.", at_least=1)
+    length: int = setting(70, "Tokens of each stream in a step (truncated back-propagation).", at_least=1)
+    random_length: bool = setting(
+        False, "Vary segment lengths around train.length, anew every epoch, and scale the learning rate with them."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        equal = self.batch_size % self.accumulate == 0
+        self.require(equal, f"batch_size {self.batch_size} cannot be cut into {self.accumulate} equal parts.")
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdefine.data import Corpus, Tokenization, TokenStreams, encode_corpus, load_tokenization, resolve_corpus, shard
+from torchdefine.data.batches import SegmentPlan, TokenStreams, shard
+from torchdefine.data.corpus import Corpus, TextConfig, encode_corpus
+from torchdefine.data.sources import resolve_corpus
+from torchdefine.data.token_file import LOSS_THAT_COUNTS
+from torchdefine.data.tokenizer import load_tokenization
+from torchdefine.data.vocabulary import EOS, UNK, Tokenization
 from torchdefine.embedding import VocabularyFacts, build_embedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.task import Task, register_task
-from torchdefine.tasks.language.about_data import describe_bands, describe_tokens
-from torchdefine.tasks.language.batches import TextBatches
+from torchdefine.task import Task, described, register_task
 from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_stream_warning, unigram_perplexity
 from torchdefine.tasks.language.model import LanguageModel
-from torchdefine.tasks.language.recipe import LanguageRecipe, TextConfig
-from torchdefine.tasks.language.run import LanguageRun
-from torchdefine.training.batches import TrainingData
+from torchdefine.tasks.language.recipe import LanguageRecipe, LanguageTrainConfig
+from torchdefine.tasks.language.run import MANY_UNKNOWN, LanguageRun
+from torchdefine.training.batches import Batch, Part, TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
 
@@ -75,31 +78,17 @@ class LanguageTask(Task):
         valid, start = data.splits["valid"], data.tokenization.eos_id
         return partial(evaluate, model, valid, start, batch_size=streams, length=recipe.eval.length)
 
-    def result(self, recipe: LanguageRecipe, model: LanguageModel, data: Corpus) -> dict[str, Any]:
-        evaluations = _evaluations(recipe, model, data, recipe.eval.batch_size)
-        public = _evaluations(recipe, model, data, PUBLIC_STREAMS) if recipe.eval.public else {}
+    def result(self, run: LanguageRun, data: Corpus) -> dict[str, Any]:
+        texts = {split: data.splits[split] for split in ("valid", "test") if split in data.splits}
         counts = data.splits["train"].counts(len(data.tokenization))
-        unigram = {split: unigram_perplexity(counts, np.asarray(data.splits[split].tokens)) for split in evaluations}
-        return {
-            "data": {
-                "corpus": data.name,
-                "vocabulary_size": len(data.tokenization),
-                "vocabulary_sha256": data.tokenization.sha256,
-                "splits": {
-                    name: {
-                        "tokens": len(text),
-                        "text_sha256": text.header.text_sha256,
-                        "tokens_sha256": text.header.tokens_sha256,
-                        "lost_share": text.header.lost_share,
-                    }
-                    for name, text in data.splits.items()
-                },
-            },
-            **{f"{split}_perplexity": evaluation.perplexity for split, evaluation in evaluations.items()},
-            **{f"{split}_unigram_perplexity": value for split, value in unigram.items()},
-            "evaluation": {split: evaluation.to_dict() for split, evaluation in evaluations.items()},
-            **({"public_evaluation": {split: one.to_dict() for split, one in public.items()}} if public else {}),
+        result = {
+            **described(data, {split: run.evaluate(data=text) for split, text in texts.items()}),
+            **{f"{split}_unigram_perplexity": unigram_perplexity(counts, text.tokens) for split, text in texts.items()},
         }
+        if run.recipe.eval.public:
+            public = {split: run.evaluate(data=text, batch_size=PUBLIC_STREAMS) for split, text in texts.items()}
+            result["public_evaluation"] = {split: one.to_dict() for split, one in public.items()}
+        return result
 
     def amount(self, data: Corpus) -> str:
         counted = "words and line ends" if data.tokenization.kind == "words" else "subwords"
@@ -141,10 +130,91 @@ def build_language_model(recipe: LanguageRecipe, vocabulary: VocabularyFacts) ->
     return LanguageModel(embedding, context, output, recipe.loss)
 
 
-def _evaluations(recipe: LanguageRecipe, model: LanguageModel, corpus: Corpus, streams: int) -> dict[str, Evaluation]:
-    start, length = corpus.tokenization.eos_id, recipe.eval.length
-    return {
-        split: evaluate(model, corpus.splits[split], start, batch_size=streams, length=length)
-        for split in ("valid", "test")
-        if split in corpus.splits
-    }
+class TextBatches:
+    """Streams of text read side by side, segment after segment, with the state carried over."""
+
+    def __init__(self, streams: TokenStreams, config: LanguageTrainConfig) -> None:
+        self.streams, self.parts, self.length = streams, config.accumulate, config.length
+        self.plan = SegmentPlan(streams.length, config.length, config.seed if config.random_length else None)
+        self.total_steps = config.steps or self.plan.steps_in(config.epochs or 1)
+        self.steps_per_epoch = float(self.plan.steps_in(1))
+        self.rows_per_part = streams.batch_size // self.parts
+
+    def batch(self, step: int) -> Batch:
+        segment = self.plan.segment(step)
+        inputs, targets = self.streams.segment(segment.start, segment.length)  # (B, T)
+        host_targets = self.streams.host_targets(segment.start, segment.length)
+        share = self.rows_per_part
+        rows = [slice(part * share, (part + 1) * share) for part in range(self.parts)]
+        return Batch(
+            [Part((inputs[r], targets[r]), host_targets[r], 1 / self.parts) for r in rows],
+            tokens=host_targets.size,
+            # A varied length must not change how much each token moves the weights.
+            rate=segment.length / self.length if self.plan.seed is not None else 1.0,
+            begins_text=segment.begins_epoch,
+            place=f"{segment.length} tokens from token {segment.start} of every stream",
+        )
+
+    def epoch_after(self, steps: int) -> float:
+        return self.plan.epoch_after(steps)
+
+
+def describe_tokens(corpus: Corpus, data: TextConfig) -> list[str]:
+    """The size of the vocabulary and the fraction of unknown words, in a sentence or two."""
+    tokens, different = corpus.tokenization, corpus.different_words
+    size = len(tokens)
+    cuts = {}  # the settings that keep words of the training text out of the vocabulary
+    if size - 2 != different:
+        if data.max_size is not None and size == data.max_size:
+            cuts["data.max_size"] = data.max_size
+        if data.min_count > 1:
+            cuts["data.min_count"] = data.min_count
+    if tokens.kind == "subwords":
+        entries = f"The tokenizer has {size:,} subwords."
+    elif different is None:
+        entries = f"The vocabulary has {size:,} entries."
+    elif size - 2 == different:
+        entries = (
+            f"The vocabulary has {size:,} entries: all {different:,} different words of the text, {UNK} and {EOS}."
+        )
+    else:
+        by = " and ".join(f"{name} {value:,}" for name, value in cuts.items())
+        entries = (
+            f"The vocabulary is cut by {by} to {size:,} entries: the {size - 2:,} most frequent of the text's "
+            f"{different:,} different words, {UNK} and {EOS}."
+        )
+    lost = max(text.header.lost_share or 0.0 for text in corpus.splits.values())
+    if lost >= LOSS_THAT_COUNTS:
+        entries += (
+            f" It loses {lost:.1%} of the characters of the text, by dropping or changing them, so that bits per byte "
+            "come out too low: use a tokenizer that keeps them, as byte-level ones do."
+        )
+    if (valid := corpus.splits.get("valid")) is None:
+        return [entries]
+    unknown = valid.header.unknown / len(valid)
+    if tokens.kind == "subwords" and not unknown:
+        return [entries]
+    return [entries, f"Of the validation text {unknown:.1%} is {UNK}{_cure(tokens, cuts, unknown)}"]
+
+
+def _cure(tokens: Tokenization, cuts: Mapping[str, int], unknown: float) -> str:
+    """The end of the sentence on unknown words: what helps where they are many."""
+    if unknown <= MANY_UNKNOWN:
+        return "."
+    if tokens.kind == "subwords":
+        return ": use a tokenizer that knows this text."
+    if not cuts and tokens.counts is not None and tokens.counts[tokens.unk_id]:
+        return ", which stands in the training text itself."
+    ways = ["a larger data.max_size (none keeps every word)"] if "data.max_size" in cuts else []
+    ways += ["a smaller data.min_count"] if "data.min_count" in cuts else []
+    return f": use {', '.join(ways)}{', or ' if ways else ''}subwords by data.tokenizer."
+
+
+def describe_bands(size: int, recipe: LanguageRecipe) -> list[str]:
+    """A sentence on bands that would begin beyond the vocabulary."""
+    found = []
+    for section in ("embedding", "output"):
+        cutoffs = getattr(getattr(recipe, section), "cutoffs", ())
+        if beyond := [f"{cutoff:,}" for cutoff in cutoffs if cutoff >= size]:
+            found.append(f"Beyond the vocabulary, and so left out of {section}.cutoffs: {', '.join(beyond)}.")
+    return found

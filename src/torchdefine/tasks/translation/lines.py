@@ -1,10 +1,10 @@
-"""Lines of text in, lines of text out: as many, in the same order, whatever they contain. BLEU and chrF score them."""
+"""From a line of text to pieces that can be translated, and back; BLEU and chrF of many lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from torchdefine.data.bitext import one_line
 from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair
@@ -48,76 +48,35 @@ class Translation:
     score: float = 0.0
 
 
-@dataclass(frozen=True)
-class LongLine:
-    """A line that was translated piece by piece, because the model has not seen sentences that long."""
-
-    number: int
-    """Counted from 1."""
-    tokens: int
-    pieces: int
-
-
-def translate_lines(
-    model: Translator,
-    tokenization: TokenizerPair,
-    lines: Sequence[str],
-    longest: int,
-    options: TranslationOptions | None = None,
-    *,
-    progress: Progress | None = None,
-    on_long_line: Callable[[LongLine], None] | None = None,
-) -> list[list[Translation]]:
-    """The ``n_best`` translations of every line, best first; an empty line's translation is empty.
-
-    Lines of more than ``longest`` tokens are cut, after a sentence's end or between words where possible, and their
-    pieces are translated one by one.
-    """
-    options = options or TranslationOptions()
-    encoded = tokenization.source.encode_sentences([one_line(line) for line in lines])
-    pieces: list[list[int]] = []
-    of_line: list[range] = []
-    for number, ids in enumerate(encoded, start=1):
-        cut = cut_sentence(ids, longest, tokenization.source)
-        if len(cut) > 1 and on_long_line is not None:
-            on_long_line(LongLine(number, len(ids), len(cut)))
-        of_line.append(range(len(pieces), len(pieces) + len(cut)))
-        pieces += cut
-    found = _translate_pieces(model, tokenization, pieces, options, progress)
-    return [_joined([found[place] for place in places], tokenization.target, options.n_best) for places in of_line]
-
-
 def cut_sentence(ids: list[int], longest: int, tokenizer: SubwordTokenizer) -> list[list[int]]:
-    """A sentence's ids in pieces of at most ``longest``; none for an empty one."""
+    """A sentence's ids in pieces of at most ``longest``; none for an empty one.
+
+    A cut comes before the last token that begins a word; after a sentence's end, if one is not too far back.
+    """
     pieces = []
     while len(ids) > longest:
-        at = _place_to_cut([tokenizer.token(index) for index in ids[: longest + 1]])
+        tokens = [tokenizer.token(index) for index in ids[: longest + 1]]
+        begins = [at for at in range(1, len(tokens)) if tokens[at].startswith(("Ġ", "▁"))]
+        after_stop = [at for at in begins if tokens[at - 1].endswith((".", "!", "?", ";", ":"))]
+        at = begins[-1] if begins else longest
+        if after_stop and after_stop[-1] >= len(tokens) // 3:
+            at = after_stop[-1]
         pieces.append(ids[:at])
         ids = ids[at:]
     return [*pieces, ids] if ids else pieces
 
 
-def _place_to_cut(tokens: list[str]) -> int:
-    """Before the last token that begins a word; after a sentence's end, if one is not too far back."""
-    begins = [at for at in range(1, len(tokens)) if tokens[at].startswith(("Ġ", "▁"))]
-    after_stop = [at for at in begins if tokens[at - 1].endswith((".", "!", "?", ";", ":"))]
-    if after_stop and after_stop[-1] >= len(tokens) // 3:
-        return after_stop[-1]
-    return begins[-1] if begins else len(tokens) - 1
-
-
-def _translate_pieces(
+def translate_pieces(
     model: Translator,
     tokenization: TokenizerPair,
     pieces: list[list[int]],
     options: TranslationOptions,
-    progress: Progress | None,
+    progress: Progress | None = None,
 ) -> list[list[Hypothesis]]:
     """Search in batches of about equal length, the longest first, and put the results back in order."""
     source, target = tokenization.source, tokenization.target
-    tokens = TargetTokens(
-        target.bos_id, target.eos_id, source.pad_id, tuple({target.pad_id, target.bos_id, target.unk_id})
-    )
+    forbidden = tuple({target.pad_id, target.bos_id, target.unk_id})
+    tokens = TargetTokens(target.bos_id, target.eos_id, source.pad_id, forbidden)
     found: list[list[Hypothesis]] = [[] for _ in pieces]
     order = sorted(range(len(pieces)), key=lambda place: -len(pieces[place]))
     done = 0
@@ -138,7 +97,7 @@ def _translate_pieces(
     return found
 
 
-def _joined(pieces: list[list[Hypothesis]], tokenizer: SubwordTokenizer, n_best: int) -> list[Translation]:
+def joined(pieces: list[list[Hypothesis]], tokenizer: SubwordTokenizer, n_best: int) -> list[Translation]:
     """The translations of a line from those of its pieces: the best of each together, the second best, and so on."""
     if not pieces:
         return [Translation("")]
@@ -159,20 +118,16 @@ class TranslationScores:
     chrf: float
     chrf_signature: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def lines(self) -> list[str]:
         return [f"BLEU {self.bleu:.2f}  {self.bleu_signature}", f"chrF {self.chrf:.2f}  {self.chrf_signature}"]
 
 
-def require_sacrebleu() -> Any:
-    """The package, or a UserError that says how to get it; called before long work that ends with scores."""
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise UserError("BLEU and chrF need the package sacrebleu: pip install 'torchdefine[mt]'.") from error
-    return sacrebleu
+def require_packages() -> None:
+    """Called before any long work that ends with scores."""
+    if missing := [name for name in ("tokenizers", "sacrebleu") if find_spec(name) is None]:
+        raise UserError(
+            f"Translation needs {' and '.join(missing)}, for subwords and BLEU: pip install 'torchdefine[mt]'."
+        )
 
 
 def score_translations(translations: Sequence[str], references: Sequence[str]) -> TranslationScores:
@@ -183,8 +138,9 @@ def score_translations(translations: Sequence[str], references: Sequence[str]) -
         )
     if not translations:
         raise UserError("There are no translations to score.")
-    sacrebleu = require_sacrebleu()
+    require_packages()
+    import sacrebleu
+
     bleu, chrf = sacrebleu.metrics.BLEU(), sacrebleu.metrics.CHRF()
-    bleu_score = bleu.corpus_score(list(translations), [list(references)]).score
-    chrf_score = chrf.corpus_score(list(translations), [list(references)]).score
-    return TranslationScores(bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature()))
+    scores = [metric.corpus_score(list(translations), [list(references)]).score for metric in (bleu, chrf)]
+    return TranslationScores(scores[0], str(bleu.get_signature()), scores[1], str(chrf.get_signature()))

@@ -30,20 +30,20 @@ class Translator(nn.Module):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        width = transformer.width
-        for side, embedding in (("source", source), ("target", target)):
-            if embedding.embedding_dim != width:
-                given = embedding.embedding_dim
-                raise UserError(f"The {side} embedding gives vectors {given} wide, but the Transformer takes {width}.")
-        if output.hidden_dim != width:
-            raise UserError(f"The Transformer gives vectors {width} wide, but the output takes {output.hidden_dim}.")
+        for giver, width, taker, needs in (
+            ("source embedding", source.embedding_dim, "Transformer", transformer.width),
+            ("target embedding", target.embedding_dim, "Transformer", transformer.width),
+            ("Transformer", transformer.width, "output layer", output.hidden_dim),
+        ):
+            if width != needs:
+                raise UserError(f"The {giver} gives vectors {width} wide, but the {taker} takes {needs}.")
         if output.num_embeddings != target.num_embeddings:
             raise UserError(
                 f"The output predicts {output.num_embeddings} tokens, but the target side has {target.num_embeddings}."
             )
         self.own_source: TokenEmbedding | None = None if source is target else source  # what is shared is saved once
         self.target: TokenEmbedding = target
-        self.transformer = transformer
+        self.transformer: Transformer = transformer
         self.output: OutputLayer = output
         self.pad_id = pad_id
         self.label_smoothing = label_smoothing

@@ -18,13 +18,13 @@ LIMIT = "Every source needs one token that is no padding. A beam repeats what th
 
 def exportable(model: Translator, tokenization: TokenizerPair) -> Exportable:
     """A model in evaluation mode."""
-    shape = model.transformer.shape
-    layers = f"{shape.encoder_layers} + {shape.decoder_layers} layers"
+    transformer = model.transformer
+    layers = f"{transformer.config.encoder_layers} + {transformer.config.decoder_layers} layers"
     sides = [
         f"The embedding of {side if side == 'both sides' else f'the {side}'} is {embedding_in_words(embedding)}."
         for side, embedding in model.embeddings().items()
     ]
-    what = f"A translator: a Transformer of {layers}, {shape.width} wide."
+    what = f"A translator: a Transformer of {layers}, {transformer.width} wide."
     description = " ".join([what, *sides, f"It writes {len(tokenization):,} different subwords."])
     programs = [encoder_program(model, tokenization), decoder_program(model, tokenization)]
     return Exportable(model, programs, description, [LIMIT])
@@ -45,7 +45,7 @@ def encoder_program(model: Translator, tokenization: TokenizerPair) -> Program:
         encode,
         (Port("ids", ("batch", "source_length"), "int64", model.source.num_embeddings, pad),),
         (
-            Port("encoded", ("batch", "source_length", model.transformer.shape.width)),
+            Port("encoded", ("batch", "source_length", model.transformer.width)),
             Port("visible", ("batch", "source_length"), "bool"),
             *_keys_and_values(model, "source_", "source_length"),
         ),
@@ -91,10 +91,10 @@ def decoder_program(model: Translator, tokenization: TokenizerPair) -> Program:
 
 
 def _keys_and_values(model: Translator, prefix: str, length: str) -> list[Port]:
-    shape = model.transformer.shape
-    sizes = ("batch", shape.heads, length, shape.width // shape.heads)
+    config = model.transformer.config
+    sizes = ("batch", config.heads, length, model.transformer.width // config.heads)
     return [
-        Port(f"{prefix}{what}_{layer}", sizes) for layer in range(shape.decoder_layers) for what in ("key", "value")
+        Port(f"{prefix}{what}_{layer}", sizes) for layer in range(config.decoder_layers) for what in ("key", "value")
     ]
 
 

@@ -11,9 +11,9 @@ from torchdefine.data import BitextConfig
 from torchdefine.embedding import EMBEDDINGS, UNITS, MapConfig
 from torchdefine.output import OUTPUTS, LossConfig, OutputConfig
 from torchdefine.task import Recipe, section
-from torchdefine.tasks.translation.batches import TranslationTrainConfig
 from torchdefine.tasks.translation.beam import BeamConfig
 from torchdefine.training import AVERAGING, OPTIMIZERS, SCHEDULES, ConstantConfig, OptimizerConfig
+from torchdefine.training.loop import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,13 @@ class SourceConfig(Config):
             f"share {self.share} leaves the source side no embedding of its own: use source.share nothing, or leave "
             "source.embedding and source.unit out.",
         )
+
+
+@dataclass(frozen=True)
+class TranslationTrainConfig(TrainConfig):
+    """How a translator is trained."""
+
+    batch_tokens: int = setting(4096, "Tokens of a batch on its longer side, padding included.", at_least=1)
 
 
 @dataclass(frozen=True)

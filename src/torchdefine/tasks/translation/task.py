@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from torchdefine.data import Bitext, BitextBatches, TokenizerPair
+from torchdefine.data import Bitext, BitextBatches, TokenizerPair, encode_bitext, resolve_bitext
 from torchdefine.embedding import EMBEDDINGS, UNITS, TokenEmbedding, VocabularyFacts, build_embedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.task import Task, register_task
-from torchdefine.tasks.translation.batches import PairData
-from torchdefine.tasks.translation.data import open_bitext
-from torchdefine.tasks.translation.evaluate import evaluate_pairs
+from torchdefine.task import Task, described, register_task
+from torchdefine.tasks.translation.lines import require_packages
 from torchdefine.tasks.translation.model import Translator
-from torchdefine.tasks.translation.recipe import TranslationRecipe
-from torchdefine.tasks.translation.run import TranslationRun, evaluate_translator
-from torchdefine.training.batches import TrainingData
+from torchdefine.tasks.translation.recipe import TranslationRecipe, TranslationTrainConfig
+from torchdefine.tasks.translation.run import TranslationRun, evaluate_pairs
+from torchdefine.training.batches import Batch, Part, TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
 
@@ -34,15 +34,15 @@ class TranslationTask(Task):
     recipe = TranslationRecipe
     run = TranslationRun
     vocabulary_settings = ("bpe_size",)
+    scores: ClassVar = {"test_bleu": "BLEU", "test_chrf": "chrF"}
 
     def check_packages(self) -> None:
-        if missing := [name for name in ("tokenizers", "sacrebleu") if find_spec(name) is None]:
-            raise UserError(
-                f"Translation needs {' and '.join(missing)}, for subwords and BLEU: pip install 'torchdefine[mt]'."
-            )
+        require_packages()
 
     def open_data(self, recipe: TranslationRecipe, progress: Progress | None) -> Bitext:
-        return open_bitext(recipe, progress)
+        given = recipe.data.tokenizer
+        pair = None if given is None else TokenizerPair.load(given)
+        return encode_bitext(resolve_bitext(recipe.data.corpus), recipe.data, tokenization=pair, progress=progress)
 
     def load_tokens(self, folder: Path) -> TokenizerPair:
         return TokenizerPair.load(folder)
@@ -53,9 +53,8 @@ class TranslationTask(Task):
         Where weights are about to be loaded, the ranks come with them.
         """
         sizes = len(tokens.source), len(tokens.target)
-        if data is None:
-            counts = [np.zeros(size, np.int64) for size in sizes]
-        else:
+        counts = [np.zeros(size, np.int64) for size in sizes]
+        if data is not None:
             train = data.splits["train"]
             counts = [train.source.counts(sizes[0]), train.target.counts(sizes[1])]
         source, target = map(VocabularyFacts, sizes, counts)
@@ -63,59 +62,39 @@ class TranslationTask(Task):
 
     def count(self, recipe: TranslationRecipe, tokens: TokenizerPair | None = None) -> tuple[Translator, int]:
         size = recipe.data.vocabulary_size or recipe.data.bpe_size
-        sizes = (size, size) if tokens is None else (len(tokens.source), len(tokens.target))
+        source, target = (size, size) if tokens is None else (len(tokens.source), len(tokens.target))
         with torch.device("meta"):
-            model = build_translator(recipe, *map(VocabularyFacts, sizes), pad_id=0)
-        return model, size if tokens is None else len(tokens)
+            model = build_translator(recipe, VocabularyFacts(source), VocabularyFacts(target), pad_id=0)
+        return model, target
 
     def batches(
         self, recipe: TranslationRecipe, data: Bitext, device: torch.device, processes: Processes
     ) -> TrainingData:
         train, pair = recipe.train, data.tokenization
-        return PairData(
-            BitextBatches(data.splits["train"], pair, train.batch_tokens, device, train.seed), train, processes
-        )
+        batches = BitextBatches(data.splits["train"], pair, train.batch_tokens, device, train.seed)
+        return PairData(batches, train, processes)
 
     def validation(self, recipe: TranslationRecipe, data: Bitext, model: Translator) -> Callable[[], Evaluation] | None:
         if "valid" not in data.splits:
             return None
         pairs, tokens = data.splits["valid"], recipe.train.batch_tokens
-        return lambda: evaluate_pairs(model, pairs, data.tokenization, batch_tokens=tokens)
+        return partial(evaluate_pairs, model, pairs, data.tokenization, batch_tokens=tokens)
 
-    def result(self, recipe: TranslationRecipe, model: Translator, data: Bitext) -> dict[str, Any]:
-        evaluations: dict[str, dict[str, Any]] = {}
-        shown: dict[str, Any] = {}
-        if validate := self.validation(recipe, data, model):
-            evaluations["valid"] = validate().to_dict()
+    def result(self, run: TranslationRun, data: Bitext) -> dict[str, Any]:
+        validate = self.validation(run.recipe, data, run.model)
+        found: dict[str, Any] = {"valid": validate()} if validate else {}
+        written: dict[str, Any] = {}
         if "test" in data.splits:
-            test = evaluate_translator(recipe, model, data.tokenization, data)
-            evaluations["test"] = test.to_dict()
-            shown = {
+            found["test"] = test = run.evaluate("test", bitext=data)
+            written = {
                 "test_bleu": test.scores.bleu,
                 "test_chrf": test.scores.chrf,
                 "decoded_sentences_per_second": test.sentences_per_second,
                 "translations": test.examples,
             }
-        return {
-            "data": {
-                "corpus": data.name,
-                "vocabulary_size": len(data.tokenization),
-                "vocabulary_sha256": data.tokenization.sha256,
-                "left_out_pairs": data.left_out,
-                "splits": {
-                    name: {
-                        "pairs": len(pairs),
-                        "tokens": len(pairs.target),
-                        "text_sha256": pairs.text_sha256,
-                        "tokens_sha256": pairs.tokens_sha256,
-                    }
-                    for name, pairs in data.splits.items()
-                },
-            },
-            **{f"{split}_perplexity": evaluation["perplexity"] for split, evaluation in evaluations.items()},
-            **shown,
-            "evaluation": evaluations,
-        }
+        result = described(data, found)
+        result["data"]["left_out_pairs"] = data.left_out
+        return {**result, **written}
 
     def amount(self, data: Bitext) -> str:
         return f"{len(data.splits['train']):,} pairs of sentences"
@@ -125,10 +104,9 @@ class TranslationTask(Task):
         sizes = f"{len(pair.target):,}" if pair.joint else f"{len(pair.source):,} and {len(pair.target):,}"
         if recipe.data.tokenizer is not None:
             return [f"The tokenizer has {sizes} subwords."]
-        learned = f"{sizes} subwords were learned from the training text"
-        if max(len(pair.source), len(pair.target)) < recipe.data.bpe_size:
-            return [f"{learned}, which has no more: data.bpe_size is {recipe.data.bpe_size:,}."]
-        return [f"{learned}."]
+        learned, wanted = f"{sizes} subwords were learned from the training text", recipe.data.bpe_size
+        fewer = max(len(pair.source), len(pair.target)) < wanted
+        return [f"{learned}, which has no more: data.bpe_size is {wanted:,}." if fewer else f"{learned}."]
 
     def encode(self, recipe: TranslationRecipe, out: str | Path, progress: Progress | None) -> Any:
         raise UserError("Pairs of sentences cannot be encoded beforehand: BLEU needs the sentences themselves.")
@@ -143,23 +121,46 @@ def build_translator(
     recipe: TranslationRecipe, source: VocabularyFacts, target: VocabularyFacts, pad_id: int
 ) -> Translator:
     """The model of a recipe with fresh weights from torch's current random state."""
-    target_embedding = build_embedding(recipe.embedding, recipe.unit, target)
-    source_embedding = _source_embedding(recipe, source, target, target_embedding)
-    transformer = recipe.context.build(target_embedding.embedding_dim)
-    output = recipe.output.build(transformer.width, target_embedding, target)
-    return Translator(source_embedding, target_embedding, transformer, output, pad_id, recipe.loss.label_smoothing)
+    own_target = own_source = build_embedding(recipe.embedding, recipe.unit, target)
+    if recipe.source.share != "embedding":
+        config = EMBEDDINGS.changed(recipe.embedding, recipe.source.embedding, "source.embedding")
+        own_source = build_embedding(config, UNITS.changed(recipe.unit, recipe.source.unit, "source.unit"), source)
+        if recipe.source.share == "unit":
+            own_source = TokenEmbedding.beside(own_source.map, own_target)
+            own_source.row_dropout = config.row_dropout
+    elif source.size != target.size:
+        raise UserError("A shared embedding needs one BPE for both languages: use data.joint true.")
+    transformer = recipe.context.build(own_target.embedding_dim)
+    output = recipe.output.build(transformer.width, own_target, target)
+    return Translator(own_source, own_target, transformer, output, pad_id, recipe.loss.label_smoothing)
 
 
-def _source_embedding(
-    recipe: TranslationRecipe, source: VocabularyFacts, target: VocabularyFacts, target_embedding: TokenEmbedding
-) -> TokenEmbedding:
-    if recipe.source.share == "embedding":
-        if source.size != target.size:
-            raise UserError("A shared embedding needs one BPE for both languages: use data.joint true.")
-        return target_embedding
-    embedding = EMBEDDINGS.changed(recipe.embedding, recipe.source.embedding, "source.embedding")
-    own = build_embedding(embedding, UNITS.changed(recipe.unit, recipe.source.unit, "source.unit"), source)
-    if recipe.source.share == "unit":
-        own = TokenEmbedding.beside(own.map, target_embedding)
-        own.row_dropout = embedding.row_dropout
-    return own
+class PairData:
+    """Every step takes ``accumulate`` batches in every process; each target token weighs the same in the loss."""
+
+    rows_per_part = 0  # a translator carries nothing from batch to batch
+
+    def __init__(self, batches: BitextBatches, config: TranslationTrainConfig, processes: Processes) -> None:
+        self.batches, self.parts, self.processes = batches, config.accumulate, processes
+        self.batches_per_step = self.parts * processes.count
+        self.steps_per_epoch = batches.per_epoch / self.batches_per_step
+        epochs = Fraction(str(config.epochs or 1))  # as it is written, so that nothing is rounded up
+        self.total_steps = config.steps or math.ceil(epochs * batches.per_epoch / self.batches_per_step)
+
+    def batch(self, step: int) -> Batch:
+        first, count = step * self.batches_per_step, self.processes.count
+        tokens = sum(self.batches.tokens(first + index) for index in range(self.batches_per_step))
+        begin = first + self.processes.rank * self.parts
+        own = [self.batches.batch(number) for number in range(begin, begin + self.parts)]
+        return Batch(
+            # Gradients are averaged over the processes, so a part is weighed against the mean tokens of a process.
+            [Part((b.source, b.inputs, b.targets), b.host_targets, b.tokens * count / tokens) for b in own],
+            tokens=sum(b.tokens for b in own),
+            place=f"batch {first % self.batches.per_epoch} of the {self.batches.per_epoch} of a pass over the pairs",
+        )
+
+    def epoch_after(self, steps: int) -> float:
+        """Passes over the pairs; a whole number after each step in which a pass ended, even midway."""
+        taken, per_epoch = steps * self.batches_per_step, self.batches.per_epoch
+        ended, rest = divmod(taken, per_epoch)
+        return float(ended) if ended and rest < self.batches_per_step else taken / per_epoch
