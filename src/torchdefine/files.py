@@ -187,6 +187,25 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(finite_only(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def seal_of(value: Any) -> str:
+    """The hash of plain values: equal for equal ones, whatever file they went through."""
+    plainly = json.loads(json.dumps(finite_only(value)))
+    return hashlib.sha256(json.dumps(plainly, sort_keys=True).encode()).hexdigest()
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """JSON that only this package writes, with the hash of all the rest of it."""
+    write_json(path, {**value, "seal": seal_of(value)})
+
+
+def read_sealed(path: Path, way_out: str) -> dict[str, Any]:
+    """What ``write_sealed`` wrote; a file that was changed since is refused with a way out."""
+    value = read_json(path)
+    if value.pop("seal", None) != seal_of(value):
+        raise UserError(f"{path} is damaged, or was changed after it was written: {way_out}.")
+    return value
+
+
 def finite_only(value: Any) -> Any:
     """The same with None in place of every number that is not finite, for JSON that every tool reads."""
     if isinstance(value, Mapping):
