@@ -31,7 +31,6 @@ from benchmarks.measuring import Setting
 from benchmarks.records import Benchmark, append_record, run
 from torchdefine.errors import MachineError, UserError
 from torchdefine.spelling import did_you_mean
-from torchdefine.training.precision import flush_denormals
 
 RESULTS = Path(__file__).parent.parent / "results" / "benchmarks"
 MODULES = (unit, output, steps, step_profile, awd_lstm, attention, kernels, look_up, decoding, growth, demo_profile)
@@ -88,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
         for benchmark in BENCHMARKS.values():
             print(f"{benchmark.name:14}{benchmark.description}")
         return 0
-    flush_denormals()
+    torch.set_flush_denormal(True)
     try:
         measure_all(options)
     except (UserError, MachineError) as error:

@@ -19,7 +19,7 @@ from torchdefine.data import TokenStreams
 from torchdefine.embedding import VocabularyFacts
 from torchdefine.recipe import load_recipe
 from torchdefine.tasks.language import TextBatches, build_language_model, open_corpus
-from torchdefine.training.memory import keep_freed_memory
+from torchdefine.training.distributed import keep_freed_memory
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep
 

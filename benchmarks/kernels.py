@@ -15,7 +15,7 @@ from benchmarks.recorded import recorded
 from benchmarks.records import Benchmark
 from benchmarks.steps import NO_GPU
 from torchdefine.ops import lstm, relu_dropout, residual_norm, softmax_loss
-from torchdefine.ops.softmax_loss import Classes, plain_softmax_loss
+from torchdefine.ops.softmax_loss import Classes
 
 LSTM_SIZES = {False: (140, 64, 1024), True: (6, 3, 20)}
 """Positions, rows and units, by whether it is a small trial."""
@@ -93,7 +93,7 @@ def softmax_ways(setting: Setting) -> dict[str, Work]:
         assert gradient is not None
         return losses, gradient.to(dtype)
 
-    return {TORCHS: partial(work, plain_softmax_loss), OURS: partial(work, softmax_loss)}
+    return {TORCHS: partial(work, partial(softmax_loss, impl="torch")), OURS: partial(work, softmax_loss)}
 
 
 def lstm_ways(setting: Setting) -> dict[str, Work]:
@@ -111,7 +111,7 @@ def lstm_ways(setting: Setting) -> dict[str, Work]:
 
     def ours() -> Sequence[Tensor]:
         with half():
-            return (lstm(x, state, state, weights, impl="kernel")[0],)
+            return (lstm(x, state, state, weights)[0],)
 
     inputs, upstream = (x, *weights), (torch.randn_like(x),)
     return {TORCHS: partial(both_passes, torchs, inputs, upstream), OURS: partial(both_passes, ours, inputs, upstream)}

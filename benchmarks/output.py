@@ -23,8 +23,8 @@ from benchmarks.steps import NO_GPU
 from benchmarks.texts import WIKIPEDIA_CUTOFFS, WIKIPEDIA_SIZE, real_text
 from torchdefine.embedding import AdaptiveMap, StandardMap
 from torchdefine.output import AdaptiveSoftmax, FullSoftmax, OutputLayer
+from torchdefine.training.cuda_graphs import room_for
 from torchdefine.training.precision import Precision
-from torchdefine.training.recording import room_for
 
 WIDTH = 128
 SHAPE = (60, 150)  # 9,000 tokens

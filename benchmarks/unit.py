@@ -27,8 +27,8 @@ from torchdefine.modes import prepare
 from torchdefine.ops import plain_torch
 from torchdefine.ops.group_stack import ACTIVATIONS
 from torchdefine.recipe import load_recipe
+from torchdefine.training.cuda_graphs import room_for
 from torchdefine.training.precision import Precision
-from torchdefine.training.recording import room_for
 
 SHAPE = (64, 140)  # 8,960 tokens
 RECIPES = {"R3": "table1a/r3", "R4": "table1a/r4", "R5": "table1a/r5"}

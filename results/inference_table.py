@@ -26,7 +26,7 @@ from torchdefine.errors import UserError
 from torchdefine.files import write_json
 from torchdefine.run.environment import describe_environment
 from torchdefine.tables import METHODS, compress_embedding
-from torchdefine.tables.code_learning import Codes
+from torchdefine.tables.codes import Codes
 from torchdefine.tables.source import as_weights, lost_variance
 from torchdefine.training.progress import LineReporter
 

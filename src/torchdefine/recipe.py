@@ -19,7 +19,7 @@ from torchdefine.files import read_text
 from torchdefine.plain import read_yaml
 from torchdefine.spelling import did_you_mean, did_you_mean_section, did_you_mean_setting
 from torchdefine.task import FORMAT_VERSION, Recipe, find_task
-from torchdefine.training.loop import for_five_validations, goes_by_validations
+from torchdefine.training.loop import decided_by_validations, for_five_validations
 
 FILE_ENDINGS = (".yaml", ".yml")
 """A recipe whose name has such an ending is a file; any other name is that of a shipped one."""
@@ -122,7 +122,7 @@ def _true_description(below: Mapping[str, Any], above: Mapping[str, Any]) -> Any
 def _validated_on_the_way(recipe: Any, given: Mapping[str, Any]) -> Any:
     """At least five validations for a run whose caller set its steps but not ``eval_every``."""
     training = recipe.train
-    if "steps" not in given or training.steps is None or "eval_every" in given or goes_by_validations(recipe):
+    if "steps" not in given or training.steps is None or "eval_every" in given or decided_by_validations(recipe):
         return recipe
     every = min(training.eval_every, for_five_validations(training.steps))
     return dataclasses.replace(recipe, train=dataclasses.replace(training, eval_every=every))

@@ -23,7 +23,7 @@ from torchdefine import replace_embeddings, restore
 from torchdefine.adapt import FitOptions, fit
 from torchdefine.adapt.huggingface import cache_tables, with_define, with_table
 from torchdefine.adapt.stand_in import MapHead, SharedStandIn, StandIn, VectorsHead
-from torchdefine.embedding import DenseMLP, StandardMap, TokenEmbedding
+from torchdefine.embedding import MLPConfig, StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable, DenseRows, dense_table, quantised_table, svd_table
 from torchdefine.tables.units import UnitRows
@@ -392,8 +392,8 @@ def test_a_model_can_be_pickled_and_copied(family: tuple[Family, Any], tmp_path:
 def test_units_in_half_precision_stay_so(dtype: torch.dtype, tmp_path: Path) -> None:
     """A table may compute in another precision than its model: loading keeps both."""
     model = bert(True).to(dtype).eval()
-    unit = DenseMLP(8, 24, WIDTH).half()
-    table = CompactTable(UnitRows(DenseRows.of(torch.randn(V, 8), "float16"), unit))
+    rows = UnitRows(DenseRows.of(torch.randn(V, 8), "float16"), MLPConfig(embedding_dim=WIDTH, expand_dim=24))
+    table = CompactTable(rows.half())
     with_table(model, table)
     assert model.dtype == dtype
     model.save_pretrained(tmp_path)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchdefine import replace_embeddings
-from torchdefine.adapt.swap import expand_dim_for, map_dim_for
 from torchdefine.embedding import VARIANTS, UnitConfig, make_plan
+from torchdefine.embedding.plan import default_expand_dim, default_map_dim
 from torchdefine.errors import UserError
 
 
@@ -17,8 +17,8 @@ from torchdefine.errors import UserError
     ("embedding_dim", "wanted"), [(16, 16), (64, 16), (65, 32), (300, 80), (384, 96), (512, 128), (4096, 128)]
 )
 def test_a_map_is_a_quarter_as_wide_and_falls_into_groups(embedding_dim: int, wanted: int) -> None:
-    assert map_dim_for(embedding_dim) == wanted
-    chosen = expand_dim_for(wanted, embedding_dim, UnitConfig())
+    assert default_map_dim(embedding_dim) == wanted
+    chosen = default_expand_dim(wanted, embedding_dim, UnitConfig())
     make_plan(wanted, UnitConfig(embedding_dim=embedding_dim, expand_dim=chosen))
 
 
@@ -37,7 +37,7 @@ def test_a_map_is_a_quarter_as_wide_and_falls_into_groups(embedding_dim: int, wa
     ],
 )
 def test_four_times_the_width_within_limits(map_dim: int, embedding_dim: int, wanted: int) -> None:
-    assert expand_dim_for(map_dim, embedding_dim, UnitConfig()) == wanted
+    assert default_expand_dim(map_dim, embedding_dim, UnitConfig()) == wanted
 
 
 def test_a_width_is_a_number() -> None:
@@ -57,7 +57,7 @@ def test_what_any_other_width_could_do_this_one_can(
     map_dim: int, embedding_dim: int, depth: int, variant: str, groups: str, reach: bool
 ) -> None:
     unit = UnitConfig.of(variant, embedding_dim=embedding_dim, depth=depth, groups=groups, reach_expand_dim=reach)
-    chosen = expand_dim_for(map_dim, embedding_dim, unit)
+    chosen = default_expand_dim(map_dim, embedding_dim, unit)
     others = {1024, embedding_dim, 2 * embedding_dim, 4 * embedding_dim, 8 * map_dim, 32 * map_dim}
     if not any(_is_taken(map_dim, replace(unit, expand_dim=other)) for other in others):
         return

@@ -2,6 +2,7 @@ import copy
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -240,9 +241,29 @@ def test_same_numbers_on_the_gpu(embedding: DeFINE) -> None:
 
 
 def test_sizes_that_nobody_gave() -> None:
+    assert DeFINE(10, 64).plan == make_plan(16, UnitConfig(embedding_dim=64, expand_dim=256, depth=3))
+    assert DeFINE(10, 64, map_dim=32).plan == make_plan(32, UnitConfig(embedding_dim=64, expand_dim=256, depth=3))
     plan = make_plan(128, UnitConfig(embedding_dim=64, expand_dim=1024, depth=3))
-    assert DeFINE(10, 64).plan == plan
+    assert DeFINE(10, 64, map_dim=128, unit=UnitConfig()).plan == plan  # which has a width of its own
     assert DeFINE.over(StandardMap(10, 128), 64).plan == plan
+
+
+def test_an_embedding_that_is_larger_than_its_table_warns_with_both_numbers() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sum(p.numel() for p in DeFINE(8001, 128).parameters()) < 8001 * 128 / 2
+        DeFINE.over(StandardMap(10, 16), 64)  # whoever gives the map has chosen
+    with pytest.warns(
+        UserWarning, match=r"182,416 parameters here, more than the 128,000 .*map_dim \(now 32\)"
+    ) as said:
+        DeFINE(1000, 128)
+    assert said[0].filename == __file__
+
+
+def test_device_and_dtype_are_those_of_torchs_layers() -> None:
+    made = DeFINE(50, 64, device="meta", dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in made.parameters()} == {("meta", torch.bfloat16)}
+    assert {p.dtype for p in DeFINE(50, 64, dtype=torch.float64).parameters()} == {torch.float64}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

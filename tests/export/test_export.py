@@ -18,12 +18,12 @@ from torchdefine import DeFINE, load_run, train
 from torchdefine.cli import main
 from torchdefine.data import NAMED_TEXTS, licence_of
 from torchdefine.errors import MachineError, UserError
-from torchdefine.export import check_export, load_export, write
+from torchdefine.export import check_export, folder, load_export
 from torchdefine.export.card import is_rounded
+from torchdefine.export.folder import file_facts
 from torchdefine.export.formats import FORMATS, OLDEST_TORCH
-from torchdefine.export.write import file_facts
 from torchdefine.recipe import load_recipe
-from torchdefine.run.exporting import _without_paths
+from torchdefine.run.starting import without_paths
 from torchdefine.tables import compress_embedding
 
 pytestmark = pytest.mark.skipif(
@@ -215,7 +215,7 @@ def test_misuse_is_refused_before_anything_is_written(
 def test_a_program_too_far_from_the_model_leaves_nothing(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write, "TOLERANCE", 1e-9)
+    monkeypatch.setattr(folder, "TOLERANCE", 1e-9)
     with pytest.raises(MachineError, match="The exported step differs from the model by"):
         load_run(run_folder).export(tmp_path / "new", "torch-export")
     assert os.listdir(tmp_path) == []
@@ -227,7 +227,7 @@ def test_what_cannot_be_traced_is_one_sentence_and_leaves_nothing(
     def fail(program: object) -> None:
         raise RuntimeError("a size\n  depends on a value")
 
-    monkeypatch.setattr(write, "trace", fail)
+    monkeypatch.setattr(folder, "trace", fail)
     assert command("export", run_folder, "--format", "torch-export", "--out", tmp_path / "new") == 1
     error = capsys.readouterr().err
     assert error.startswith("torchdefine: The embedding could not be exported (a size depends on a value)")
@@ -273,7 +273,7 @@ def test_no_path_of_the_trainers_machine_leaves_it() -> None:
         "data": {"corpus": "/home/me/text", "tokenizer": "/home/me/bpe.json"},
         "train": {"start_from": "/home/me/x"},
     }
-    settings = yaml.safe_load(_without_paths(load_recipe("demo/standard", places)).to_yaml())
+    settings = yaml.safe_load(without_paths(load_recipe("demo/standard", places)).to_yaml())
     found = settings["data"]["corpus"], settings["data"]["tokenizer"], settings["train"]["start_from"]
     assert found == ("text", "bpe.json", "x")
 
@@ -282,8 +282,8 @@ def test_no_path_of_the_trainers_machine_leaves_it() -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_card_of_a_transformer_xl_runs(recipe_file: Path, tmp_path: Path, format: str) -> None:
     context = {"kind": "transformer-xl", "layers": 2, "heads": 2, "head_dim": 8, "inner_dim": 32, "memory": 6}
-    embedding = {"map": "standard", "unit": "none", "map_dim": 16, "cutoffs": []}
-    settings = {"context": context, "embedding": embedding, "output": {"kind": "full"}}
+    embedding = {"kind": "standard", "map_dim": 16}
+    settings = {"context": context, "embedding": embedding, "unit": {"kind": "none"}, "output": {"kind": "full"}}
     run = train(recipe_file, out=tmp_path / "run", train={"steps": 5}, **settings)
     run.export(tmp_path / "exported", format)
     assert len(run_the_card(tmp_path / "exported").splitlines()[-1].split()) == 10
@@ -295,7 +295,7 @@ def test_the_card_of_a_transformer_xl_runs(recipe_file: Path, tmp_path: Path, fo
 def test_the_card_of_a_translator_translates(
     translation_recipe: Path, tmp_path: Path, format: str, joint: bool
 ) -> None:
-    run = train(translation_recipe, out=tmp_path / "run", train={"steps": 20}, bitext={"joint": joint})
+    run = train(translation_recipe, out=tmp_path / "run", train={"steps": 20}, data={"joint": joint})
     run.export(tmp_path / "exported", format)
     assert run_the_card(tmp_path / "exported").splitlines()[-1].startswith("[")
     card = (tmp_path / "exported" / "README.md").read_text()

@@ -10,27 +10,35 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torchdefine.inference import CodeLearning, compress_embedding
-from torchdefine.models import LanguageModel, Translator
 
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap
 from torchdefine.context import (
     LSTM,
-    LayerSizes,
-    LSTMDropout,
-    Reach,
+    LSTMConfig,
     Transformer,
-    TransformerShape,
+    TransformerConfig,
     TransformerXL,
+    TransformerXLConfig,
 )
 from torchdefine.data import TokenizerPair, Vocabulary
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.export import Port, Program, formats, on_the_cpu
-from torchdefine.export.check import CHECKED_AT, TOLERANCE, _difference, difference_to_model, wrong_outputs
-from torchdefine.export.formats import FORMATS, OLDEST_TORCH, TRACED_AT, Runner, trace
-from torchdefine.export.program import DTYPES
+from torchdefine.export.formats import FORMATS, OLDEST_TORCH, TRACED_AT, trace
+from torchdefine.export.program import (
+    CHECKED_AT,
+    DTYPES,
+    TOLERANCE,
+    Runner,
+    difference,
+    difference_to_model,
+    wrong_outputs,
+)
+from torchdefine.modes import prepare
 from torchdefine.output import AdaptiveSoftmax, AdaptiveTableSoftmax, FullSoftmax, MixtureSoftmax
+from torchdefine.tables import CodeLearning, compress_embedding
+from torchdefine.tasks.language import LanguageModel
 from torchdefine.tasks.language import programs as language
+from torchdefine.tasks.translation import Translator
 from torchdefine.tasks.translation import programs as translation
 
 pytestmark = pytest.mark.skipif(
@@ -46,20 +54,27 @@ def bands(ranked: bool = False) -> AdaptiveMap:
 
 def standard_lstm() -> LanguageModel:
     embedding = TokenEmbedding(StandardMap(V, 16))
-    return LanguageModel(embedding, LSTM(16, 16), FullSoftmax(16, embedding.map))
+    return LanguageModel(embedding, LSTM(16, LSTMConfig(hidden_dim=16)), FullSoftmax(16, embedding.map))
 
 
 def projective_awd_mixture() -> LanguageModel:
     """AWD-LSTM's dropouts everywhere: none of them may be left in evaluation."""
     embedding = TokenEmbedding(ProjectiveMap(V, 12, 20))
     embedding.row_dropout = 0.4
-    context = LSTM(20, 24, 16, 2, LSTMDropout(0.4, 0.3, 0.5))
+    context = LSTM(
+        20,
+        LSTMConfig(
+            layers=2, hidden_dim=24, output_dim=16, input_dropout=0.4, hidden_dropout=0.3, recurrent_dropout=0.5
+        ),
+    )
     return LanguageModel(embedding, context, MixtureSoftmax(16, FullSoftmax(12, embedding.map), 3, 0.3))
 
 
 def adaptive_define_lstm() -> LanguageModel:
-    embedding = DeFINE.over(bands(ranked=True), 24, 64)
-    return LanguageModel(embedding, LSTM(24, 32, 16, 2), AdaptiveSoftmax(16, embedding.map))
+    embedding = DeFINE.over(bands(ranked=True), 24, expand_dim=64)
+    return LanguageModel(
+        embedding, LSTM(24, LSTMConfig(layers=2, hidden_dim=32, output_dim=16)), AdaptiveSoftmax(16, embedding.map)
+    )
 
 
 def cached_lstm() -> LanguageModel:
@@ -81,14 +96,16 @@ def compressed_lstm() -> LanguageModel:
 def adaptive_mixture_lstm() -> LanguageModel:
     embedding = TokenEmbedding(bands())
     component = AdaptiveSoftmax(16, embedding.map)
-    return LanguageModel(embedding, LSTM(16, 20, 18), MixtureSoftmax(18, component, 2))
+    return LanguageModel(
+        embedding, LSTM(16, LSTMConfig(hidden_dim=20, output_dim=18)), MixtureSoftmax(18, component, 2)
+    )
 
 
 def transformer_xl(same_length: bool = True, pre_norm: bool = False) -> LanguageModel:
-    embedding = DeFINE.over(ProjectiveMap(V, 16, 32), 32, 64)
-    context = TransformerXL(
-        32, 2, LayerSizes(2, 10, 48), Reach(5), Reach(12, same_length, 8 if same_length else None), pre_norm=pre_norm
-    )
+    embedding = DeFINE.over(ProjectiveMap(V, 16, 32), 32, expand_dim=64)
+    sizes = {"layers": 2, "heads": 2, "head_dim": 10, "inner_dim": 48, "memory": 5}
+    evaluation = {"eval_memory": 12, "eval_same_length": same_length, "eval_clamp": 8 if same_length else None}
+    context = TransformerXL(32, TransformerXLConfig(**sizes, **evaluation, pre_norm=pre_norm))
     for parameter in context.parameters():  # fresh ones are so small that no attention would show
         nn.init.normal_(parameter, std=0.3)
     return LanguageModel(embedding, context, AdaptiveTableSoftmax(32, embedding.map, (10, 30), (False, True, True)))
@@ -101,13 +118,15 @@ def pre_norm_transformer_xl() -> LanguageModel:
 def translator() -> Translator:
     target = DeFINE(V, 32, map_dim=16, expand_dim=64)
     source = TokenEmbedding.beside(StandardMap(V - 7, 16), target)
-    transformer = Transformer(TransformerShape(32, 2, 48, 2, 2))
+    transformer = Transformer(32, TransformerConfig(encoder_layers=2, decoder_layers=2, heads=2, hidden_dim=48))
     return Translator(source, target, transformer, FullSoftmax(32, target.map), pad_id=3)
 
 
 def shared_translator() -> Translator:
     shared = TokenEmbedding(bands(ranked=True))
-    transformer = Transformer(TransformerShape(16, 2, 24, 1, 1, norm="post", scaled=False))
+    transformer = Transformer(
+        16, TransformerConfig(encoder_layers=1, decoder_layers=1, heads=2, hidden_dim=24, norm="post", scaled=False)
+    )
     return Translator(shared, shared, transformer, AdaptiveSoftmax(16, shared.map), pad_id=0)
 
 
@@ -164,7 +183,9 @@ def programs_of(model: LanguageModel | Translator) -> list[Program]:
 
 def build(name: str) -> LanguageModel | Translator:
     torch.manual_seed(0)
-    return MODELS[name]().eval()
+    model = MODELS[name]().eval()
+    prepare(model)
+    return model
 
 
 def written_and_compared(program: Program, format: str, folder: Path) -> Runner:
@@ -211,8 +232,8 @@ def assert_decodes_like(model: Translator, encode: Runner, decode: Runner) -> No
         expected = model.output.log_prob(model.hidden(source, targets))  # (2, 9, V)
     _, visible, *of_source = encode([source])
     assert visible.tolist() == (source != model.pad_id).tolist()
-    shape = model.transformer.shape
-    own = [torch.zeros(2, shape.heads, 0, shape.width // shape.heads)] * len(of_source)
+    heads = model.transformer.config.heads
+    own = [torch.zeros(2, heads, 0, model.transformer.width // heads)] * len(of_source)
     for place in range(9):
         log_probs, *own = decode([targets[:, place], visible, *of_source, *own])
         torch.testing.assert_close(log_probs, expected[:, place], atol=TOLERANCE, rtol=TOLERANCE)
@@ -238,7 +259,7 @@ def test_a_program_that_is_wrong_is_found_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "difference"),
+    ("found", "apart"),
     [
         ([[0.5, 200.0], [7]], 0.0),
         ([[0.5 + 2**-12, 200.0], [7]], 2**-12),
@@ -246,9 +267,9 @@ def test_a_program_that_is_wrong_is_found_out() -> None:
         ([[0.5, 200.0], [8]], torch.inf),
     ],
 )
-def test_the_largest_difference_is_in_proportion_above_one_alone(found: list[list[float]], difference: float) -> None:
+def test_the_largest_difference_is_in_proportion_above_one_alone(found: list[list[float]], apart: float) -> None:
     expected = [torch.tensor([0.5, 200.0]), torch.tensor([7]), torch.ones(3)]
-    assert _difference([*map(torch.tensor, found), torch.ones(3)], expected) == pytest.approx(difference)
+    assert difference([*map(torch.tensor, found), torch.ones(3)], expected) == pytest.approx(apart)
 
 
 def test_outputs_that_were_not_promised_are_named() -> None:

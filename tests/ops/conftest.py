@@ -1,6 +1,7 @@
 """Without a GPU, kernels are run by Triton's interpreter, if Triton is installed: slow, and with the same numbers."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,3 +15,11 @@ def kernel_device() -> str:
     """Where kernels run here."""
     pytest.importorskip("triton")
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def _forgotten_memory_is_nan() -> Iterator[None]:
+    """What a kernel leaves as it was when it should have written it spoils the result."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -48,7 +48,7 @@ def wide_products(code: str) -> int:
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
 def test_compiled_relu_draws_once_for_eight_features_and_reads_ahead() -> None:
-    from torchdefine.ops import relu_dropout_kernels as kernels
+    from torchdefine.ops import dropout_kernels as kernels
 
     forward = compiled(kernels._relu_forward, kernels.TILE, biased=True, masked=True).asm["ptx"]
     features = kernels.TILE["tile_rows"] * kernels.TILE["tile_columns"] // (32 * kernels.TILE["num_warps"])

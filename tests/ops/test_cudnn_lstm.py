@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchdefine.ops import cudnn_lstm
+from torchdefine.ops import lstm as lstm_layer
 
 
 @pytest.mark.gpu
@@ -12,7 +12,7 @@ def test_equals_torchs_lstm_with_gradients(input_dim: int, hidden_dim: int, batc
     weights = [lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_ih_l0, lstm.bias_hh_l0]
     x = torch.randn(length, batch, input_dim, device="cuda", requires_grad=True)
     state = (torch.randn(1, batch, hidden_dim, device="cuda"), torch.randn(1, batch, hidden_dim, device="cuda"))
-    ours = cudnn_lstm(x, *state, weights)
+    ours = lstm_layer(x, *state, weights, "cudnn")
     theirs, after = lstm(x, state)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     for one, other in zip(ours, (theirs, *after), strict=True):
@@ -35,7 +35,7 @@ def test_computes_in_the_dtype_of_autocast(dtype: torch.dtype) -> None:
     state = (torch.zeros(1, 16, 128, device="cuda"), torch.zeros(1, 16, 128, device="cuda"))
     exact, _ = lstm(x, state)
     with torch.autocast("cuda", dtype):
-        ours, _, _ = cudnn_lstm(x, *state, weights)
+        ours, _, _ = lstm_layer(x, *state, weights, "cudnn")
         ours.float().sum().backward()
     assert ours.dtype == dtype
     torch.testing.assert_close(ours.float(), exact, rtol=0.02, atol=0.02)

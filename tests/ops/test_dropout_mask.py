@@ -5,7 +5,7 @@ import torch
 from tests.ops.philox import WORD, drawn_mask, philox
 from torch import Tensor
 
-from torchdefine.ops.dropout_mask import Kept, dropout_mask, kept_features
+from torchdefine.ops.dropout import Kept, kept_features
 
 SHARE = 1 - 19661 / 65536  # 0.7, as sixteen bits have it
 
@@ -25,8 +25,8 @@ def test_philox_has_its_published_values(word: int, rounds: int, expected: tuple
 
 
 def test_a_mask_keeps_the_share_that_it_should() -> None:
-    assert dropout_mask(torch.empty(4), 0.0) is None
-    mask = dropout_mask(torch.empty(200, 500), 0.1)
+    assert kept_features(torch.empty(1, 4), 0.0, by_kernels=False) == Kept(None, 1.0)
+    mask = kept_features(torch.empty(200, 500), 0.1, by_kernels=False).by
     assert mask is not None
     assert mask.dtype == torch.bool
     assert 0.895 < mask.double().mean() < 0.905
@@ -61,18 +61,18 @@ def test_kernels_draw_nothing_where_nothing_is_dropped(p: float) -> None:
 def test_the_share_is_the_one_that_kernels_keep(kernel_device: str, p: float) -> None:
     from torchdefine.ops.dropout_kernels import dropped_steps
 
-    share = kept_features(torch.empty(2, 2), p, by_kernels=True).share
+    share = kept_features(torch.empty(2, 2), p, by_kernels=True).probability
     assert 0 < share < 1
     assert share == 1 - dropped_steps(share) / 65536
     assert share == pytest.approx(1 - p, abs=1.6e-5)
 
 
 def drawn_by_kernel(device: str, seed: int, rows: int, width: int) -> Tensor:
-    from torchdefine.ops import relu_dropout_kernels as kernels
+    from torchdefine.ops.dropout_kernels import ReluDropout
 
-    out = torch.empty(rows, width, device=device)
-    kernels.forward_pass(torch.ones_like(out), None, Kept(torch.tensor([seed], device=device), SHARE), out)
-    return out != 0
+    return (
+        ReluDropout.apply(torch.ones(rows, width, device=device), None, torch.tensor([seed], device=device), SHARE) != 0
+    )
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 7), (70, 300), (33, 128)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchdefine import ops
-from torchdefine.ops import has_attention_kernel, is_plain, plain_torch
+from torchdefine.ops import has_attention_kernel, plain_torch
 from torchdefine.ops.kernel_gate import gpu_takes_kernels, kernels_allowed, kernels_run
 
 GPU = torch.device("cuda")
@@ -86,17 +86,3 @@ def test_a_gpu_has_them_unless_told_otherwise() -> None:
     assert kernels_run(here)
     with plain_torch():
         assert not kernels_run(here)
-
-
-def test_modules_with_something_around_them_are_not_plain() -> None:
-    class Adapted(torch.nn.Linear):
-        pass
-
-    assert is_plain(torch.nn.Linear(2, 2), torch.nn.Linear)
-    assert not is_plain(None, torch.nn.Linear)
-    assert not is_plain(Adapted(2, 2), torch.nn.Linear)
-    hooked, prepared, replaced = (torch.nn.Linear(2, 2) for _ in range(3))
-    hooked.register_forward_hook(lambda *given: None)
-    prepared.register_forward_pre_hook(lambda *given: None)
-    replaced.forward = lambda x: x  # type: ignore[method-assign]
-    assert not any(is_plain(module, torch.nn.Linear) for module in (hooked, prepared, replaced))

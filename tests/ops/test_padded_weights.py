@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from torchdefine.ops import padded_inward, padded_outward
-from torchdefine.ops.padded_weights import change_width, pad, unpad
 
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -55,21 +54,19 @@ def test_padding_kernels_equal_plain_torch(heads: int, head_dim: int, width: int
 def assert_kernels_equal_plain_torch(
     heads: int, head_dim: int, width: int, dim: int, device: torch.device, dtype: torch.dtype
 ) -> None:
-    from torchdefine.ops import padding_kernels as kernels
-
-    weight = torch.randn(4 * heads * head_dim, dim, device=device)
-    difference = torch.randn(heads, head_dim, device=device)
-    ours, expected = (way(weight, difference, width, dtype) for way in (kernels.pad, pad))
-    torch.testing.assert_close(ours, expected, rtol=1e-2, atol=1e-4)
-    computed = torch.arange(len(ours), device=device) % width == head_dim  # all others are copies
-    assert torch.equal(ours[~computed], expected[~computed])
-    gradients = torch.randn(len(ours), dim, device=device, dtype=dtype).tensor_split((3 * heads * width,))
-    for one, other in zip(
-        kernels.unpad(weight, difference, *gradients), unpad(weight, difference, *gradients), strict=True
-    ):
+    weight = torch.randn(4 * heads * head_dim, dim, device=device, requires_grad=True)
+    difference = torch.randn(heads, head_dim, device=device, requires_grad=True)
+    ours, expected = (padded_inward(weight, difference, width, dtype, impl) for impl in ("kernel", "torch"))
+    assert torch.equal(ours[0], expected[0])
+    torch.testing.assert_close(ours[1], expected[1], rtol=1e-2, atol=1e-4)
+    computed = torch.arange(len(ours[1]), device=device) % width == head_dim  # all others are copies
+    assert torch.equal(ours[1][~computed], expected[1][~computed])
+    upstream = [torch.randn(part.shape, device=device).to(dtype) for part in ours]
+    gradients = [torch.autograd.grad(parts, (weight, difference), upstream) for parts in (ours, expected)]
+    for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    outward = torch.randn(dim, heads * head_dim, device=device)
-    for way, back in ((kernels.change_width, change_width), (change_width, kernels.change_width)):
-        padded = way(outward, heads, width, dtype)
-        assert torch.equal(padded, change_width(outward, heads, width, dtype))
-        assert torch.equal(back(padded, heads, head_dim, torch.float32), outward.to(dtype).float())
+    outward = torch.randn(dim, heads * head_dim, device=device, requires_grad=True)
+    parts = [padded_outward(outward, heads, width, dtype, impl) for impl in ("kernel", "torch")]
+    assert torch.equal(*parts)
+    upstream = torch.randn(parts[0].shape, device=device).to(dtype)
+    assert torch.equal(*(torch.autograd.grad(part, outward, upstream)[0] for part in parts))

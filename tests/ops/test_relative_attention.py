@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -18,20 +18,13 @@ from torch import Tensor
 
 from torchdefine.ops.relative_attention import (
     Scoring,
-    _ByKernels,
     attend_plainly,
     has_attention_kernel,
     relative_attention,
     visible,
 )
 
-
-@pytest.fixture
-def _forgotten_memory_is_nan() -> Iterator[None]:
-    """What a kernel leaves as it was when it should have written it spoils the result."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+by_kernels = partial(relative_attention, impl="kernel")
 
 
 def inputs(
@@ -148,7 +141,7 @@ def test_interpreted_kernels_equal_plain_torch_with_gradients(
     given, upstream = inputs(streams, queries, remembered, heads, width)
     scoring = Scoring(torch.tensor([filled]), same_length, width**-0.5)
     exact = results(attend_plainly, given, upstream, scoring, given[0])
-    ours = results(_ByKernels.apply, given, upstream, scoring, torch.empty(0, dtype=dtype))
+    ours = results(by_kernels, given, upstream, scoring, torch.empty(0, dtype=dtype))
     close = 2e-6 if dtype == torch.float32 else 4e-3
     for one, other in zip(ours, exact, strict=True):
         assert (one - other).norm() <= close * other.norm()
@@ -158,10 +151,10 @@ def test_interpreted_kernels_equal_plain_torch_with_gradients(
 def test_interpreted_kernels_leave_out_gradients_that_nobody_wants() -> None:
     given, upstream = inputs(1, 5, 6, heads=2, width=8)
     scoring = Scoring(torch.tensor([6]), False, 0.5)
-    *_, weight, bias, distances = results(_ByKernels.apply, given, upstream, scoring, torch.empty(0))
+    *_, weight, bias, distances = results(by_kernels, given, upstream, scoring, torch.empty(0))
     used = [tensor.float() for tensor in given]
     trained = [tensor.requires_grad_() for tensor in used[2:]]
-    ours = torch.autograd.grad(_ByKernels.apply(*used, scoring), trained, upstream.float())
+    ours = torch.autograd.grad(by_kernels(*used, scoring), trained, upstream.float())
     assert torch.equal(ours[0].double(), weight)
     assert torch.equal(ours[1][: len(bias)].double(), bias)
     assert torch.equal(ours[2].double(), distances)
@@ -185,14 +178,14 @@ def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool)
     from torchdefine.ops import attention_launch as launching
 
     sizes = launching.Sizes(1, 1, 1, 10, width, 16)
-    rows = launching.Launch(launching.PREPARE["block_queries"], 64, launching.PREPARE["num_warps"], num_stages=3)
+    rows = {**launching.PREPARE, "block_keys": 64, "num_stages": 3}
     for kernel, launch in (
-        (kernels.attention_forward, launching._of_width(launching.FORWARD, sizes)),
+        (kernels.attention_forward, launching._launch(launching.FORWARD, sizes)),
         (kernels.attention_prepare, rows),
-        (kernels.attention_key_gradients, launching._of_width(launching.KEY_GRADIENTS, sizes)),
-        (kernels.attention_query_gradients, launching._of_width(launching.QUERY_GRADIENTS, sizes)),
+        (kernels.attention_key_gradients, launching._launch(launching.KEY_GRADIENTS, sizes)),
+        (kernels.attention_query_gradients, launching._launch(launching.QUERY_GRADIENTS, sizes)),
     ):
-        fixed = {"heads": 10, "width": width, "padded": padded, "same_length": True, **launch.blocks()}
+        fixed = {"heads": 10, "width": width, "padded": padded, "same_length": True, **launch}
         fixed.update({"streams": 1, "queries": 1} if one else {})
         constants = {name: value for name, value in fixed.items() if name in kernel.arg_names}
         kinds = {"filled": "*i64", "log_sums": "*fp32", "overlaps": "*fp32", "sums": "*fp32"}
@@ -200,7 +193,7 @@ def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool)
         factors = dict.fromkeys(("scale", "scale_to_base_2"), "fp32")
         kinds |= numbers | factors
         kinds = {name: kinds.get(name, "*bf16") for name in kernel.arg_names if name not in constants}
-        options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+        options = {name: launch[name] for name in ("num_warps", "num_stages")}
         compiled = compile_kernel(kernel, kinds, constants, ["columns"], options)
         assert compiled.metadata.shared <= 99 * 1024  # what the smallest of the GPUs that we take has
         code = compiled.asm["ptx"]
@@ -210,7 +203,7 @@ def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool)
             continue
         assert "wgmma.mma_async" in code
         if width > 8:  # sixteen bytes at once: the compiler knows of the alignment
-            assert ("cp.async.cg" if launch.num_stages > 1 else "ld.global.v4.b32") in code
+            assert ("cp.async.cg" if launch["num_stages"] > 1 else "ld.global.v4.b32") in code
 
 
 @pytest.mark.gpu

@@ -6,8 +6,7 @@ from tests.ops.philox import drawn_mask
 from torch.nn import functional as F
 
 from torchdefine.ops import relu_dropout
-from torchdefine.ops.dropout_mask import Kept, dropout_mask, kept_features
-from torchdefine.ops.relu_dropout import backward_pass, forward_pass
+from torchdefine.ops.dropout import kept_features, plain_relu_dropout
 
 
 @settings(max_examples=40)
@@ -27,8 +26,8 @@ def test_plain_torch_equals_relu_and_dropout_in_float64_with_gradients(
     torch.manual_seed(seed)
     ours = relu_dropout(z, p, bias if biased else None)
     torch.manual_seed(seed)
-    mask = dropout_mask(z, p)
-    theirs = F.relu(z + bias if biased else z) * (1 if mask is None else mask / (1 - p))
+    mask = kept_features(z, p, by_kernels=False).by
+    theirs = F.relu(z + bias if biased else z) * (1 if mask is None else mask.view_as(z) / (1 - p))
     torch.testing.assert_close(ours, theirs)
     upstream, inputs = torch.randn_like(ours), (z, bias) if biased else (z,)
     for mine, reference in zip(
@@ -47,21 +46,17 @@ def test_what_is_not_a_number_stays_so() -> None:
 def test_kernels_give_the_numbers_of_plain_torch(
     kernel_device: str, rows: int, width: int, masked: bool, summed: bool, dtype: torch.dtype
 ) -> None:
-    from torchdefine.ops import relu_dropout_kernels as kernels
+    from torchdefine.ops.dropout_kernels import ReluDropout
 
-    z = torch.randn(rows, width, device=kernel_device).to(dtype)
+    z = torch.randn(rows, width, device=kernel_device).to(dtype).requires_grad_()
     gradient = torch.randn_like(z)
     seeded = kept_features(z, 0.3 if masked else 0.0, by_kernels=True)
-    known = seeded if seeded.by is None else seeded._replace(by=drawn_mask(seeded.by, rows, width, seeded.share))
-    bias = torch.randn(width, device=kernel_device) if summed else None
+    known = seeded if seeded.by is None else seeded._replace(by=drawn_mask(seeded.by, rows, width, seeded.probability))
+    bias = torch.randn(width, device=kernel_device, requires_grad=True) if summed else None
+    wanted = [z] if bias is None else [z, bias]
     results = []
-    ways = (kernels.forward_pass, kernels.backward_pass, seeded), (forward_pass, backward_pass, known)
-    for forward, backward, kept in ways:
-        out, grad_z = torch.empty_like(z), torch.empty_like(z)
-        forward(z, bias, kept, out)
-        sums = backward(gradient, out, kept.share, grad_z, summed)
-        assert (sums is not None) == summed
-        results.append((out, grad_z, *([] if sums is None else [sums])))
+    for out in (ReluDropout.apply(z, bias, *seeded), plain_relu_dropout(z, bias, known)):
+        results.append((out, *torch.autograd.grad(out, wanted, gradient)))
     for ours, theirs in zip(*results, strict=True):
         assert ours.dtype == theirs.dtype
         tolerance = 1e-3 if ours.dtype == torch.float16 else 2e-5
@@ -69,10 +64,7 @@ def test_kernels_give_the_numbers_of_plain_torch(
 
 
 def test_kernels_let_through_what_is_not_a_number(kernel_device: str) -> None:
-    from torchdefine.ops import relu_dropout_kernels as kernels
-
-    out = torch.empty(1, 2, device=kernel_device)
-    kernels.forward_pass(torch.tensor([[torch.nan, -1.0]], device=kernel_device), None, Kept(None, 1.0), out)
+    out = relu_dropout(torch.tensor([[torch.nan, -1.0]], device=kernel_device), impl="kernel")
     assert out.isnan().tolist() == [[True, False]]
 
 

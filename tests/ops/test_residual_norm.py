@@ -1,6 +1,4 @@
 import copy
-import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,9 +8,9 @@ from tests.ops.philox import drawn_mask
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdefine.ops import has_fused_kernels, relu_dropout, residual_norm
-from torchdefine.ops.dropout_mask import Kept, dropout_mask, kept_features
-from torchdefine.ops.residual_norm import Given, Incoming, Statistics, backward_rows, forward_rows
+from torchdefine.ops import has_fused_kernels, kernel_gate, relu_dropout, residual_norm
+from torchdefine.ops.dropout import Kept, kept_features
+from torchdefine.ops.residual_norm import plain_residual_norm
 
 
 def norm_of(width: int, dtype: torch.dtype = torch.float64, device: str = "cpu") -> nn.LayerNorm:
@@ -49,7 +47,8 @@ def test_plain_torch_equals_its_parts_in_float64_with_gradients(
     torch.manual_seed(seed)
     ours = residual_norm(x, raw, norm, p, pre=pre, update_bias=shift)
     torch.manual_seed(seed)
-    theirs = step_by_step(x, raw + shift, norm, dropout_mask(raw, p), 1 - p, pre)
+    mask = kept_features(raw, p, by_kernels=False).by
+    theirs = step_by_step(x, raw + shift, norm, mask if mask is None else mask.view_as(raw), 1 - p, pre)
     inputs = (x, raw, norm.weight, norm.bias, shift)
     upstream = [torch.randn_like(x) for _ in ours]
     results = []
@@ -71,9 +70,10 @@ def test_the_stream_keeps_its_precision_and_products_get_theirs() -> None:
     assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.bfloat16, torch.float32]
 
 
-def test_second_derivatives_are_refused() -> None:
-    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
-    for result in (residual_norm(x, x, norm_of(6))[0], relu_dropout(x)):
+def test_second_derivatives_by_kernels_are_refused(kernel_device: str) -> None:
+    x = torch.randn(3, 6, device=kernel_device, requires_grad=True)
+    norm = norm_of(6, torch.float32, kernel_device)
+    for result in (residual_norm(x, x, norm, impl="kernel")[0], relu_dropout(x, impl="kernel")):
         (gradient,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             gradient.sum().backward()
@@ -84,22 +84,32 @@ def test_the_cpu_has_no_kernels() -> None:
         assert not has_fused_kernels(torch.empty(2, 4))
 
 
-def fill(
-    passes: tuple[Callable[..., None], Callable[..., Tensor]],
-    given: Given,
-    norm: nn.LayerNorm,
-    incoming: Incoming,
+def by_both(
+    x: Tensor,
+    update: Tensor,
+    shift: Tensor | None,
+    seeded: Kept,
+    incoming: tuple[Tensor | None, Tensor | None],
     pre: bool,
-) -> list[Tensor]:
-    """Everything that both passes make."""
-    x, update, _, kept = given
-    exact = torch.empty_like(x, dtype=torch.float32)
-    statistics = Statistics(exact, exact.new_empty(len(x)), exact.new_empty(len(x)))
-    normed, read = None if pre else torch.empty_like(exact), torch.empty_like(update)
-    passes[0](given, norm.weight, norm.bias, norm.eps, statistics, normed, read)
-    grad_x, grad_update = torch.empty_like(x), torch.empty_like(update)
-    sums = passes[1](incoming, statistics, norm.weight, kept, pre, grad_x, grad_update)
-    return [*statistics, read, grad_x, grad_update, sums, *([] if normed is None else [normed])]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs and gradients by kernels and by plain torch, which drops the same features."""
+    from torchdefine.ops.residual_norm_kernels import ResidualNorm
+
+    width = x.shape[-1]
+    norm, rows = norm_of(width, torch.float32, x.device.type), x.numel() // width
+    known = seeded if seeded.by is None else seeded._replace(by=drawn_mask(seeded.by, rows, width, seeded.probability))
+    inputs = [x, update, norm.weight, norm.bias, *([] if shift is None else [shift])]
+    for tensor in inputs:
+        tensor.requires_grad_()
+    results = []
+    for outputs in (
+        ResidualNorm.apply(x, update, norm.weight, norm.bias, shift, *seeded, norm.eps, pre),
+        plain_residual_norm(x, update, norm, pre, shift, known),
+    ):
+        used = [(output, given) for output, given in zip(outputs, incoming, strict=True) if given is not None]
+        gradients = torch.autograd.grad([output for output, _ in used], inputs, [given for _, given in used])
+        results.append([*outputs, *gradients])
+    return results[0], results[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -109,19 +119,12 @@ def fill(
 def test_kernels_give_the_numbers_of_plain_torch(
     kernel_device: str, rows: int, width: int, masked: bool, both: bool, pre: bool, dtype: torch.dtype
 ) -> None:
-    from torchdefine.ops import residual_norm_kernels as kernels
-
-    with torch.no_grad():
-        norm = norm_of(width, torch.float32, kernel_device)
-        x = torch.randn(rows, width, device=kernel_device)
-        update = torch.randn_like(x).to(dtype)
-        seeded = kept_features(update, 0.2 if masked else 0.0, by_kernels=True)
-        known = seeded if seeded.by is None else seeded._replace(by=drawn_mask(seeded.by, rows, width, seeded.share))
-        inputs = Given(x, update, torch.randn_like(norm.bias) if both else None, known)
-        incoming = Incoming(torch.randn_like(x) if both or pre else None, torch.randn_like(x).to(dtype))
-        expected = fill((forward_rows, backward_rows), inputs, norm, incoming, pre)
-        found = fill((kernels.forward_rows, kernels.backward_rows), inputs._replace(kept=seeded), norm, incoming, pre)
-    for ours, theirs in zip(found, expected, strict=True):
+    x = torch.randn(rows, width, device=kernel_device)
+    update = torch.randn_like(x).to(dtype)
+    seeded = kept_features(update, 0.2 if masked else 0.0, by_kernels=True)
+    shift = torch.randn(width, device=kernel_device) if both else None
+    incoming = (torch.randn_like(x) if both or pre else None, torch.randn_like(x).to(dtype))
+    for ours, theirs in zip(*by_both(x, update, shift, seeded, incoming, pre), strict=True):
         assert ours.dtype == theirs.dtype
         tolerance = 2e-3 if ours.dtype == torch.float16 else 2e-5
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
@@ -131,12 +134,8 @@ def test_more_rows_than_programs_take_turns(kernel_device: str, monkeypatch: pyt
     from torchdefine.ops import residual_norm_kernels as kernels
 
     monkeypatch.setattr(kernels, "MOST_PROGRAMS", 2)
-    with torch.no_grad():
-        norm = norm_of(5, torch.float32, kernel_device)
-        x = torch.randn(90, 5, device=kernel_device)
-        inputs, incoming = Given(x, torch.randn_like(x), None, Kept(None, 1.0)), Incoming(torch.randn_like(x), None)
-        found = fill((kernels.forward_rows, kernels.backward_rows), inputs, norm, incoming, False)
-        expected = fill((forward_rows, backward_rows), inputs, norm, incoming, False)
+    x = torch.randn(90, 5, device=kernel_device)
+    found, expected = by_both(x, torch.randn_like(x), None, Kept(None, 1.0), (torch.randn_like(x), None), False)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
 
@@ -144,19 +143,13 @@ def test_more_rows_than_programs_take_turns(kernel_device: str, monkeypatch: pyt
 @pytest.mark.parametrize("pre", [False, True])
 def test_gradients_are_read_where_they_lie(kernel_device: str, pre: bool) -> None:
     """What comes back from a segment behind its memory is part of a larger tensor; other gradients come expanded."""
-    from torchdefine.ops import residual_norm_kernels as kernels
-
-    with torch.no_grad():
-        norm = norm_of(16, torch.float32, kernel_device)
-        x = torch.randn(12, 16, device=kernel_device)
-        inputs = Given(x, torch.randn_like(x), None, Kept(None, 1.0))
-        longer = torch.randn(3, 7, 16, device=kernel_device)
-        for read in (longer[:, 3:], longer[:, :4].transpose(0, 1), longer[0, 0].expand(3, 4, 16)):
-            past = torch.randn(4, 3, 16, device=kernel_device).transpose(0, 1)
-            found = fill((kernels.forward_rows, kernels.backward_rows), inputs, norm, Incoming(past, read), pre)
-            expected = fill((forward_rows, backward_rows), inputs, norm, Incoming(past, read.reshape(12, 16)), pre)
-            for ours, theirs in zip(found, expected, strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+    longer = torch.randn(3, 7, 16, device=kernel_device)
+    for read in (longer[:, 3:], longer[:, :3].transpose(0, 1), longer[0, 0].expand(3, 4, 16)):
+        x = torch.randn(*read.shape, device=kernel_device)
+        past = torch.randn(*read.transpose(0, 1).shape, device=kernel_device).transpose(0, 1)
+        update = torch.randn_like(x)
+        for ours, theirs in zip(*by_both(x, update, None, Kept(None, 1.0), (past, read), pre), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("by_kernels", [False, True])
@@ -164,11 +157,10 @@ def test_backward_keeps_what_forward_kept_whatever_the_gate_says_by_then(
     kernel_device: str, by_kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine with several GPUs, the current one may differ between the two."""
-    module = sys.modules[Given.__module__]
     x, update = torch.zeros(40, 24, device=kernel_device), torch.ones(40, 24, device=kernel_device, requires_grad=True)
-    monkeypatch.setattr(module, "kernels_run", lambda like: by_kernels)
+    monkeypatch.setattr(kernel_gate, "kernels_run", lambda like: by_kernels)
     total, _ = residual_norm(x, update, norm_of(24, torch.float32, kernel_device), 0.5, pre=True)
-    monkeypatch.setattr(module, "kernels_run", lambda like: not by_kernels)
+    monkeypatch.setattr(kernel_gate, "kernels_run", lambda like: not by_kernels)
     (gradient,) = torch.autograd.grad(total.sum(), update)
     assert 0 < (total != 0).sum() < total.numel()
     assert torch.equal(gradient, total)

@@ -15,7 +15,7 @@ from torchdefine.embedding import EMBEDDINGS, MapConfig, StandardMap, TokenEmbed
 from torchdefine.errors import UserError
 from torchdefine.output import OUTPUTS, FullSoftmax, OutputConfig
 from torchdefine.recipe import load_recipe, recipe_names
-from torchdefine.run.exporting import _without_paths
+from torchdefine.run.starting import without_paths
 from torchdefine.task import find_task
 from torchdefine.tasks.language import build_language_model
 from torchdefine.tasks.language.recipe import LanguageRecipe
@@ -431,7 +431,7 @@ def test_a_recipe_file_may_end_in_yml(recipe_file: Path, tmp_path: Path, monkeyp
     shutil.copy(recipe_file, tmp_path / "mine.yml")
     run = train(tmp_path / "mine.yml", train={"steps": 2}, device="cpu")
     assert run.folder.path == Path("runs/mine-1")
-    assert _without_paths(run.recipe).name == "mine"
+    assert without_paths(run.recipe).name == "mine"
 
 
 def test_a_description_says_what_was_changed_of_the_model(tmp_path: Path) -> None:

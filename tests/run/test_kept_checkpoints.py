@@ -3,11 +3,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torchdefine.training.kept_checkpoints import average_checkpoints, keep_checkpoint, kept_checkpoints, mean_weights
 
 from torchdefine.errors import UserError
-from torchdefine.training import RunFolder
-from torchdefine.training.checkpoint import Checkpoint, read_checkpoint
+from torchdefine.run import RunFolder
+from torchdefine.run.checkpoint_file import read_checkpoint
+from torchdefine.run.run import average_checkpoints, mean_weights
+from torchdefine.training.checkpoint import Checkpoint, Position, weights_of
 
 
 @pytest.fixture
@@ -25,9 +26,9 @@ def test_the_latest_are_kept_and_averaged(folder: RunFolder) -> None:
             with pytest.raises(UserError, match=f"has kept {len(seen)} checkpoints, but an average needs two"):
                 average_checkpoints(folder)
         nn.init.normal_(model.weight)
-        keep_checkpoint(folder, model, step, count=3)
+        folder.keep(weights_of(model, Position()), step, count=3)
         seen[step] = model.weight.detach().clone()
-    assert [step for step, _ in kept_checkpoints(folder)] == [10, 95, 100]  # by number, not by name
+    assert [step for step, _ in folder.kept()] == [10, 95, 100]  # by number, not by name
     assert average_checkpoints(folder) == [10, 95, 100]
     average = read_checkpoint(folder.average, only="model")
     torch.testing.assert_close(average.tensors["model.weight"], (seen[10] + seen[95] + seen[100]) / 3)
@@ -40,7 +41,7 @@ def test_the_latest_are_kept_and_averaged(folder: RunFolder) -> None:
 
 def test_checkpoints_of_another_vocabulary_are_refused(folder: RunFolder) -> None:
     for step in (1, 2):
-        keep_checkpoint(folder, nn.Linear(3, 2), step, count=3)
+        folder.keep(weights_of(nn.Linear(3, 2), Position()), step, count=3)
     folder.fingerprints = {"vocabulary_sha256": "b", "vocabulary_size": 4}
     with pytest.raises(UserError, match="another vocabulary"):
         average_checkpoints(folder)

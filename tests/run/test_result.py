@@ -5,10 +5,10 @@ import math
 from pathlib import Path
 
 import pytest
-from torchdefine.training.result import shortfall
 
 from torchdefine import train
-from torchdefine.training import RunFolder
+from torchdefine.run import RunFolder
+from torchdefine.run.result import shortfall
 from torchdefine.training.loop import Diverged
 from torchdefine.training.progress import LineReporter
 
@@ -51,7 +51,7 @@ def test_what_is_said(given: dict, words: str) -> None:
 def test_an_infinite_validation_is_never_the_best(
     recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    plain = {"embedding": {"map": "standard", "unit": "none"}, "output": {"kind": "full"}}
+    plain = {"embedding": {"kind": "standard", "map_dim": 16}, "unit": "none", "output": {"kind": "full"}}
     wild = {**plain, "optim": {"lr": 1e9}, "train": {"steps": 6}}
     with pytest.raises(Diverged, match="No validation gave a finite perplexity, so no weights were kept as best; in a"):
         train(recipe_file, out=tmp_path, reporter=LineReporter(), **wild)

@@ -13,7 +13,8 @@ from torchdefine import load_run, train
 from torchdefine.data import encode_corpus
 from torchdefine.errors import UserError
 from torchdefine.recipe import load_recipe, recipe_names
-from torchdefine.training import Interrupted, RunFolder
+from torchdefine.run import RunFolder
+from torchdefine.training import Interrupted
 
 
 def test_a_run_goes_on_without_its_recipe_being_named(recipe_file: Path, tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_a_second_end_before_the_first_step_leaves_what_was_changed(
         train(recipe_file, out=tmp_path, reporter=StopAt(7, signal.SIGTERM), **changes)
     RunFolder(tmp_path).last.unlink()
     with monkeypatch.context() as killed:
-        killed.setattr(RunFolder, "log_start", _interrupt)
+        killed.setattr(RunFolder, "log", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(out=tmp_path, resume=True)
     assert train(out=tmp_path, resume=True).result["overrides"] == changes
@@ -168,7 +169,9 @@ def test_a_run_has_a_folder_of_its_own(recipe_file: Path, tmp_path: Path) -> Non
     assert [file.name for file in thesis.iterdir()] == ["chapter.tex"]
     (tmp_path / "empty").mkdir()
     assert train(recipe_file, out=tmp_path / "empty", train={"steps": 5}).result["steps"] == 5
-    with pytest.raises(UserError, match=r"chapter\.tex/run cannot be made \(Not a directory\): choose another out"):
+    with pytest.raises(
+        UserError, match=r"chapter\.tex/run/config\.yaml could not be written \(Not a directory\): choose a folder"
+    ):
         train(recipe_file, out=thesis / "chapter.tex" / "run", train={"steps": 5})
 
 
@@ -177,12 +180,12 @@ def test_a_run_has_a_folder_of_its_own(recipe_file: Path, tmp_path: Path) -> Non
     [
         ({"lr": 1}, r"lr is no section of a recipe: did you mean optim=\{'lr': 1\}\?"),
         ({"learning_rate": 1}, r"did you mean optim=\{'lr': 1\}\?"),
-        ({"max_length": 9}, r"did you mean bitext=\{'max_length': 9\}\?"),
-        ({"optm": {"lr": 1}}, r"did you mean optim=\{'lr': 1\}\?"),
-        ({"zebra": 1}, "zebra is no section of a recipe: use one of data, embedding, context,"),
-        ({"optim": {"learning_rate": 1}}, "'optim.learning_rate' is unknown: did you mean 'lr'"),
-        ({"optim": {"wd": 1}}, "'optim.wd' is unknown: did you mean 'weight_decay'"),
-        ({"optim": 1}, r"optim holds several settings, so it cannot be 1: use optim=\{NAME: VALUE\}"),
+        ({"max_length": 9}, r"did you mean context=\{'same_length': 9\}\?"),
+        ({"optm": {"lr": 1}}, "'optm.lr' is unknown: did you mean 'optim.lr'"),
+        ({"zebra": 1}, "zebra is no section of a recipe: use one of data, embedding, unit, context,"),
+        ({"optim": {"learning_rate": 1}}, "'optim.learning_rate' is unknown: did you mean 'optim.lr'"),
+        ({"optim": {"wd": 1}}, "'optim.wd' is unknown: did you mean 'optim.weight_decay'"),
+        ({"optim": 1}, r"optim holds several settings, so it cannot be 1: use optim\.NAME"),
         ({"resume": True}, r"say which: pass its folder as out \(--out\)"),
     ],
 )
@@ -207,8 +210,8 @@ def test_chosen_steps_have_five_validations(recipe_file: Path, tmp_path: Path) -
     assert load_recipe("demo/standard", {"train": {"steps": 5000}}).train.eval_every == 250
     for by_validations in (
         {"schedule": {"kind": "plateau"}},
-        {"optim": {"averaging": "stalled"}},
-        {"train": {"steps": 300, "stop_when_stalled": True}},
+        {"averaging": "stalled"},
+        {"train": {"steps": 300, "early_stopping": 5}},
     ):
         assert load_recipe("demo/standard", {"train": {"steps": 300}, **by_validations}).train.eval_every == 250
 

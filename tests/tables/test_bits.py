@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from torchdefine.errors import UserError
-from torchdefine.tables import frequent_rows_table, mixed_bits, svd_table, transform_table
-from torchdefine.tables.bits import LADDERS, LOSSES, TRANSFORM_POWER, Ladder, allocate, band_edges, metric
+from torchdefine.tables import quantised, svd_table, transform_table
+from torchdefine.tables.bits import LADDERS, LOSSES, TRANSFORM_POWER, allocate, band_edges, metric
 from torchdefine.tables.low_rank import FactorisedRows
-from torchdefine.tables.mixed_bits import MixedBitRows, fitted_levels, mixed_bit_rows, nearest_levels
+from torchdefine.tables.quantised import MixedBitRows, fitted_levels, mixed_bit_rows, nearest_levels
 from torchdefine.tables.source import as_weights
 
 
@@ -44,7 +44,7 @@ def test_levels_are_fitted_to_all_columns_where_not_all_values_are_looked_at(mon
         return float((mixed_bit_rows(x, [[3, 8]]).matrix() - x).square().mean())
 
     everything = lost()
-    monkeypatch.setattr(mixed_bits, "VALUES_LOOKED_AT", 4000)
+    monkeypatch.setattr(quantised, "VALUES_LOOKED_AT", 4000)
     assert lost() < 1.1 * everything
 
 
@@ -63,7 +63,7 @@ def test_mixed_bits_match_a_naive_loop() -> None:
 
 def test_allocation_is_the_best_of_all() -> None:
     importance = torch.tensor([[4.0, 1.0], [0.5, 0.1]])
-    rows, ladder = torch.tensor([2, 5]), Ladder((0, 1, 2, 3), LOSSES[:4])
+    rows, ladder = torch.tensor([2, 5]), ((0.0, 1.0, 2.0, 3.0), LOSSES[:4])
     for budget in (3, 9, 14, 25):
         steps = allocate(importance, rows, ladder, budget)
 
@@ -104,7 +104,7 @@ def test_more_bytes_lose_less_and_importance_beats_evenness() -> None:
     losses = [lost(transform_table(table, size, counts=counts), table, counts) for size in (12_000, 20_000, 40_000)]
     assert losses[0] > losses[1] > losses[2]
     even = svd_table(table, 24, counts=counts, storage="int4")
-    hybrid = frequent_rows_table(table, 12, 150, counts=counts, storage="int4")
+    hybrid = svd_table(table, 12, 150, counts=counts, storage="int4")
     for other in (even, hybrid):
         ours = transform_table(table, other.stored_bytes, counts=counts)
         assert lost(ours, table, counts) < 0.75 * lost(other, table, counts)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from torchdefine import AdaptiveMap, DeFINE, StandardMap, UnitOptions, load_run, train
+from torchdefine import AdaptiveMap, DeFINE, StandardMap, UnitConfig, load_run, train
 from torchdefine.cli import main
 from torchdefine.embedding import TokenEmbedding, table
 from torchdefine.errors import UserError
+from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
 from torchdefine.tables.cache import use_cache, weights_sha256, write_cache
-from torchdefine.training.checkpoint import read_checkpoint, write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_cached_and_live_evaluation_agree_and_the_unit_is_not_called(run_folder:
 def test_the_file_holds_the_finished_table(tmp_path: Path, dtype: str, close: float, monkeypatch) -> None:
     monkeypatch.setattr(table, "TOKENS_AT_ONCE", 7)
     bands = AdaptiveMap(50, 16, (10, 30), division=2)
-    embedding = DeFINE.over(bands, 24, 64)
+    embedding = DeFINE.over(bands, 24, expand_dim=64)
     seen = []
     size = write_cache(tmp_path / "a" / "cache.safetensors", embedding, dtype, lambda done, of: seen.append((done, of)))
     assert seen[-1] == (50, 50)
@@ -86,7 +86,7 @@ def test_every_checkpoint_has_a_cache_of_its_own(run_copy: Path) -> None:
 
 
 def test_missing_cut_and_foreign_files_are_refused(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (file,) = load_run(run_copy).cache_files()
+    (file,) = load_run(run_copy).beside_weights("cache")
     whole = file.read_bytes()
     for content, message in (
         (None, "does not exist: write it with `torchdefine cache` first"),
@@ -103,7 +103,7 @@ def test_missing_cut_and_foreign_files_are_refused(run_copy: Path, capsys: pytes
 
 def test_the_hash_sees_map_unit_and_a_shared_unit() -> None:
     one, other = (AdaptiveMap(50, 16, (10, 30), division=2) for _ in range(2))
-    embedding = DeFINE.over(one, 24, 64)
+    embedding = DeFINE.over(one, 24, expand_dim=64)
     beside = TokenEmbedding.beside(other, embedding)
     before = weights_sha256(embedding), weights_sha256(beside)
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_the_hash_sees_map_unit_and_a_shared_unit() -> None:
 
 
 def test_writing_a_cache_computes_anew_and_leaves_a_look_up_in_place(tmp_path: Path) -> None:
-    unit = UnitOptions.of("define", dropout=0.5)
+    unit = UnitConfig(dropout=0.5)
     lender = DeFINE(50, 24, map_dim=16, expand_dim=64, unit=unit)
     embedding = TokenEmbedding.beside(StandardMap(50, 16), lender)
     lender.eval()

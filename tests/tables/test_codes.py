@@ -3,8 +3,7 @@ import torch
 
 from torchdefine.errors import UserError
 from torchdefine.tables import CodeLearning, coded_table
-from torchdefine.tables.code_learning import learn_code_rows
-from torchdefine.tables.codes import CodedRows, best_entries, refine_codes
+from torchdefine.tables.codes import CodedRows, best_entries, learn_code_rows, refine_codes
 
 
 def clustered(rows: int = 600, width: int = 32) -> torch.Tensor:

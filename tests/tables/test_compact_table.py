@@ -9,7 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from torchdefine.embedding import DeFINE, DefineUnit, DenseMLP, make_plan
+from torchdefine.config import Config
+from torchdefine.embedding import DeFINE, MLPConfig, UnitConfig
 from torchdefine.errors import UserError
 from torchdefine.tables import (
     CodeLearning,
@@ -17,14 +18,13 @@ from torchdefine.tables import (
     DenseRows,
     coded_table,
     dense_table,
-    frequent_rows_table,
     load_table,
     quantised_table,
     svd_table,
     transform_table,
 )
-from torchdefine.tables.banded import BandedRows
 from torchdefine.tables.quantised import quantise_rows
+from torchdefine.tables.rows import in_bands
 from torchdefine.tables.units import UnitRows
 
 V, M = 90, 24
@@ -39,7 +39,7 @@ def matrix() -> torch.Tensor:
 COUNTS = torch.arange(V).flip(0).float() ** 2 % 101
 
 
-def unit_table(unit: nn.Module) -> CompactTable:
+def unit_table(unit: Config) -> CompactTable:
     return CompactTable(UnitRows(DenseRows.of(matrix()[:, :8]), unit), torch.ones(M))
 
 
@@ -51,13 +51,13 @@ TABLES = {
     "int1": lambda: quantised_table(matrix(), 1),
     "svd": lambda: svd_table(matrix(), 6, counts=COUNTS),
     "svd int4": lambda: svd_table(matrix(), 6, storage="int4"),
-    "frequent rows": lambda: frequent_rows_table(matrix(), 5, 11, counts=COUNTS),
-    "frequent rows int4": lambda: frequent_rows_table(matrix(), 5, 11, counts=COUNTS, storage="int4"),
+    "frequent rows": lambda: svd_table(matrix(), 5, 11, counts=COUNTS),
+    "frequent rows int4": lambda: svd_table(matrix(), 5, 11, counts=COUNTS, storage="int4"),
     "codes": lambda: coded_table(matrix(), 4, 4, learning=CodeLearning(steps=20, rounds=2)),
     "bits by importance": lambda: transform_table(matrix(), 3_000, counts=COUNTS, padding_idx=None),
     "ranks by frequency": lambda: transform_table(matrix(), 6_000, counts=COUNTS, storage="float32"),
-    "define": lambda: unit_table(DefineUnit(make_plan(8, 16, M, 2))),
-    "mlp": lambda: unit_table(DenseMLP(8, 16, M)),
+    "define": lambda: unit_table(UnitConfig(embedding_dim=M, expand_dim=16, depth=2)),
+    "mlp": lambda: unit_table(MLPConfig(embedding_dim=M, expand_dim=16)),
 }
 
 
@@ -239,7 +239,7 @@ def test_a_file_of_another_version_or_shape_is_refused(tmp_path) -> None:
     save_file(tensors, path, metadata=later | {"config": json.dumps(config)})
     with pytest.raises(UserError, match="damaged"):
         load_table(path)
-    config["rows"] = {"kind": "magic"}
+    config["rows"] = {"encoding": "magic"}
     save_file(tensors, path, metadata=later | {"config": json.dumps(config)})
     with pytest.raises(UserError, match="'magic' is unknown"):
         load_table(path)
@@ -272,7 +272,7 @@ def test_any_embedding_can_be_packed() -> None:
         (lambda: quantised_table(matrix() * float("nan")), "not finite"),
         (lambda: quantised_table(matrix()[0]), "shape"),
         (lambda: quantised_table(matrix(), 9), "9 bits"),
-        (lambda: frequent_rows_table(matrix(), 5, 90, counts=COUNTS), "90 rows of 90"),
+        (lambda: svd_table(matrix(), 5, 90, counts=COUNTS), "90 rows of 90"),
         (lambda: coded_table(matrix(), 6, 12), "power of two"),
     ],
 )
@@ -308,7 +308,7 @@ def test_bands_may_be_narrower_than_the_table() -> None:
     x = matrix()
     order = torch.randperm(V)
     bands = [quantise_rows(x[order[:20]], 8), DenseRows.of(x[order[20:], :5])]
-    table = CompactTable(BandedRows(bands).order_by(order))
+    table = CompactTable(in_bands(bands, order))
     for place, row in enumerate(order.tolist()):
         expected = bands[0].matrix()[place] if place < 20 else torch.cat((x[row, :5], torch.zeros(M - 5)))
         assert torch.equal(table(torch.tensor(row)), expected)
@@ -318,5 +318,5 @@ def test_places_of_large_vocabularies_are_right() -> None:
     for rows in (40_000, 70_000):
         order = torch.randperm(rows)
         x = torch.arange(rows).float().unsqueeze(1)
-        banded = BandedRows([DenseRows.of(x[order[:100]]), DenseRows.of(x[order[100:]])]).order_by(order)
+        banded = in_bands([DenseRows.of(x[order[:100]]), DenseRows.of(x[order[100:]])], order)
         assert torch.equal(banded.matrix(), x)

@@ -3,6 +3,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torchdefine.adapt import FitOptions, fit
 from torchdefine.cli import main
 from torchdefine.cli.inference import _settings
 from torchdefine.errors import UserError
+from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
 from torchdefine.tables import (
     METHODS,
     Budget,
@@ -21,14 +23,12 @@ from torchdefine.tables import (
     CodeLearning,
     Entry,
     Method,
-    Source,
     UnitFitting,
     compress_embedding,
     dense_table,
 )
-from torchdefine.tables.code_learning import Codes
+from torchdefine.tables.codes import Codes
 from torchdefine.tables.source import as_weights, lost_variance
-from torchdefine.training.checkpoint import read_checkpoint, write_checkpoint
 
 TRAINING = {
     "codes": CodeLearning(steps=60, rounds=3),
@@ -114,8 +114,8 @@ class Halves(Method):
 
     dtype: str = "float16"
 
-    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
-        yield Candidate(self.dtype, lambda _: dense_table(source.matrix, self.dtype, padding_idx=source.padding_idx))
+    def within(self, rows: int, width: int, budget: Budget) -> Iterator[Candidate]:
+        yield Candidate(self.dtype, partial(dense_table, dtype=self.dtype))
 
 
 def test_a_new_method_is_an_object_and_a_line(run_copy: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -161,7 +161,7 @@ def test_one_changed_weight_makes_it_stale(run_copy: Path, capsys: pytest.Captur
 
 
 def test_missing_cut_and_foreign_files_are_refused(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (file,) = load_run(run_copy).compressed_files()
+    (file,) = load_run(run_copy).beside_weights("compressed")
     whole = file.read_bytes()
     for content, message in (
         (None, "does not exist: write it with `torchdefine compress` first"),
@@ -297,7 +297,7 @@ def test_what_an_embedding_looked_up_before_it_looks_up_afterwards() -> None:
 
 
 def test_one_flipped_bit_is_noticed(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (file,) = load_run(run_copy).compressed_files()
+    (file,) = load_run(run_copy).beside_weights("compressed")
     content = bytearray(file.read_bytes())
     content[-50] ^= 4
     file.write_bytes(bytes(content))

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from torchdefine.embedding import DefineUnit, DenseMLP, make_plan
-from torchdefine.tables import DenseRows, frequent_rows_table, svd_table
+from torchdefine.config import Config
+from torchdefine.embedding import MLPConfig, UnitConfig
+from torchdefine.tables import DenseRows, svd_table
 from torchdefine.tables.low_rank import principal_directions
 from torchdefine.tables.source import as_weights
 from torchdefine.tables.units import UnitRows
@@ -34,14 +35,16 @@ def test_weights_grow_more_slowly_than_counts() -> None:
 
 def test_frequent_rows_are_kept_whole() -> None:
     x, counts = torch.randn(70, 24), torch.randperm(70)
-    table = frequent_rows_table(x, 4, 9, counts=counts)
+    table = svd_table(x, 4, 9, counts=counts)
     frequent = counts.argsort(descending=True)[:9]
     torch.testing.assert_close(table(frequent), x[frequent], rtol=1e-6, atol=1e-6)
     assert (table(torch.arange(70)) - x).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("unit", [lambda: DefineUnit(make_plan(8, 32, 24, 3)), lambda: DenseMLP(8, 20, 24)])
-def test_unit_rows_are_the_unit_of_the_factor(unit) -> None:
-    factor, made = torch.randn(30, 8), unit()
-    rows = UnitRows(DenseRows.of(factor), made)
-    torch.testing.assert_close(rows.matrix(), made(factor))
+@pytest.mark.parametrize(
+    "config", [UnitConfig(embedding_dim=24, expand_dim=32, depth=3), MLPConfig(embedding_dim=24, expand_dim=20)]
+)
+def test_unit_rows_are_the_unit_of_the_factor(config: Config) -> None:
+    factor = torch.randn(30, 8)
+    rows = UnitRows(DenseRows.of(factor), config)
+    torch.testing.assert_close(rows.matrix(), rows.unit(factor))

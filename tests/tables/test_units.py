@@ -3,9 +3,9 @@ import torch
 from torch import nn
 
 from torchdefine.errors import UserError
-from torchdefine.tables import UnitFitting, svd_table, unit_table
+from torchdefine.tables import DenseRows, UnitFitting, svd_table, unit_table
 from torchdefine.tables.source import as_weights
-from torchdefine.tables.units import _train, make_unit, start_as_projection
+from torchdefine.tables.units import UnitRows, _train, start_as_projection, unit_config
 
 
 def curved(rows: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,7 +24,7 @@ def lost(table, matrix: torch.Tensor, counts: torch.Tensor) -> float:
 @pytest.mark.parametrize("unit", ["define", "mlp"])
 @pytest.mark.parametrize(("map_dim", "width"), [(8, 32), (12, 20), (4, 6)])
 def test_a_unit_starts_as_the_projection(unit: str, map_dim: int, width: int) -> None:
-    made = make_unit(unit, map_dim, width)
+    made = UnitRows(DenseRows(3, map_dim), unit_config(unit, map_dim, width)).unit
     projection, x = torch.randn(map_dim, width), torch.randn(50, map_dim)
     start_as_projection(made, projection)
     torch.testing.assert_close(made(x), x @ projection, rtol=1e-5, atol=1e-5)

@@ -32,7 +32,7 @@ from torchdefine.training import AVERAGING, OPTIMIZERS, SCHEDULES, ConstantConfi
 from torchdefine.training.batches import Batch, Part
 from torchdefine.training.evaluation import Evaluation, perplexity
 from torchdefine.training.loop import TrainConfig
-from torchdefine.training.progress import QuietReporter
+from torchdefine.training.progress import Reporter
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def run(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> BagRun:
     return train(recipe_file, out=tmp_path_factory.mktemp("runs") / "whole", device="cpu")
 
 
-class StopAt(QuietReporter):
+class StopAt(Reporter):
     """Asks the run to stop at a step, as Ctrl-C would."""
 
     def trained(self, record: dict) -> None:
@@ -289,7 +289,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(run: BagRun, recipe_file: Pat
 def test_a_killed_run_goes_on_to_the_same_weights(run: BagRun, recipe_file: Path, tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; import tests.tasks.test_toy_task as toy\n"
-        "class Kill(toy.QuietReporter):\n"
+        "class Kill(toy.Reporter):\n"
         "    def trained(self, record):\n"
         "        if record['step'] == 110: os.kill(os.getpid(), signal.SIGKILL)\n"
         "toy.register_task(toy.BagTask)\n"

@@ -72,8 +72,10 @@ def test_average_equals_torchs_asgd() -> None:
 
 
 AWD = {
-    "context": {"recurrent_dropout": 0.2, "activation_penalty": 2.0, "temporal_penalty": 1.0},
-    "optim": {"optimizer": "sgd", "lr": 4.0, "averaging": "stalled", "stall_patience": 1},
+    "context": {"recurrent_dropout": 0.2},
+    "loss": {"activation_penalty": 2.0, "temporal_penalty": 1.0},
+    "optim": {"kind": "sgd", "lr": 4.0, "clip": 1.0},
+    "averaging": {"kind": "stalled", "patience": 1},
     "train": {"steps": 120, "eval_every": 6, "log_every": 6, "random_length": True},
 }
 
@@ -100,10 +102,14 @@ def test_an_average_stalls_by_its_own_record(
 ) -> None:
     losses = [3.0, 2.0, 4.0, 3.5, 3.4, 3.3, 3.6, 3.45, 3.7, 3.8]  # the average starts after the third
     found = iter([SimpleNamespace(loss=loss, perplexity=math.exp(loss)) for loss in losses])
-    monkeypatch.setattr("torchdefine.run.tasks._text_validation", lambda *_: lambda: next(found))
-    optim = {"averaging": "stalled", "stall_patience": 1}
+    monkeypatch.setattr("torchdefine.tasks.language.task.LanguageTask.validation", lambda *_: lambda: next(found))
+    averaging = {"kind": "stalled", "patience": 1}
+    patience = 1 if stops else None
     run = train(
-        recipe_file, out=tmp_path, optim=optim, train={"steps": 20, "eval_every": 2, "stop_when_stalled": stops}
+        recipe_file,
+        out=tmp_path,
+        averaging=averaging,
+        train={"steps": 20, "eval_every": 2, "early_stopping": patience},
     )
     assert run.result["steps"] == steps
     assert [point.get("averaged_steps") for point in run.result["curve"]] == [None] * 3 + list(range(2, steps - 5, 2))
@@ -112,8 +118,9 @@ def test_an_average_stalls_by_its_own_record(
 def test_fine_tuning_starts_from_a_run_and_ends_when_it_stalls(recipe_file: Path, tmp_path: Path) -> None:
     first = train(recipe_file, out=tmp_path / "first", train={"steps": 40})
     settings = {
-        "optim": {"optimizer": "sgd", "lr": 2.0, "averaging": "always", "stall_patience": 1},
-        "train": {"steps": 3000, "eval_every": 5, "start_from": str(tmp_path / "first"), "stop_when_stalled": True},
+        "optim": {"kind": "sgd", "lr": 2.0, "clip": 1.0},
+        "averaging": "always",
+        "train": {"steps": 3000, "eval_every": 5, "start_from": str(tmp_path / "first"), "early_stopping": 1},
     }
     second = train(recipe_file, out=tmp_path / "second", **settings)
     assert second.result["steps"] < 3000

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torchdefine.models import LanguageModel
 
 from torchdefine.embedding import StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.output import FullSoftmax
+from torchdefine.tasks.language import LanguageModel
 from torchdefine.training.batches import Batch, Part
-from torchdefine.training.carried_state import copy_state, flat_tensors, own_copy
+from torchdefine.training.cuda_graphs import copy_state, flat_tensors, own_copy
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep
 

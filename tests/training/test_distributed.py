@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchdefine.run.tasks import _text_data
 
 from torchdefine import train
 from torchdefine.cli import command_line
 from torchdefine.data import encode_corpus
 from torchdefine.errors import MachineError, UserError
 from torchdefine.recipe import load_recipe
-from torchdefine.training import RunFolder
-from torchdefine.training.checkpoint import read_checkpoint, write_checkpoint
+from torchdefine.run import RunFolder
+from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
+from torchdefine.task import find_task
 from torchdefine.training.distributed import Processes, joined_processes
 
 STILL = [
-    *("--embedding.dropout", "0", "--embedding.row_dropout", "0"),
-    *("--context.input_dropout", "0", "--context.hidden_dropout", "0", "--context.output_dropout", "0"),
+    *("--unit.dropout", "0", "--embedding.row_dropout", "0"),
+    *("--context.input_dropout", "0", "--context.hidden_dropout", "0", "--loss.output_dropout", "0"),
     *("--train.steps", "50", "--train.log_every", "1", "--train.batch_size", "8", "--train.checkpoint_every", "10"),
 ]
 
@@ -67,7 +67,7 @@ def test_two_processes_refuse_a_command_with_one_voice(recipe_file: Path, tmp_pa
     (taken := tmp_path / "taken").mkdir()
     (taken / "letter.txt").write_text("somebody's")
     refused = {
-        "The setting --optim.lrr is unknown": command(2, recipe_file, tmp_path / "new", "--optim.lrr", "3"),
+        "The setting 'optim.lrr' is unknown": command(2, recipe_file, tmp_path / "new", "--optim.lrr", "3"),
         f"{taken} holds letter.txt already, but no run": command(2, recipe_file, taken),
         "There is neither a folder nor a corpus called nowhere": command(
             2, recipe_file, tmp_path / "new", "--data", "nowhere"
@@ -127,7 +127,7 @@ def test_all_processes_go_by_the_loss_of_the_first(tmp_path: Path) -> None:
 def test_the_streams_of_each_process_are_cut_into_equal_parts(recipe_file: Path, corpus: Path) -> None:
     recipe = load_recipe(recipe_file, {"train": {"accumulate": 4}})  # which its 4 streams allow, but not 2
     with pytest.raises(UserError, match="The 2 streams of a process cannot be cut into 4 equal parts"):
-        _text_data(recipe, encode_corpus(corpus), torch.device("cpu"), Processes(1, 2))
+        find_task("language").batches(recipe, encode_corpus(corpus), torch.device("cpu"), Processes(1, 2))
 
 
 def test_a_run_goes_on_with_as_many_processes_as_before(recipe_file: Path, tmp_path: Path) -> None:
@@ -157,8 +157,19 @@ def test_two_killed_processes_resume(alone: Path, recipe_file: Path, tmp_path: P
 @pytest.mark.slow
 def test_two_processes_reproduce_one_with_everything_of_awd_lstm_but_dropout(recipe_file: Path, tmp_path: Path) -> None:
     awd = [
-        *("--context.activation_penalty", "2", "--context.temporal_penalty", "1", "--train.random_length", "true"),
-        *("--optim.averaging", "always", "--optim.optimizer", "sgd", "--optim.lr", "2", "--train.eval_every", "25"),
+        *("--loss.activation_penalty", "2", "--loss.temporal_penalty", "1", "--train.random_length", "true"),
+        *(
+            "--averaging.kind",
+            "always",
+            "--optim.kind",
+            "sgd",
+            "--optim.lr",
+            "2",
+            "--optim.clip",
+            "1",
+            "--train.eval_every",
+            "25",
+        ),
     ]
     for processes in (1, 2):
         run(command(processes, recipe_file, tmp_path / str(processes), *awd))

@@ -10,34 +10,47 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchdefine.build import VocabularyFacts, build_language_model
 
+from torchdefine.embedding import VocabularyFacts
 from torchdefine.ops import plain_torch
 from torchdefine.recipe import Recipe, load_recipe
+from torchdefine.tasks.language import build_language_model
 from torchdefine.training.batches import Batch, Part
-from torchdefine.training.optimizers import make_optimizer
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import StepParts, TrainingStep
 
 STEPS, BATCHES, VOCABULARY = 200, 10, 120
-NO_DROPOUT = dict.fromkeys(("input_dropout", "hidden_dropout", "output_dropout", "recurrent_dropout"), 0.0)
+NO_DROPOUT = {"input_dropout": 0.0, "hidden_dropout": 0.0}
 SIZES: dict[str, dict[str, Any]] = {
     "table1a/r3": {
-        "embedding": {"map_dim": 32, "expand_dim": 64, "cutoffs": [30, 60], "division": 2, "max_groups": 4},
-        "context": {"layers": 2, "hidden_dim": 24, **NO_DROPOUT},
+        "embedding": {"map_dim": 32, "cutoffs": [30, 60], "division": 2},
+        "unit": {"expand_dim": 64, "max_groups": 4},
+        "context": {"layers": 2, "hidden_dim": 24, "recurrent_dropout": 0.0, **NO_DROPOUT},
+        "loss": {"output_dropout": 0.0},
         "optim": {"lr": 1.0},
         "train": {"batch_size": 4, "length": 12},
     },
     "txl/define-128": {
-        "embedding": {"map_dim": 16, "embedding_dim": 32, "expand_dim": 64, "scale": 5.0, "max_groups": 4},
-        "context": {"layers": 2, "heads": 2, "head_dim": 9, "inner_dim": 48, "memory": 8, **NO_DROPOUT},
+        "embedding": {"map_dim": 16, "output_dim": 32, "scale": 5.0},
+        "unit": {"embedding_dim": 32, "expand_dim": 64, "max_groups": 4},
+        "context": {
+            "layers": 2,
+            "heads": 2,
+            "head_dim": 9,
+            "inner_dim": 48,
+            "memory": 8,
+            "output_dropout": 0.0,
+            **NO_DROPOUT,
+        },
         "output": {"cutoffs": [30, 60, 90]},
         "optim": {"lr": 1e-3},
         "train": {"batch_size": 4, "length": 12, "precision": "fp32"},
     },
     "ptb/awd-lstm-define": {
-        "embedding": {"map_dim": 32, "embedding_dim": 32, "expand_dim": 64, "row_dropout": 0.0, "max_groups": 4},
-        "context": {"hidden_dim": 24, "activation_penalty": 0.0, "temporal_penalty": 0.0, **NO_DROPOUT},
+        "embedding": {"map_dim": 32, "row_dropout": 0.0},
+        "unit": {"embedding_dim": 32, "expand_dim": 64, "max_groups": 4},
+        "context": {"hidden_dim": 24, "recurrent_dropout": 0.0, **NO_DROPOUT},
+        "loss": {"output_dropout": 0.0, "activation_penalty": 0.0, "temporal_penalty": 0.0},
         "optim": {"lr": 1.0},
         "train": {"batch_size": 4, "length": 12, "precision": "fp32"},
     },
@@ -103,7 +116,7 @@ def fresh_model(recipe: Recipe, device: torch.device) -> Any:
 
 def fast_losses(recipe: Recipe, device: torch.device, precision: str = "fp32") -> np.ndarray:
     model, data = fresh_model(recipe, device), batches(recipe, device)
-    optimizer = make_optimizer(model.parameters(), recipe.optim, device)
+    optimizer = recipe.optim.build(model.parameters(), device)
     parts = StepParts(model, model, optimizer, Precision(precision, device))
     step = TrainingStep(parts, [recipe.train.batch_size], recipe.optim.clip, recorded=True)
     losses = []
@@ -118,7 +131,7 @@ def fast_losses(recipe: Recipe, device: torch.device, precision: str = "fp32") -
 
 def plain_losses(recipe: Recipe, device: torch.device) -> np.ndarray:
     model, data = fresh_model(recipe, device), batches(recipe, device)
-    adam = recipe.optim.optimizer == "adam"
+    adam = recipe.optim.kind == "adam"
     decay = recipe.optim.weight_decay
     optimizer: torch.optim.Optimizer = (
         torch.optim.Adam(model.parameters(), recipe.optim.lr, foreach=False, weight_decay=decay)

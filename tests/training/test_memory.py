@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from torchdefine.training.memory import keep_freed_memory
+from torchdefine.training.distributed import keep_freed_memory
 
 COUNT_FAULTS = """
 import resource, sys, torch
-from torchdefine.training.memory import keep_freed_memory
+from torchdefine.training.distributed import keep_freed_memory
 torch.set_num_threads(1)
 if sys.argv[1] == "kept":
     keep_freed_memory()

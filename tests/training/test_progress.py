@@ -26,7 +26,7 @@ def test_a_plain_training_loss_has_its_perplexity(recipe_file: Path, tmp_path: P
 
 
 def test_a_smoothed_training_loss_is_called_so_and_has_no_perplexity(recipe_file: Path, tmp_path: Path) -> None:
-    lines, records = trained_lines(recipe_file, tmp_path / "run", output={"label_smoothing": 0.1})
+    lines, records = trained_lines(recipe_file, tmp_path / "run", loss={"label_smoothing": 0.1})
     assert len(lines) == len(records) == 2
     assert all("  smoothed loss " in line and "perplexity" not in line for line in lines)
     assert all("perplexity" not in record and record["label_smoothing"] == 0.1 for record in records)
@@ -67,10 +67,10 @@ def test_tensorboard_names_a_smoothed_loss(recipe_file: Path, tmp_path: Path) ->
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from torchdefine.training.progress import QuietReporter, TensorBoardReporter
+    from torchdefine.training.progress import Reporter, TensorBoardReporter
 
-    reporter = TensorBoardReporter(QuietReporter(), str(tmp_path / "tensorboard"))
-    train(recipe_file, out=tmp_path / "run", reporter=reporter, train=SHORT, output={"label_smoothing": 0.1})
+    reporter = TensorBoardReporter(Reporter(), str(tmp_path / "tensorboard"))
+    train(recipe_file, out=tmp_path / "run", reporter=reporter, train=SHORT, loss={"label_smoothing": 0.1})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert "train/smoothed_loss" in events.Tags()["scalars"]

@@ -5,13 +5,12 @@ import pytest
 
 from torchdefine import train
 from torchdefine.errors import UserError
-from torchdefine.recipe import ScheduleSettings
-from torchdefine.training.schedules import Schedule
+from torchdefine.training import SCHEDULES
 
 
 def ratios(total: int = 100, unit: float = 1.0, **settings) -> list[float]:
-    schedule = Schedule(ScheduleSettings(**settings), total, unit)
-    return [schedule.ratio(step) for step in range(total)]
+    schedule = SCHEDULES.read(settings, "schedule")
+    return [schedule.ratio(step, total, unit) for step in range(total)]
 
 
 def test_constant_with_warmup() -> None:
@@ -56,14 +55,14 @@ def test_cosine_and_linear_reach_their_final_rate() -> None:
     assert linear[75] == pytest.approx(0.5)
     assert linear[99] == pytest.approx(0.02)
     for kind in ("cosine", "linear"):
-        ended = Schedule(ScheduleSettings(kind=kind, final_ratio=0.1), 100)
-        assert ended.ratio(100) == ended.ratio(150) == pytest.approx(0.1)
+        ended = SCHEDULES.read({"kind": kind, "final_ratio": 0.1})
+        assert ended.ratio(100, 100) == ended.ratio(150, 100) == pytest.approx(0.1)
 
 
 def test_plateau_goes_by_stalled_validations() -> None:
-    schedule = Schedule(ScheduleSettings(kind="plateau", factor=4), 100)
-    assert [schedule.ratio(5, drops) for drops in (0, 1, 2)] == [1, 0.25, 0.0625]
-    assert schedule.ratio(5) == 1
+    schedule = SCHEDULES.read({"kind": "plateau", "factor": 4})
+    assert [schedule.ratio(5, 100, 1.0, drops) for drops in (0, 1, 2)] == [1, 0.25, 0.0625]
+    assert schedule.ratio(5, 100) == 1
 
 
 def test_noam_is_the_published_formula() -> None:
@@ -71,5 +70,5 @@ def test_noam_is_the_published_formula() -> None:
     expected = [64**-0.5 * min(s**-0.5, s * 10**-1.5) for s in range(1, 51)]
     assert rates == pytest.approx(expected)
     assert max(rates) == rates[9] == pytest.approx((64 * 10) ** -0.5)
-    with pytest.raises(UserError, match=r"noam needs a schedule\.warmup"):
-        ScheduleSettings(kind="noam")
+    with pytest.raises(UserError, match=r"schedule\.warmup is 0, but must be at least 1"):
+        SCHEDULES.read({"kind": "noam", "warmup": 0}, "schedule")

@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torchdefine.models import HostHint, LanguageModel, LossOptions
 
 from torchdefine import StandardMap, train
-from torchdefine.context import LSTM, LayerSizes, Reach, TransformerXL
+from torchdefine.context import LSTM, TransformerXL, TransformerXLConfig
 from torchdefine.data import TokenStreams
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.output import FullSoftmax
-from torchdefine.recipe import TrainSettings
-from torchdefine.training.batches import Batch, TextBatches
-from torchdefine.training.carried_state import flat_tensors
+from torchdefine.output import FullSoftmax, HostHint
+from torchdefine.tasks.language import LanguageLossConfig, LanguageModel, LanguageTrainConfig, TextBatches
+from torchdefine.training.batches import Batch
+from torchdefine.training.cuda_graphs import _without_garbage_collection, flat_tensors, room_for, with_room
 from torchdefine.training.precision import Precision
-from torchdefine.training.recording import _without_garbage_collection, room_for, with_room
 from torchdefine.training.step import StepParts, TrainingStep
 
 
@@ -51,11 +49,11 @@ def test_a_hint_gets_room_in_both_of_its_fields() -> None:
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_text_that_is_read_again_begins_without_what_came_at_its_end(parts: int) -> None:
     table = StandardMap(50, 16)
-    model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table))
+    model = LanguageModel(TokenEmbedding(table), LSTM(16, output_dim=16), FullSoftmax(16, table))
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     words = np.random.default_rng(0).integers(0, 50, 8)
     streams = TokenStreams(np.tile(words, 4), 2, "cpu", start_token=int(words[-1]))  # both segments are these words
-    data = TextBatches(streams, TrainSettings(batch_size=2, length=8, epochs=2, accumulate=parts))
+    data = TextBatches(streams, LanguageTrainConfig(batch_size=2, length=8, epochs=2, accumulate=parts))
     precision = Precision("fp32", torch.device("cpu"))
     step = TrainingStep(StepParts(model, model, optimizer, precision), [2 // parts] * parts, None, recorded=False)
     losses = []
@@ -69,7 +67,7 @@ def test_a_text_that_is_read_again_begins_without_what_came_at_its_end(parts: in
 
 def test_random_lengths_are_those_of_the_seed() -> None:
     def lengths(seed: int) -> list[int]:
-        settings = TrainSettings(batch_size=2, length=20, epochs=1, random_length=True, seed=seed)
+        settings = LanguageTrainConfig(batch_size=2, length=20, epochs=1, random_length=True, seed=seed)
         data = TextBatches(TokenStreams(np.zeros(400, np.int64), 2, "cpu", start_token=0), settings)
         return [data.batch(step).tokens for step in range(data.total_steps)]
 
@@ -103,7 +101,7 @@ def test_a_step_that_broke_off_does_not_hinder_the_next() -> None:
 def test_a_model_that_was_evaluated_carries_the_state_of_training() -> None:
     model = LanguageModel(
         TokenEmbedding(StandardMap(50, 16)),
-        TransformerXL(16, 1, LayerSizes(2, 8, 32), Reach(4), Reach(6)),
+        TransformerXL(16, TransformerXLConfig(heads=2, head_dim=8, inner_dim=32, memory=4, eval_memory=6)),
         FullSoftmax(16, num_embeddings=50),
     ).eval()
     parts = StepParts(model, model, torch.optim.SGD(model.parameters()), Precision("fp32", torch.device("cpu")))
@@ -113,19 +111,19 @@ def test_a_model_that_was_evaluated_carries_the_state_of_training() -> None:
 
 
 def small_step(
-    clip: float | None = None, options: LossOptions | None = None, precision: Precision | None = None
+    clip: float | None = None, options: LanguageLossConfig | None = None, precision: Precision | None = None
 ) -> tuple[TrainingStep, Batch]:
     table = StandardMap(50, 16)
-    model = LanguageModel(TokenEmbedding(table), LSTM(16, 16), FullSoftmax(16, table), options)
+    model = LanguageModel(TokenEmbedding(table), LSTM(16, output_dim=16), FullSoftmax(16, table), options)
     precision = precision or Precision("fp32", torch.device("cpu"))
     parts = StepParts(model, model, torch.optim.SGD(model.parameters()), precision)
     streams = TokenStreams(np.arange(32), 2, "cpu", start_token=0)
-    data = TextBatches(streams, TrainSettings(batch_size=2, length=8, epochs=1))
+    data = TextBatches(streams, LanguageTrainConfig(batch_size=2, length=8, epochs=1))
     return TrainingStep(parts, [2], clip, recorded=False), data.batch(0)
 
 
 def test_a_step_goes_down_the_whole_objective_and_notes_the_plain_loss() -> None:
-    step, batch = small_step(options=LossOptions(activation_penalty=2.0, temporal_penalty=1.0))
+    step, batch = small_step(options=LanguageLossConfig(activation_penalty=2.0, temporal_penalty=1.0))
     losses, _ = step.model(*batch.parts[0].inputs, step.model.initial_state(2))
     gradients = torch.autograd.grad(losses.objective, step.parameters)
     expected = [p.detach() - 0.5 * gradient for p, gradient in zip(step.parameters, gradients, strict=True)]
@@ -170,18 +168,15 @@ def test_recorded_steps_give_the_numbers_of_plain_ones(
     results, weights = [], []
     for record in (False, True):
         out = tmp_path / str(record)
-        settings = {"precision": precision, "record": record, "steps": 60, "random_length": True}
+        settings = {"precision": precision, "cuda_graphs": record, "steps": 60, "random_length": True}
         train(
             recipe_file,
             out=out,
             train=settings,
-            optim={"optimizer": optimizer, "lr": 0.01, "averaging": "always"},
-            context={
-                "recurrent_dropout": 0.3,
-                "state_dropout": 0.2,
-                "activation_penalty": 1.0,
-                "temporal_penalty": 1.0,
-            },
+            optim={"kind": optimizer, "lr": 0.01, "clip": 1.0},
+            averaging="always",
+            context={"recurrent_dropout": 0.3, "state_dropout": 0.2},
+            loss={"activation_penalty": 1.0, "temporal_penalty": 1.0},
         )
         results.append(json.loads((out / "result.json").read_text()))
         weights.append(load_file(out / "last" / "checkpoint.safetensors"))
@@ -220,7 +215,7 @@ def test_what_cannot_be_recorded_trains_all_the_same(
     losses = []
     for record in (True, False):
         out = tmp_path / str(record)
-        settings = {"record": record, "steps": 30, "precision": precision}
+        settings = {"cuda_graphs": record, "steps": 30, "precision": precision}
         train(recipe_file, out=out, train=settings, context={"recurrent_dropout": 0.3})
         losses.append([line["loss"] for line in json.loads((out / "result.json").read_text())["train_curve"]])
     assert "not recorded" in caplog.text
@@ -232,5 +227,5 @@ def test_runs_one_after_another_are_all_recorded(
     recipe_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for index in range(4):  # the graphs of earlier runs are freed at some time, but not while one is being recorded
-        train(recipe_file, out=tmp_path / str(index), train={"random_length": True}, embedding={"unit": "define"})
+        train(recipe_file, out=tmp_path / str(index), train={"random_length": True})
     assert "not recorded" not in caplog.text

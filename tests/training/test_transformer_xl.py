@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torchdefine.decoding import SamplingOptions, generate
 
 from tests.test_cli import Command, torchdefine  # noqa: F401
 from tests.training.test_loop import StopAt, assert_same_run, with_the_golden_torch
 from torchdefine import load_run, train
 from torchdefine.data import encode_corpus, resolve_corpus
-from torchdefine.run import Run
-from torchdefine.training import Interrupted, RunFolder, evaluate
+from torchdefine.run import Run, RunFolder
+from torchdefine.tasks.language import evaluate, generate
+from torchdefine.tasks.sampling import SamplingOptions
+from torchdefine.training import Interrupted
 
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses_transformer_xl.json"
 SMALLER = {
@@ -25,6 +26,10 @@ SMALLER = {
     "train.eval_every": 100,
     "train.log_every": 50,
 }
+
+
+TABLE = {"scale": 8.0, "init_std": 0.02}
+"""As the recipe has them, which another kind of map would not inherit."""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +102,7 @@ def test_eval_with_another_memory(torchdefine: Command, trained: Path, tmp_path:
     assert shorter["perplexity"] > usual["perplexity"]
     done = torchdefine("eval", trained, "--device", "cpu", "--memory", 0)
     assert done.returncode == 2
-    assert done.stderr == "torchdefine: The memory is 0 positions, but must be at least 1: use 150, say.\n"
+    assert done.stderr == "torchdefine: The memory of an evaluation is 0, but must be at least 1.\n"
 
 
 def test_only_a_transformer_takes_another_memory(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -134,9 +139,19 @@ def test_a_stopped_run_resumes_with_its_memory(corpus: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"embedding": {"map": "adaptive", "map_dim": 64, "cutoffs": (10, 30), "division": 4, "unit": "none"}},
-        {"embedding": {"map": "adaptive", "cutoffs": (10, 30), "division": 4}},
-        {"embedding": {"map": "standard", "map_dim": 64}, "output": {"cutoffs": (10, 30), "tied_projections": ()}},
+        {
+            "embedding": {"kind": "adaptive", "map_dim": 64, "cutoffs": (10, 30), "division": 4, **TABLE},
+            "unit": "none",
+            "output": "adaptive",
+        },
+        {
+            "embedding": {"kind": "adaptive", "map_dim": 32, "cutoffs": (10, 30), "division": 4, **TABLE},
+            "output": "adaptive",
+        },
+        {
+            "embedding": {"kind": "standard", "map_dim": 64, **TABLE},
+            "output": {"cutoffs": (10, 30), "tied_projections": ()},
+        },
         {"output": {"kind": "full"}},
         {"output": {"cutoffs": (10, 30)}, "context": {"pre_norm": True, "attention_dropout": 0.1}},
     ],

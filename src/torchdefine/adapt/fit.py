@@ -6,7 +6,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,9 +15,7 @@ from torchdefine.adapt.fitted import Fitted, Measured, Skipped
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress
 from torchdefine.tables import METHODS, Budget, CompactTable, Method, Source, table_method
-from torchdefine.tables.bits import metric
-from torchdefine.tables.budget import readable_bytes
-from torchdefine.tables.source import Counts, TableLike, as_matrix, as_weights, lost_variance
+from torchdefine.tables.source import Counts, TableLike, as_matrix, as_weights, lost_variance, readable_bytes
 
 Quality = Callable[[nn.Module], float]
 TICKS = 100
@@ -63,16 +61,16 @@ def fit(
         raise UserError("FitOptions.methods is empty, so there is nothing to try: leave it out.")
     source = Source(as_matrix(table), counts, options.sensitivity, padding_idx)
     judge = _Judge(source.matrix, as_weights(counts, source.matrix), options.quality)
-    metric(options.sensitivity, source.matrix)  # refuses a wrong shape or values, before the work
-    if allowed.bytes >= (whole := 4 * source.matrix.numel()):
+    rows, width = source.matrix.shape
+    if allowed.bytes >= (whole := 4 * rows * width):
         raise UserError(f"{allowed} are no less than the {readable_bytes(whole)} of the table itself: allow less.")
-    planned = [(name, one) for name, method in methods.items() for one in method.within(source, allowed)]
+    planned = [(name, one) for name, method in methods.items() for one in method.within(rows, width, allowed)]
     total = (len(planned) + (options.polish is not None)) * TICKS
     best: tuple[Measured, CompactTable] | None = None
     for index, (method, candidate) in enumerate(planned):
         began = time.monotonic()
         try:
-            made = candidate.build(_part(progress, index, total))
+            made = candidate.build(replace(source, progress=_part(progress, index, total)))
         except UserError as error:  # a size that this table is too small for
             judge.skipped.append(Skipped(candidate.label, str(error)))
             continue
@@ -140,11 +138,12 @@ def _nothing_made(
 ) -> UserError:
     """Why there is no table: the budget is too small, by how much if that is known, or all candidates failed."""
     sure = [method for method in methods.values() if method.sure_of_its_size]
+    rows, width = source.matrix.shape
 
     def has_room(size: int) -> bool:
-        return any(True for method in sure for _ in method.within(source, Budget(size, allowed.floats_only)))
+        return any(True for method in sure for _ in method.within(rows, width, Budget(size, allowed.floats_only)))
 
-    sizes = range(1, 4 * source.matrix.numel())
+    sizes = range(1, 4 * rows * width)
     found = bisect_left(sizes, True, key=has_room)
     least = sizes[found] if found < len(sizes) else None
     if planned and (least is None or least <= allowed.bytes):

@@ -13,7 +13,7 @@ from torchdefine.embedding.table import TOKENS_AT_ONCE
 from torchdefine.errors import UserError
 from torchdefine.output.layer import resized_bias
 from torchdefine.tables import CompactTable, DenseRows
-from torchdefine.tables.banded import BandedRows
+from torchdefine.tables.rows import BandedRows
 
 LAYOUT_VERSION = 1
 

@@ -71,7 +71,10 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
         options, rest = parser.parse_known_args(words)
         overrides = _overrides([*settings, *rest], options.command, known[options.command])
         with ended_by_interrupts():
-            import torchdefine.recipe  # noqa: F401  with torch
+            import torch
+
+            import torchdefine.recipe  # noqa: F401
+        torch.set_flush_denormal(True)  # the process is the command's: numbers below 1e-38 as zero are faster
         options.run(options, overrides)
     except UserError as error:
         _fail(error, 2)

@@ -169,12 +169,12 @@ def _what_it_reached(run: Run) -> Iterator[str]:
 
 
 def _encode(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    from torchdefine.run.starting import changes_by_section, wanted_recipe
+    from torchdefine.run.starting import wanted_recipe
     from torchdefine.task import find_task
     from torchdefine.training.progress import work_bar
 
     data = data_settings(options, overrides.pop("data", {}))
-    recipe, _ = wanted_recipe(options.recipe, changes_by_section(data, overrides), None, resume=False)
+    recipe, _ = wanted_recipe(options.recipe, data, overrides)
     task = find_task(recipe.task)
     with work_bar("reading the text") as progress:
         texts = task.encode(recipe, options.out, progress)

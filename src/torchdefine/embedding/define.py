@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -12,7 +14,7 @@ from safetensors.torch import load_file
 from torchdefine.config import to_plain
 from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
-from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
+from torchdefine.embedding.plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
 from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
@@ -30,31 +32,49 @@ class DeFINE(TokenEmbedding):
     Args:
         num_embeddings: size of the vocabulary, V.
         embedding_dim: width of the vectors, m.
-        map_dim: width of the table, n: the only part that grows with the vocabulary.
-        expand_dim: widest layer of the unit, k. The unit does not shrink with V, so use a small k for a small V.
-        depth: layers of the unit, N, the last of which reduces to ``embedding_dim``; 1 is one projection.
-        max_groups: groups of the first layer, g_max; by default the number that halves down to 1, at most 16.
+        map_dim: width of the table, n: the only part that grows with the vocabulary. By default a quarter of m, at most
+            128.
+        expand_dim: widest layer of the unit, k. The unit does not shrink with V, so use a small k for a small V. By
+            default four times m, at most 1024.
         padding_idx: a token whose vector is always zero and never learns.
-        unit: a variant by name ("define", "hgt", "glt" …) or a ``UnitConfig``.
-        settings: any other setting of ``UnitConfig``, such as ``norm="layer"`` or ``equalised=True``.
+        unit: a variant by name ("define", "hgt", "glt" …) or a ``UnitConfig``, which has its own ``expand_dim``.
+        device, dtype: as in ``nn.Embedding``.
+        settings: any other setting of ``UnitConfig``. ``depth`` is the number of layers, N, the last of which reduces
+            to ``embedding_dim``; 1 is one projection. ``max_groups`` is g_max.
 
-    ``DeFINE.over(map_layer, …)`` puts the unit behind another map: projective, or adaptive by frequency.
+    ``DeFINE.over(map_layer, …)`` puts the unit behind another map: projective, or adaptive by frequency. An embedding
+    with more parameters than a table of V × m gives a warning.
     """
 
     def __init__(
         self,
         num_embeddings: int,
         embedding_dim: int,
-        map_dim: int = 128,
+        map_dim: int | None = None,
         expand_dim: int | None = None,
-        depth: int | None = None,
         padding_idx: int | None = None,
         unit: UnitConfig | str = "define",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         **settings: Any,
     ) -> None:
-        config = UnitConfig.of(unit, embedding_dim=embedding_dim, expand_dim=expand_dim, depth=depth, **settings)
+        map_dim = default_map_dim(embedding_dim) if map_dim is None else map_dim
+        config = UnitConfig.of(unit, embedding_dim=embedding_dim, **settings)
+        if expand_dim is None and isinstance(unit, str):
+            expand_dim = default_expand_dim(map_dim, embedding_dim, config)
+        config = UnitConfig.of(config, expand_dim=expand_dim)
         make_plan(map_dim, config)  # refuses sizes that do not fit before memory is taken for the table
-        super().__init__(StandardMap(num_embeddings, map_dim, padding_idx), DefineUnit(map_dim, config), embedding_dim)
+        with nullcontext() if device is None else torch.device(device):
+            table, defined = StandardMap(num_embeddings, map_dim, padding_idx), DefineUnit(map_dim, config)
+        super().__init__(table, defined, embedding_dim)
+        self.to(dtype)
+        own, plain = sum(p.numel() for p in self.parameters()), num_embeddings * embedding_dim
+        if own > plain:
+            warnings.warn(
+                f"DeFINE has {own:,} parameters here, more than the {plain:,} of a table: use a smaller map_dim (now "
+                f"{map_dim}) or expand_dim (now {config.expand_dim}), or keep the table.",
+                stacklevel=2,
+            )
 
     @classmethod
     def over(

@@ -21,7 +21,10 @@ Norm = Literal["none", "layer", "group"]
 Activation = Literal["gelu", "relu", "silu", "tanh", "none"]
 
 LARGEST_DEFAULT_GROUPS = 16
-
+MOST_MAP_DIM = 128
+"""The paper's n for vectors 512 wide. A map that is not much narrower than the vectors saves nothing."""
+MOST_EXPAND_DIM = 1024
+"""The paper's k, at four times the width in its smallest model; its larger ones keep it."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "define": {},
@@ -151,6 +154,31 @@ def make_plan(map_dim: int, config: UnitConfig | None = None) -> Plan:
     plan = Plan(map_dim, embedding_dim, config, layers)
     _check_divisibility(plan)
     return plan
+
+
+def default_map_dim(embedding_dim: int) -> int:
+    """The width of a table that nobody chose: a quarter of the vectors', at most 128; a multiple of 16."""
+    _check_whole("embedding_dim", embedding_dim)
+    quarter = -(-embedding_dim // (4 * LARGEST_DEFAULT_GROUPS)) * LARGEST_DEFAULT_GROUPS
+    return min(quarter, MOST_MAP_DIM)
+
+
+def default_expand_dim(map_dim: int, embedding_dim: int, config: UnitConfig) -> int:
+    """The width of a unit that nobody chose: four times the vectors', at most 1024, at least ``map_dim``.
+
+    A multiple of 32. A unit that does not reduce gives vectors as wide as its last layer, so their width decides.
+    """
+    _check_whole("map_dim", map_dim)
+    if not config.reduce:
+        return 2 * embedding_dim if config.skip == "residual" else embedding_dim
+    multiple = 2 * LARGEST_DEFAULT_GROUPS  # half of it, as in residual layers, still divides into equal groups
+    wanted = min(4 * embedding_dim, MOST_EXPAND_DIM) // multiple * multiple
+    return max(wanted, -(-map_dim // multiple) * multiple)
+
+
+def _check_whole(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}.")
 
 
 def _groups(config: UnitConfig) -> list[int]:

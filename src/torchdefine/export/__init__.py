@@ -1,5 +1,5 @@
 """Programs that run without torchdefine: their formats, checks against the model, record, card and reader."""
 
+from torchdefine.export.card import ExportedFrom
+from torchdefine.export.folder import LoadedExport, LoadedProgram, check_export, export_model, load_export, on_the_cpu
 from torchdefine.export.program import Exportable, Port, Program
-from torchdefine.export.read import LoadedExport, LoadedProgram, check_export, load_export
-from torchdefine.export.write import ExportedFrom, export_model, on_the_cpu

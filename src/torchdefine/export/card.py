@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchdefine.data import Tokenization, TokenizerPair
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.export.check import CHECKED_AT, TOLERANCE, WrittenProgram
 from torchdefine.export.formats import ProgramFormat
-from torchdefine.export.program import Exportable, Port
-
-if TYPE_CHECKING:
-    from torchdefine.export.write import ExportedFrom
+from torchdefine.export.program import CHECKED_AT, TOLERANCE, Exportable
 
 PARTS = {
     "define": "unit of the embedding",
@@ -24,7 +21,6 @@ PARTS = {
     "input_output": "input and output tables",
     "total": "total",
 }
-
 IN_WORDS = {
     "StandardMap": "a standard table",
     "ProjectiveMap": "a projected table",
@@ -39,15 +35,37 @@ IN_WORDS = {
 }
 
 
+@dataclass(frozen=True)
+class ExportedFrom:
+    """What an export says about the run that it was made from."""
+
+    name: str
+    description: str
+    task: str
+    config: str
+    """The run's settings as YAML."""
+    checkpoint: str
+    """Which weights these are: best, last or average."""
+    result: Mapping[str, Any] | None
+    """What result.json says, if the run has finished."""
+    corpus: str
+    data_licence: str | None
+    """A sentence on the licence of the text, where it is known."""
+    licence: str | None = None
+    """The licence that the exporting user names."""
+
+
 def model_card(
     exportable: Exportable,
     tokenization: Tokenization | TokenizerPair,
     about: ExportedFrom,
     kind: ProgramFormat,
-    written: Sequence[WrittenProgram],
+    written: Mapping[str, Mapping[str, Any]],
 ) -> str:
-    """The text of ``README.md``."""
-    counts, embeddings = exportable.model.parameters_by_part(), exportable.model.embeddings().values()
+    """The text of ``README.md``; ``written`` are the programs as ``export.json`` has them."""
+    counts, embeddings = exportable.model.parameters_by_part(), list(exportable.model.embeddings().values())
+    splits = {} if about.result is None else about.result["data"]["splits"]
+    texts = [[name, f"{split['tokens']:,}", f"`{split['text_sha256']}`"] for name, split in splits.items()]
     sections = [
         f"# {about.name}",
         about.description,
@@ -55,22 +73,25 @@ def model_card(
         "## Parameters",
         _table(["part", "parameters"], [[PARTS[part], f"{count:,}"] for part, count in counts.items()]),
         "## Data and licence",
-        _data(about),
+        f"Trained on `{about.corpus}`.",
+        _table(["text", "tokens", "SHA-256 of the text"], texts)
+        if texts
+        else "The run has no result, so the hash of its text is not known.",
         about.data_licence or "The text is the user's own, and its licence is the user's to name.",
         f"Licence, as named at the export: {about.licence}"
         if about.licence
         else "No licence was named for this model: whoever passes it on names one (`torchdefine export --license`).",
         "## Results",
-        _results(about, any(map(is_rounded, embeddings))),
+        *_results(about, any(map(is_rounded, embeddings))),
         "## Programs",
         f"Each runs in {kind.runs_in}, without torchdefine; the code below runs in this folder. A name in a shape is a "
         "size that each call may choose. Every program was compared with the model itself on "
         f"{len(CHECKED_AT)} batches of other sizes than it was traced at; a difference above {TOLERANCE:.0e}, "
         "in proportion for numbers above 1, would have stopped the export.",
-        _python(kind.opening),
-        *(part for one in written for part in _program(one, kind)),
+        f"```python\n{kind.opening}\n```",
+        *(part for one in exportable.programs for part in _program(one.code, written[one.name], kind)),
         "## Limits",
-        "\n".join(f"- {limit}" for limit in _limits(exportable, tokenization)),
+        "\n".join(f"- {limit}" for limit in (*_limits(embeddings, tokenization.kind == "words"), *exportable.limits)),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -79,7 +100,7 @@ def embedding_in_words(embedding: TokenEmbedding) -> str:
     table = f"{in_words(embedding.map)}, {embedding.num_embeddings:,} × {embedding.map_dim}"
     unit = f", and {in_words(embedding.unit)} behind it" if embedding.unit is not None else ""
     cached = ", whose cached vectors are looked up" if embedding.cached_vectors is not None else ""
-    packed = ", whose vectors are unpacked from a compressed table" if _is_packed(embedding) else ""
+    packed = ", whose vectors are unpacked from a compressed table" if is_packed(embedding) else ""
     return f"{table}{unit}, giving vectors {embedding.embedding_dim} wide{cached}{packed}"
 
 
@@ -89,26 +110,21 @@ def in_words(part: object) -> str:
     return IN_WORDS.get(name, f"a part of the kind {name}")
 
 
+def is_packed(embedding: TokenEmbedding) -> bool:
+    """Whether its vectors are unpacked from a compressed table."""
+    return embedding.looked_up is not None and embedding.cached_vectors is None
+
+
 def is_rounded(embedding: TokenEmbedding) -> bool:
     """Whether an embedding looks up other vectors than it was trained with."""
     table = embedding.cached_vectors
-    return _is_packed(embedding) or (table is not None and table.dtype != torch.float32)
+    return is_packed(embedding) or (table is not None and table.dtype != torch.float32)
 
 
-def _data(about: ExportedFrom) -> str:
-    facts = [f"Trained on `{about.corpus}`."]
-    splits = {} if about.result is None else about.result["data"]["splits"]
-    if splits:
-        rows = [[name, f"{split['tokens']:,}", f"`{split['text_sha256']}`"] for name, split in splits.items()]
-        facts.append(_table(["text", "tokens", "SHA-256 of the text"], rows))
-    else:
-        facts.append("The run has no result, so the hash of its text is not known.")
-    return "\n\n".join(facts)
-
-
-def _results(about: ExportedFrom, rounded: bool) -> str:
+def _results(about: ExportedFrom, rounded: bool) -> Iterator[str]:
     if about.result is None:
-        return "The run has no result: it was not finished when it was exported."
+        yield "The run has no result: it was not finished when it was exported."
+        return
     rows = []
     for split, evaluation in about.result["evaluation"].items():
         perplexity = evaluation["perplexity"]
@@ -117,64 +133,42 @@ def _results(about: ExportedFrom, rounded: bool) -> str:
         for name, title in (("bleu", "BLEU"), ("chrf", "chrF")):
             if name in evaluation:
                 rows.append([split, title, f"{evaluation[name]:.2f}", evaluation[f"{name}_signature"]])
-    sentences = [_table(["text", "measure", "value", "how"], rows)]
+    yield _table(["text", "measure", "value", "how"], rows)
     if about.checkpoint != "best":
-        sentences.append(
-            f"These are the numbers of the run's best weights; the ones here are its {about.checkpoint} ones."
-        )
+        yield f"These are the numbers of the run's best weights; the ones here are its {about.checkpoint} ones."
     if rounded:
-        sentences.append(
-            "They were measured with vectors computed in float32, not with the rounded ones that are here."
-        )
-    return "\n\n".join(sentences)
+        yield "They were measured with vectors computed in float32, not with the rounded ones that are here."
 
 
-def _program(one: WrittenProgram, kind: ProgramFormat) -> list[str]:
-    program = one.program
-    ports = [*(["in", *_port(port)] for port in program.inputs), *(["out", *_port(port)] for port in program.outputs)]
+def _program(code: str, written: Mapping[str, Any], kind: ProgramFormat) -> list[str]:
+    rows = []
+    for way, ports in (("in", written["inputs"]), ("out", written["outputs"])):
+        for port in ports:
+            shape = f"({', '.join(map(str, port['shape']))}{',' if len(port['shape']) == 1 else ''})"
+            rows.append([way, f"`{port['name']}`", shape, port["dtype"]])
     return [
-        f"### `{one.file}`",
-        program.summary,
-        _table(["", "name", "shape", "type"], ports),
-        f"Largest difference to the model: {one.largest_difference:.1e}.",
-        _python(Template(program.code).substitute(lib=kind.library)),
+        f"### `{written['file']}`",
+        written["summary"],
+        _table(["", "name", "shape", "type"], rows),
+        f"Largest difference to the model: {written['largest_difference']:.1e}.",
+        f"```python\n{Template(code).substitute(lib=kind.library)}\n```",
     ]
 
 
-def _port(port: Port) -> list[str]:
-    return [f"`{port.name}`", f"({', '.join(map(str, port.shape))}{',' if len(port.shape) == 1 else ''})", port.dtype]
-
-
-def _limits(exportable: Exportable, tokenization: Tokenization | TokenizerPair) -> list[str]:
-    limits = [
-        "Ids outside the vocabulary are not checked by the programs; whoever calls them must.",
-        "The programs were traced and compared on a CPU, in float32.",
-        "A model knows what its text knew, with all its errors and prejudices; it was not tested for any use.",
-    ]
-    embeddings = exportable.model.embeddings().values()
-    for dtype in {e.finished.dtype for e in embeddings if e.finished is not None} - {torch.float32}:
+def _limits(embeddings: Sequence[TokenEmbedding], of_words: bool) -> Iterator[str]:
+    yield "Ids outside the vocabulary are not checked by the programs; whoever calls them must."
+    yield "The programs were traced and compared on a CPU, in float32."
+    yield "A model knows what its text knew, with all its errors and prejudices; it was not tested for any use."
+    dtypes = {table.dtype for one in embeddings if (table := one.cached_vectors) is not None}
+    for dtype in dtypes - {torch.float32}:
         rounded = str(dtype).removeprefix("torch.")
-        limits.append(f"Cached vectors are kept in {rounded}; the comparison was with the model that looks them up.")
-    if any(_is_packed(embedding) for embedding in embeddings):
-        limits.append(
-            "The vectors are compressed, with some loss; the comparison was with the model that unpacks them."
-        )
-    if tokenization.kind == "words":
-        limits.append(
-            "Words outside the vocabulary are `<unk>`; text must be split into words as the training text was."
-        )
-    return [*limits, *exportable.limits]
-
-
-def _python(code: str) -> str:
-    return f"```python\n{code}\n```"
+        yield f"Cached vectors are kept in {rounded}; the comparison was with the model that looks them up."
+    if any(map(is_packed, embeddings)):
+        yield "The vectors are compressed, with some loss; the comparison was with the model that unpacks them."
+    if of_words:
+        yield "Words outside the vocabulary are `<unk>`; text must be split into words as the training text was."
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines)
-
-
-def _is_packed(embedding: TokenEmbedding) -> bool:
-    """Whether its vectors are unpacked from a compressed table."""
-    return embedding.looked_up is not None and embedding.cached_vectors is None

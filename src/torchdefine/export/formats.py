@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,12 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.errors import UserError
-from torchdefine.export.program import Port, Program, sampled
+from torchdefine.export.program import Port, Program, Runner, sampled
 from torchdefine.files import atomic_file
 from torchdefine.spelling import did_you_mean
-
-Runner = Callable[[Sequence[Tensor]], list[Tensor]]
-"""An opened program: its inputs in order → its outputs in order."""
 
 TRACED_AT = {"batch": 3, "length": 4, "source_length": 5, "target_length": 6}
 """Any sizes work; different ones cannot be mistaken for each other."""
@@ -80,8 +77,8 @@ def opened(name):
             raise UserError(f"ONNX needs {', '.join(missing)} too: pip install 'torchdefine[export]'.")
 
     def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
-        constants = [value for value in traced.constants.values() if isinstance(value, Tensor)]
-        size = sum(tensor.nbytes for tensor in (*traced.state_dict.values(), *constants))
+        weights = (*traced.state_dict.values(), *traced.constants.values())
+        size = sum(weight.nbytes for weight in weights if isinstance(weight, Tensor))
         with _quiet():
             made: Any = torch.onnx.export(
                 traced,
@@ -91,7 +88,12 @@ def opened(name):
                 input_names=[port.name for port in program.inputs],
                 output_names=[port.name for port in program.outputs],
             )
-            _describe(made.model, program)
+            graph = made.model.graph
+            for values, ports in ((graph.inputs, program.inputs), (graph.outputs, program.outputs)):
+                for value, port in zip(values, ports, strict=True):
+                    value.shape = type(value.shape)(port.shape)  # names the sizes as our ports do
+            for node in graph:
+                node.metadata_props.clear()  # the exporter's notes
             made.save(path, external_data=size > LARGEST_ONNX_FILE)
 
     def open(self, path: Path, inputs: Sequence[Port]) -> Runner:
@@ -146,38 +148,19 @@ def trace(program: Program) -> torch.export.ExportedProgram:
     example = tuple(sampled(program.inputs, TRACED_AT, seed=0))
     with _quiet():
         traced = torch.export.export(_Module(program), example, dynamic_shapes=(shapes,), strict=False)
-    _forget_what_is_unused(traced)
-    _forget_where_it_came_from(traced)
-    return traced
-
-
-def _forget_what_is_unused(traced: torch.export.ExportedProgram) -> None:
-    """A trace keeps every weight of its module, also those of parts that another program runs."""
     specs = traced.graph_signature.input_specs
     nodes = {node.name: node for node in traced.graph.nodes if node.op == "placeholder"}
-    for spec in list(specs):
+    for spec in list(specs):  # a trace keeps every weight of its module, also those that another program uses
         if spec.target is not None and not nodes[spec.arg.name].users:
             specs.remove(spec)
             traced.graph.erase_node(nodes[spec.arg.name])
             traced.state_dict.pop(spec.target, None)
             traced.constants.pop(spec.target, None)
     traced.graph_module.recompile()
-
-
-def _forget_where_it_came_from(traced: torch.export.ExportedProgram) -> None:
-    """A trace records the file and line of everything, which must not leave with the program."""
-    for node in traced.graph.nodes:
+    for node in traced.graph.nodes:  # the file and line of everything must not leave with the program
         for note in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn"):
             node.meta.pop(note, None)
-
-
-def _describe(model: Any, program: Program) -> None:
-    """Name the sizes as our ports do, and drop the exporter's notes."""
-    for values, ports in ((model.graph.inputs, program.inputs), (model.graph.outputs, program.outputs)):
-        for value, port in zip(values, ports, strict=True):
-            value.shape = type(value.shape)(port.shape)
-    for node in model.graph:
-        node.metadata_props.clear()
+    return traced
 
 
 @contextmanager

@@ -1,15 +1,22 @@
-"""How the kernels of `relative_attention` are started: over which grid, in which blocks, and into which memory."""
+"""How the kernels of `relative_attention` are started: over which grid, in which blocks, and into which memory.
+
+See there for what they compute and for the letters. Projections hold the segments' rows (B · T, 3 · H · P), and behind
+them the memories' (B · M, 2 · H · P).
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from torchdefine.ops import attention_kernels as kernels
+from torchdefine.ops.relative_attention import Scoring
 from torchdefine.ops.sum_kernels import sum_rows
 
 
@@ -23,34 +30,36 @@ class Sizes(NamedTuple):
     columns: int
 
     @property
-    def keys(self) -> int:
-        return self.remembered + self.queries
-
-    @property
     def features(self) -> int:
         return self.heads * self.width
 
+    @property
+    def runtime(self) -> tuple[int, int, int, int]:
+        return self.streams, self.queries, self.remembered, self.columns
 
-class Launch(NamedTuple):
+    @property
+    def constants(self) -> dict[str, int]:
+        padded = max(16, triton.next_power_of_2(self.width))  # tl.dot takes no fewer than 16
+        return {"heads": self.heads, "width": self.width, "padded": padded}
+
+    def parts(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """The segments' rows and the memories'."""
+        own = self.streams * self.queries * 3 * self.features
+        return projected[:own].view(-1, 3 * self.features), projected[own:].view(-1, 2 * self.features)
+
+    def query_heads(self, of_own: Tensor) -> Tensor:
+        """(B · T, 3 · H · P) → (H, B · T, P), a view that matrix products take as it is."""
+        return of_own[:, : self.features].view(-1, self.heads, self.width).transpose(0, 1)
+
+
+def _blocks(queries: int, keys: int, num_warps: int, num_stages: int) -> dict[str, int]:
     """Queries and keys that a program takes at once, and how it runs."""
-
-    queries: int
-    keys: int
-    num_warps: int
-    num_stages: int
-
-    def blocks(self) -> dict[str, int]:
-        return {
-            "block_queries": self.queries,
-            "block_keys": self.keys,
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-        }
+    return {"block_queries": queries, "block_keys": keys, "num_warps": num_warps, "num_stages": num_stages}
 
 
-FORWARD = {64: Launch(64, 64, 4, 1), 128: Launch(64, 64, 4, 2)}
-KEY_GRADIENTS = {64: Launch(16, 64, 4, 2), 128: Launch(32, 64, 8, 2)}
-QUERY_GRADIENTS = {64: Launch(64, 64, 4, 3), 128: Launch(64, 64, 4, 2)}
+FORWARD = {64: _blocks(64, 64, 4, 1), 128: _blocks(64, 64, 4, 2)}
+KEY_GRADIENTS = {64: _blocks(16, 64, 4, 2), 128: _blocks(32, 64, 8, 2)}
+QUERY_GRADIENTS = {64: _blocks(64, 64, 4, 3), 128: _blocks(64, 64, 4, 2)}
 """By the power of two that a head fits into; narrower heads use the settings of 64.
 
 Those of 64 were tuned on an H200 with 10 heads of 48 features, 150 queries and as many remembered positions; those of
@@ -63,93 +72,86 @@ SPARE_ROWS = 192
 """Spare rows behind the scores: the last block reads past the end, and those values are unused."""
 
 
-def distance_scores(queries: Tensor, distances: Tensor) -> Tensor:
-    """(H, B · T, P) and (W, H, P) → (H, B · T, W), with readable memory behind it."""
-    (heads, rows, _), columns = queries.shape, len(distances)
-    held = queries.new_empty(heads * rows + SPARE_ROWS, columns)
-    scores = held[: heads * rows].view(heads, rows, columns)
-    return torch.bmm(queries, distances.permute(1, 2, 0), out=scores)
+def _launch(launches: dict[int, dict[str, int]], sizes: Sizes) -> dict[str, int]:
+    return launches[max(triton.next_power_of_2(sizes.width), min(launches))]
 
 
-def forward(
-    projected: Tensor, scores: Tensor, filled: Tensor, sizes: Sizes, scale: float, same_length: bool
-) -> tuple[Tensor, Tensor]:
-    """What every head of every query reads, (B, T, H · P), and the log-sums of its scores, (B, H, T')."""
-    mixed = projected.new_empty(sizes.streams, sizes.queries, sizes.features)
-    rows = triton.cdiv(sizes.queries, kernels.ROWS.value) * kernels.ROWS.value
-    log_sums = projected.new_empty(sizes.streams, sizes.heads, rows, dtype=torch.float32)
-    launch = _of_width(FORWARD, sizes)
-    kernels.attention_forward[(triton.cdiv(sizes.queries, launch.queries), sizes.streams * sizes.heads)](
-        projected,
-        scores,
-        filled,
-        mixed,
-        log_sums,
-        *_runtime(sizes),
-        scale * math.log2(math.e),
-        same_length=same_length,
-        **_constants(sizes),
-        **launch.blocks(),
-    )
-    return mixed, log_sums
+class AttentionByKernels(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, own: Tensor, remembered: Tensor, weight: Tensor, bias: Tensor, distances: Tensor, scoring: Scoring
+    ) -> Tensor:
+        (streams, length, _), memory = own.shape, remembered.shape[1]
+        columns, heads, width = distances.shape
+        sizes = Sizes(streams, length, memory, heads, width, columns)
+        distances = distances.contiguous()
+        with torch.autocast(own.device.type, enabled=False):  # the dtype is already chosen
+            own, remembered = own.reshape(streams * length, -1), remembered.reshape(streams * memory, -1)
+            projected = own.new_empty(3 * len(own) * sizes.features + 2 * len(remembered) * sizes.features)
+            of_own, of_memory = sizes.parts(projected)
+            torch.addmm(bias, own, weight.T, out=of_own)
+            torch.mm(remembered, weight[sizes.features :].T, out=of_memory)
+            held = own.new_empty(heads * len(own) + SPARE_ROWS, columns)
+            scores = held[:-SPARE_ROWS].view(heads, len(own), columns)
+            torch.bmm(sizes.query_heads(of_own), distances.permute(1, 2, 0), out=scores)
+        mixed = own.new_empty(streams, length, sizes.features)
+        padded_length = triton.cdiv(length, kernels.ROWS.value) * kernels.ROWS.value
+        log_sums = own.new_empty(streams, heads, padded_length, dtype=torch.float32)
+        launch, kinds = _launch(FORWARD, sizes), {**sizes.constants, "same_length": scoring.same_length}
+        numbers = (*sizes.runtime, scoring.scale * math.log2(math.e))
+        kernels.attention_forward[(triton.cdiv(length, launch["block_queries"]), streams * heads)](
+            projected, scores, scoring.filled, mixed, log_sums, *numbers, **kinds, **launch
+        )
+        ctx.save_for_backward(own, remembered, weight, distances, projected, scores, mixed, log_sums, scoring.filled)
+        ctx.sizes, ctx.scale, ctx.same_length = sizes, scoring.scale, scoring.same_length
+        return mixed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_mixed: Tensor) -> tuple[Tensor | None, ...]:
+        own, remembered, weight, distances, *made, filled = ctx.saved_tensors
+        sizes, features = ctx.sizes, ctx.sizes.features
+        scoring = Scoring(filled, ctx.same_length, ctx.scale)
+        with torch.autocast(own.device.type, enabled=False):
+            grad_projected, grad_scores, grad_bias = _backward(grad_mixed.contiguous(), made, distances, sizes, scoring)
+            of_own, of_memory = sizes.parts(grad_projected)
+            grad_distances = torch.bmm(grad_scores.mT, sizes.query_heads(sizes.parts(made[0])[0]))  # (H, W, P)
+            grad_weight = of_own.T @ own  # (3 · H · P, d)
+            grad_weight[features:].addmm_(of_memory.T, remembered)
+            grad_own, grad_remembered = None, None
+            if ctx.needs_input_grad[0]:
+                grad_own = (of_own @ weight).view(sizes.streams, sizes.queries, -1)
+            if ctx.needs_input_grad[1]:
+                grad_remembered = (of_memory @ weight[features:]).view(sizes.streams, sizes.remembered, -1)
+        return grad_own, grad_remembered, grad_weight, grad_bias, grad_distances.transpose(0, 1), None
 
 
-def backward(
-    grad_mixed: Tensor,
-    made: tuple[Tensor, Tensor, Tensor, Tensor],
-    distances: Tensor,
-    filled: Tensor,
-    sizes: Sizes,
-    scale: float,
-    same_length: bool,
+def _backward(
+    grad_mixed: Tensor, made: Sequence[Tensor], distances: Tensor, sizes: Sizes, scoring: Scoring
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of what ``forward`` read, in the same layouts, and that of the bias, (3 · H · P,).
+    """The gradients of projections and scores by distance, in the same layouts, and of the bias, (3 · H · P,).
 
-    ``made`` are projections, scores by distance, and the two results of ``forward``.
+    ``made`` are projections, scores by distance, what the heads read, and the log-sums of the scores.
     """
     projected, scores, mixed, log_sums = made
     grad_projected, grad_scores = torch.empty_like(projected), torch.empty_like(scores)
-    overlaps = torch.empty_like(log_sums)
-    pairs, constants = sizes.streams * sizes.heads, _constants(sizes)
+    overlaps, pairs = torch.empty_like(log_sums), sizes.streams * sizes.heads
+    runtime, constants = sizes.runtime, sizes.constants
     kernels.attention_prepare[(overlaps.shape[2] // PREPARE["block_queries"], pairs)](
-        mixed, grad_mixed, overlaps, grad_scores, *_runtime(sizes), **constants, **PREPARE
+        mixed, grad_mixed, overlaps, grad_scores, *runtime, **constants, **PREPARE
     )
-    launch = _of_width(KEY_GRADIENTS, sizes)
-    kernels.attention_key_gradients[(triton.cdiv(sizes.keys, launch.keys), pairs)](
-        projected,
-        scores,
-        filled,
-        grad_mixed,
-        log_sums,
-        overlaps,
-        grad_projected,
-        grad_scores,
-        *_runtime(sizes),
-        scale,
-        scale * math.log2(math.e),
-        same_length=same_length,
-        **constants,
-        **launch.blocks(),
+    launch, kinds = _launch(KEY_GRADIENTS, sizes), {**constants, "same_length": scoring.same_length}
+    given = (projected, scores, scoring.filled, grad_mixed, log_sums, overlaps)
+    numbers = (*runtime, scoring.scale, scoring.scale * math.log2(math.e))
+    kernels.attention_key_gradients[(triton.cdiv(sizes.remembered + sizes.queries, launch["block_keys"]), pairs)](
+        *given, grad_projected, grad_scores, *numbers, **kinds, **launch
     )
-    launch = _of_width(QUERY_GRADIENTS, sizes)
-    blocks = triton.cdiv(sizes.queries, launch.queries)
+    launch = _launch(QUERY_GRADIENTS, sizes)
+    blocks = triton.cdiv(sizes.queries, launch["block_queries"])
     sums = log_sums.new_empty(sizes.streams * blocks, sizes.features)
     kernels.attention_query_gradients[(blocks, pairs)](
-        projected, distances, grad_scores, grad_projected, sums, *_runtime(sizes), **constants, **launch.blocks()
+        projected, distances, grad_scores, grad_projected, sums, *runtime, **constants, **launch
     )
     grad_bias = projected.new_zeros(1, 3 * sizes.features)
     sum_rows(sums[None], grad_bias[:, : sizes.features])
     return grad_projected, grad_scores, grad_bias[0]
-
-
-def _of_width(launches: dict[int, Launch], sizes: Sizes) -> Launch:
-    return launches[max(triton.next_power_of_2(sizes.width), min(launches))]
-
-
-def _runtime(sizes: Sizes) -> tuple[int, int, int, int]:
-    return sizes.streams, sizes.queries, sizes.remembered, sizes.columns
-
-
-def _constants(sizes: Sizes) -> dict[str, int]:
-    padded = max(16, triton.next_power_of_2(sizes.width))  # tl.dot takes no fewer than 16
-    return {"heads": sizes.heads, "width": sizes.width, "padded": padded}

@@ -1,9 +1,14 @@
-"""Which dtype each operation computes in."""
+"""Which dtype each operation computes in, and many tensors converted to one in one launch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 def exact_dtype(like: Tensor) -> torch.dtype:
@@ -22,3 +27,26 @@ def autocast_dtype(like: Tensor) -> torch.dtype | None:
     if device == "meta" or like.dtype == torch.float64 or not torch.is_autocast_enabled(device):  # meta has no autocast
         return None
     return torch.get_autocast_dtype(device)
+
+
+def converted(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The tensors in another dtype; autocast would convert them, and their gradients, one by one."""
+    copies: tuple[Tensor, ...] = _Converted.apply(dtype, *tensors)
+    return copies
+
+
+class _Converted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtypes = [tensor.dtype for tensor in tensors]
+        return _copied(tensors, [dtype] * len(tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_copied(gradients, ctx.dtypes)
+
+
+def _copied(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]
+    torch._foreach_copy_(copies, list(tensors))
+    return tuple(copies)

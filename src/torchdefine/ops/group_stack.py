@@ -4,8 +4,9 @@ torch goes from one batched product to the next in a dozen passes: transpose, bi
 conversion. Here each such seam is one pass, which reads the outputs of a product where they lie, group by group, and
 writes the inputs of the next one as it wants them. Chunks that tensor cores would not take are filled up with zeros.
 
-What kernels do at a seam exists in plain torch as well (`forward_seam`, `backward_seam`), with the same numbers.
-Letters: T tokens, n features that every layer sees again, g groups, a and w features of a group that enter and leave.
+The same exists in plain torch (`plain_group_stack`), with the same numbers up to rounding.
+Letters: T tokens, n features of the input, which skip connections lead to every layer, g groups, a and w features of a
+group that enter and leave.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class StackLayer(NamedTuple):
 class StackForm(NamedTuple):
     """Everything about a stack except its weights."""
 
-    seen: int
-    """n, or 0 if layers after the first see the previous output alone."""
+    skipped: int
+    """n, or 0 without skip connections."""
     mixed: bool
-    """Whether every group has its share of the input; else the whole input stands before the previous output."""
+    """Whether every group has its part of the input; else the whole input stands before the previous output."""
     activation: str
     eps: float
 
@@ -68,75 +69,82 @@ class Seam(NamedTuple):
     def width(self) -> int:
         return self.groups * self.chunk
 
-    @property
-    def hidden_place(self) -> tuple[int, int]:
-        """How many features of the previous output a group has, and where they begin in it.
 
-        Unless ``mixed``: the size of a group, and where they begin in the whole row.
-        """
-        if self.form.mixed:
-            return self.width // self.next_groups, self.form.seen // self.next_groups
-        return self.next_chunk, self.form.seen
-
-
-class Statistics(NamedTuple):
-    """What backward needs of a norm."""
-
-    mean: Tensor  # (T,)
-    scale: Tensor  # (T,): one over the standard deviation
+Finish = Sequence[Tensor | None]
+"""The bias of a product, and weight and bias of the norm behind it."""
 
 
 def group_stack(
     x: Tensor, layers: Sequence[StackLayer], form: StackForm, dtype: torch.dtype, impl: Impl = "auto"
 ) -> Tensor:
     """(…, n) → (…, g · w of the last layer), with products in ``dtype``, everything else in full precision."""
+    if not by_kernel(impl, x):
+        return plain_group_stack(x, layers, form, dtype)
     weights = [layer.weight for layer in layers]
     finishing: list[Tensor | None] = []
     for layer in layers[:-1]:
         finishing += [layer.bias, *(layer.norm or (None, None))]
-    finished: Tensor = _GroupStack.apply(x, len(layers), form, dtype, impl, *weights, *finishing)
-    return finished
+    output: Tensor = _ByKernels.apply(x, len(layers), form, dtype, *weights, *finishing)
+    return output
 
 
-class _GroupStack(torch.autograd.Function):
+def plain_group_stack(x: Tensor, layers: Sequence[StackLayer], form: StackForm, dtype: torch.dtype) -> Tensor:
+    exact, rows = exact_dtype(x), x.reshape(-1, x.shape[-1])  # (T, n)
+    output = rows
+    for index, (weight, bias, norm) in enumerate(layers):
+        parts = [part.to(dtype) for part in ((rows, output) if index and form.skipped else (output,))]
+        if form.mixed:
+            entering = torch.cat([part.unflatten(1, (len(weight), -1)) for part in parts], -1)  # (T, g, a)
+        else:
+            entering = torch.cat(parts, -1).unflatten(1, (len(weight), -1))  # (T, g, a)
+        output = torch.bmm(entering.transpose(0, 1), weight.to(dtype)).transpose(0, 1).flatten(1)  # (T, g · w)
+        if index < len(layers) - 1:
+            total = output.to(exact) if bias is None else output.to(exact) + bias
+            normed = total if norm is None else F.layer_norm(total, total.shape[1:], *norm, form.eps)
+            output = ACTIVATIONS[form.activation](normed)
+    return output.view(*x.shape[:-1], output.shape[1])
+
+
+class _ByKernels(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, depth: int, form: StackForm, dtype: torch.dtype, impl: Impl, *parameters: Any
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, depth: int, form: StackForm, dtype: torch.dtype, *parameters: Any) -> Tensor:
+        from torchdefine.ops.group_stack_kernels import forward_seam
+
         weights, finishing = parameters[:depth], parameters[depth:]
         rows = x.reshape(-1, x.shape[-1]).contiguous()  # (T, n)
         padded = [_filled_up(weight, dtype) for weight in weights]
-        seams = [_seam(one, other, form) for one, other in itertools.pairwise(weights)]
         entering = _split(rows.to(dtype), weights[0].shape[0], padded[0].shape[1])  # (g, T, a)
         kept: list[Tensor] = []
-        for index, seam in enumerate(seams):
+        seams: list[Seam] = []
+        for index, (one, other) in enumerate(itertools.pairwise(weights)):
+            (groups, _, chunk), (next_groups, next_chunk, _) = one.shape, other.shape
+            seam = Seam(groups, chunk, _aligned(chunk), next_groups, next_chunk, _aligned(next_chunk), form)
             leaving = torch.bmm(entering, padded[index])  # (g, T, w)
-            kept += [entering, leaving]
-            statistics = Statistics(*(rows.new_empty(len(rows), dtype=exact_dtype(rows)) for _ in range(2)))
-            finish = finishing[3 * index : 3 * index + 3]
-            entering = leaving.new_empty(seam.next_groups, len(rows), seam.next_room)
-            _seams(leaving, impl)[0](leaving, finish, rows, seam, statistics, entering)
-            kept += statistics
+            following, *statistics = forward_seam(leaving, finishing[3 * index : 3 * index + 3], rows, seam)
+            kept += [entering, leaving, *statistics]
+            entering = following
+            seams.append(seam)
         leaving = torch.bmm(entering, padded[-1])
         ctx.save_for_backward(*kept, entering, *padded, *finishing)
-        ctx.seams, ctx.form, ctx.shape, ctx.dtype, ctx.impl = seams, form, x.shape, x.dtype, impl
+        ctx.seams, ctx.form, ctx.shape, ctx.dtype = seams, form, x.shape, x.dtype
         ctx.weights = [(weight.shape, weight.dtype) for weight in weights]
-        finished = _joined(leaving, weights[-1].shape[2])
-        return finished.view(*x.shape[:-1], finished.shape[1])
+        output = _joined(leaving, weights[-1].shape[2])
+        return output.view(*x.shape[:-1], output.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from torchdefine.ops.group_stack_kernels import backward_seam
+
         seams, depth = ctx.seams, len(ctx.weights)
         kept, rest = ctx.saved_tensors[: 4 * len(seams)], ctx.saved_tensors[4 * len(seams) :]
         entering, padded, finishing = rest[0], rest[1 : 1 + depth], rest[1 + depth :]
         tokens = entering.shape[1]
-        grad_x = entering.new_empty(tokens, ctx.shape[-1], dtype=exact_dtype(entering))
+        grad_x = entering.new_empty(tokens, ctx.shape[-1], dtype=torch.float32)
         of_weights: list[Tensor] = []
         of_finishing: list[Tensor | None] = []
-        leaving = _split(
-            gradient.reshape(tokens, gradient.shape[-1]).to(entering.dtype), padded[-1].shape[0], padded[-1].shape[2]
-        )  # (g, T, w)
+        rows = gradient.reshape(tokens, gradient.shape[-1]).to(entering.dtype)
+        leaving = _split(rows, padded[-1].shape[0], padded[-1].shape[2])  # (g, T, w)
         for index in reversed(range(depth)):
             shape, dtype = ctx.weights[index]
             of_weight = torch.bmm(entering.mT, leaving)  # (g, a, w)
@@ -144,29 +152,18 @@ class _GroupStack(torch.autograd.Function):
             of_entering = torch.bmm(leaving, padded[index].mT)  # (g, T, a)
             if index == 0:
                 break
-            seam, finish = seams[index - 1], finishing[3 * index - 3 : 3 * index]
+            finish, fresh = finishing[3 * index - 3 : 3 * index], index == depth - 1
             entering, outputs, *statistics = kept[4 * index - 4 : 4 * index]
-            leaving = torch.empty_like(outputs)
-            fresh = index == depth - 1
-            sums = _seams(outputs, ctx.impl)[1](
-                of_entering, outputs, finish, seam, Statistics(*statistics), fresh, leaving, grad_x
-            )  # (3, width)
-            of_finishing[:0] = [
-                None if parameter is None else total.to(parameter.dtype)
-                for parameter, total in zip(finish, sums, strict=True)
-            ]
+            leaving, sums = backward_seam(of_entering, outputs, finish, seams[index - 1], statistics, fresh, grad_x)
+            totals = zip(finish, sums, strict=True)
+            of_finishing[:0] = [None if given is None else total.to(given.dtype) for given, total in totals]
         first = _joined(of_entering, ctx.shape[-1] // ctx.weights[0][0][0])
-        summed = first if not (seams and ctx.form.seen) else grad_x.add_(first)
-        return summed.to(ctx.dtype).view(ctx.shape), None, None, None, None, *of_weights[::-1], *of_finishing
+        summed = first if not (seams and ctx.form.skipped) else grad_x.add_(first)
+        return summed.to(ctx.dtype).view(ctx.shape), None, None, None, *of_weights[::-1], *of_finishing
 
 
 def _aligned(features: int) -> int:
     return -(-features // ALIGNED) * ALIGNED
-
-
-def _seam(weight: Tensor, following: Tensor, form: StackForm) -> Seam:
-    (groups, _, chunk), (next_groups, next_chunk, _) = weight.shape, following.shape
-    return Seam(groups, chunk, _aligned(chunk), next_groups, next_chunk, _aligned(next_chunk), form)
 
 
 def _filled_up(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -188,84 +185,3 @@ def _split(rows: Tensor, groups: int, room: int) -> Tensor:
 def _joined(chunks: Tensor, chunk: int) -> Tensor:
     """(g, T, room) → (T, g · chunk)."""
     return chunks[:, :, :chunk].transpose(0, 1).flatten(1)
-
-
-def _seams(like: Tensor, impl: Impl) -> tuple[Any, Any]:
-    if not by_kernel(impl, like):
-        return forward_seam, backward_seam
-    from torchdefine.ops import group_stack_kernels
-
-    return group_stack_kernels.forward_seam, group_stack_kernels.backward_seam
-
-
-Finish = Sequence[Tensor | None]
-"""The bias of a product, and weight and bias of the norm behind it."""
-
-
-def forward_seam(
-    leaving: Tensor, finish: Finish, x: Tensor, seam: Seam, statistics: Statistics, entering: Tensor
-) -> None:
-    """Fill the statistics, and ``entering`` (g', T, next_room) from ``leaving`` (g, T, room) and ``x`` (T, n)."""
-    exact = _finish(leaving, finish, seam, statistics)
-    output = ACTIVATIONS[seam.form.activation](exact).to(entering.dtype)
-    entering.zero_()
-    if seam.form.mixed:
-        chunks = [x.to(entering.dtype)] if seam.form.seen else []
-        chunks = [part.unflatten(-1, (seam.next_groups, -1)) for part in [*chunks, output]]
-        joined = torch.cat(chunks, -1)  # (T, g', a')
-    else:
-        joined = torch.cat((x.to(entering.dtype), output), -1).unflatten(-1, (seam.next_groups, -1))
-    entering[:, :, : seam.next_chunk] = joined.transpose(0, 1)
-
-
-def backward_seam(
-    of_entering: Tensor,
-    leaving: Tensor,
-    finish: Finish,
-    seam: Seam,
-    statistics: Statistics,
-    fresh: bool,
-    of_leaving: Tensor,
-    grad_x: Tensor,
-) -> Tensor:
-    """Fill ``of_leaving`` and add to ``grad_x``, or fill that too if it is ``fresh``.
-
-    Returns the gradients of the product's bias and of the norm's weight and bias, (3, width).
-    """
-    joined = of_entering[:, :, : seam.next_chunk].transpose(0, 1).to(grad_x.dtype)  # (T, g', a')
-    if seam.form.mixed:
-        share = seam.form.seen // seam.next_groups
-        of_seen, of_output = joined[:, :, :share].flatten(1), joined[:, :, share:].flatten(1)
-    else:
-        of_seen, of_output = joined.flatten(1).tensor_split((seam.form.seen,), -1)
-    if seam.form.seen:
-        grad_x.copy_(of_seen if fresh else grad_x + of_seen)
-    bias, weight, norm_bias = finish
-    with torch.enable_grad():
-        product = leaving[:, :, : seam.chunk].transpose(0, 1).flatten(1).to(grad_x.dtype).requires_grad_()
-        total = product if bias is None else product + bias
-        normed = total if weight is None else (total - statistics.mean[:, None]) * statistics.scale[:, None]
-        ready = normed if weight is None or norm_bias is None else normed * weight + norm_bias
-        (of_ready,) = torch.autograd.grad(ACTIVATIONS[seam.form.activation](ready), ready, of_output)
-    normed = normed.detach()
-    of_total = of_ready
-    if weight is not None:
-        weighted = of_ready * weight
-        level, slope = weighted.mean(1, keepdim=True), (weighted * normed).mean(1, keepdim=True)
-        of_total = (weighted - level - normed * slope) * statistics.scale[:, None]
-    of_leaving.zero_()
-    of_leaving[:, :, : seam.chunk] = of_total.unflatten(-1, (seam.groups, -1)).transpose(0, 1)
-    return torch.stack((of_total.sum(0), (of_ready * normed).sum(0), of_ready.sum(0)))
-
-
-def _finish(leaving: Tensor, finish: Finish, seam: Seam, statistics: Statistics) -> Tensor:
-    """Bias and norm, (T, width)."""
-    bias, weight, norm_bias = finish
-    total = leaving[:, :, : seam.chunk].transpose(0, 1).flatten(1).to(statistics.mean.dtype)
-    total = total if bias is None else total + bias
-    if weight is None or norm_bias is None:
-        return total
-    statistics.mean.copy_(total.mean(1))
-    centred = total - statistics.mean[:, None]
-    statistics.scale.copy_((centred.square().mean(1) + seam.form.eps).rsqrt())
-    return centred * statistics.scale[:, None] * weight + norm_bias

@@ -6,6 +6,7 @@ a deep unit has ten seams of different sizes, and few kernels serve them all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchdefine.ops.group_stack import ALIGNED, Finish, Seam, Statistics
+from torchdefine.ops.group_stack import ALIGNED, Finish, Seam
 from torchdefine.ops.sum_kernels import sum_rows
 
 TILE = 2048
@@ -25,25 +26,18 @@ MULTIPROCESSORS = 132
 """Of an H200. Each backward program sums a part of the gradients, so no more are started than run at once."""
 
 
-def forward_seam(
-    leaving: Tensor, finish: Finish, x: Tensor, seam: Seam, statistics: Statistics, entering: Tensor
-) -> None:
-    tokens = leaving.shape[1]
-    if not tokens:
-        return
-    launch = _launch(seam, TILE, 8)
-    _seam_forward[(triton.cdiv(tokens, launch["tile_tokens"]),)](
-        leaving,
-        *_stand_ins(finish, statistics.mean),
-        x,
-        *statistics,
-        entering,
-        tokens,
-        *_sizes(seam),
-        seam.form.eps,
-        **_kinds(finish, seam),
-        **launch,
-    )
+def forward_seam(leaving: Tensor, finish: Finish, x: Tensor, seam: Seam) -> tuple[Tensor, Tensor, Tensor]:
+    """(g, T, room) and (T, n) → what enters the next product, (g', T, next_room), and of the norm the means (T,) and
+    one over the standard deviations (T,)."""
+    tokens, launch = leaving.shape[1], _launch(seam, TILE, 8)
+    mean, scale = (x.new_empty(tokens, dtype=torch.float32) for _ in range(2))
+    entering = leaving.new_empty(seam.next_groups, tokens, seam.next_room)
+    given, kinds = _given(finish, seam, mean)
+    numbers = (tokens, *_sizes(seam), seam.form.eps)
+    if tokens:
+        grid = (triton.cdiv(tokens, launch["tile_tokens"]),)
+        _seam_forward[grid](leaving, *given, x, mean, scale, entering, *numbers, **kinds, **launch)
+    return entering, mean, scale
 
 
 def backward_seam(
@@ -51,32 +45,26 @@ def backward_seam(
     leaving: Tensor,
     finish: Finish,
     seam: Seam,
-    statistics: Statistics,
+    statistics: Sequence[Tensor],
     fresh: bool,
-    of_leaving: Tensor,
     grad_x: Tensor,
-) -> Tensor:
-    """Partial sums are added up in a fixed order, so that the same inputs always give the same bits."""
+) -> tuple[Tensor, Tensor]:
+    """The gradient of ``leaving``, and those of the product's bias and of the norm's weight and bias, (3, width).
+
+    Adds to ``grad_x``, or fills it if it is ``fresh``. Partial sums are added up in a fixed order, so that the same
+    inputs always give the same bits.
+    """
     tokens, launch = leaving.shape[1], _launch(seam, BACKWARD_TILE, 4)
+    given, kinds = _given(finish, seam, statistics[0])
     tiles, most = triton.cdiv(tokens, launch["tile_tokens"]), MULTIPROCESSORS * (48 // launch["num_warps"])
     programs = triton.cdiv(tiles, triton.cdiv(tiles, most)) if tiles else 0  # equal shares
     partial = torch.empty(3, programs, seam.width, dtype=torch.float32, device=leaving.device)
+    made, sizes = (torch.empty_like(leaving), grad_x, partial), _sizes(seam)
     if tiles:
         _seam_backward[(programs,)](
-            of_entering,
-            leaving,
-            *_stand_ins(finish, statistics.mean),
-            *statistics,
-            of_leaving,
-            grad_x,
-            partial,
-            tokens,
-            *_sizes(seam),
-            fresh=fresh,
-            **_kinds(finish, seam),
-            **launch,
+            of_entering, leaving, *given, *statistics, *made, tokens, *sizes, fresh=fresh, **kinds, **launch
         )
-    return sum_rows(partial, partial.new_empty(3, seam.width))
+    return made[0], sum_rows(partial, partial.new_empty(3, seam.width))
 
 
 @lru_cache(maxsize=256)
@@ -87,7 +75,7 @@ def _launch(seam: Seam, tile: int, numbers: int) -> dict[str, int]:
     return {
         "tile_tokens": tokens,
         "tile_columns": columns,
-        "seen_columns": triton.next_power_of_2(max(seam.form.seen, 1)),
+        "seen_columns": triton.next_power_of_2(max(seam.form.skipped, 1)),
         "spare_columns": triton.next_power_of_2(ALIGNED * max(seam.groups, seam.next_groups)),
         "num_warps": min(max(tokens * columns // (32 * numbers), 1), 16),
     }
@@ -95,36 +83,21 @@ def _launch(seam: Seam, tile: int, numbers: int) -> dict[str, int]:
 
 @lru_cache(maxsize=256)
 def _sizes(seam: Seam) -> tuple[int, ...]:
-    hidden_share, hidden_start = seam.hidden_place
-    seen_share = seam.form.seen // seam.next_groups if seam.form.mixed else seam.next_chunk
-    return (
-        seam.groups,
-        seam.chunk,
-        seam.room,
-        seam.next_groups,
-        seam.next_chunk,
-        seam.next_room,
-        seam.form.seen,
-        max(seen_share, 1),
-        hidden_share,
-        hidden_start,
-    )
+    """The seam's own, and where its parts go: the features of x and of the previous output that a group has, and where
+    the latter begin in it. Unless ``mixed``: the size of a group twice, and where they begin in the whole row."""
+    *sizes, form = seam
+    if not form.mixed:
+        return *sizes, form.skipped, seam.next_chunk, seam.next_chunk, form.skipped
+    share = form.skipped // seam.next_groups
+    return *sizes, form.skipped, max(share, 1), seam.width // seam.next_groups, share
 
 
-def _kinds(finish: Finish, seam: Seam) -> dict[str, Any]:
+def _given(finish: Finish, seam: Seam, instead: Tensor) -> tuple[list[Tensor], dict[str, Any]]:
+    """Bias and norm, with a tensor even for those that will not be read, and what the kernel is compiled for."""
     bias, weight, _ = finish
-    return {
-        "biased": bias is not None,
-        "normed": weight is not None,
-        "sees": seam.form.seen > 0,
-        "mixed": seam.form.mixed,
-        "activation": seam.form.activation,
-    }
-
-
-def _stand_ins(finish: Finish, instead: Tensor) -> list[Tensor]:
-    """A kernel needs a tensor even for arguments that it will not read."""
-    return [instead if tensor is None else tensor for tensor in finish]
+    kinds: dict[str, Any] = {"biased": bias is not None, "normed": weight is not None, "sees": seam.form.skipped > 0}
+    kinds |= {"mixed": seam.form.mixed, "activation": seam.form.activation}
+    return [instead if tensor is None else tensor for tensor in finish], kinds
 
 
 @triton.jit

@@ -23,10 +23,7 @@ _allowed = True
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Within it, in every thread, models run torch's own operations: to compare with them, or to find a fault.
-
-    `persistent_lstm`, `relative_attention` and `padded_inward`, called directly, still run as kernels on a GPU.
-    """
+    """Within it, in every thread, operations run in plain torch: to compare with that, or to find a fault."""
     global _allowed
     before, _allowed = _allowed, False
     try:
@@ -46,32 +43,27 @@ def by_kernel(impl: Impl, like: Tensor) -> bool:
 
 
 def kernels_run(like: Tensor) -> bool:
-    """Whether kernels take tensors like this one."""
+    """Whether kernels take tensors like this one, which must be on the current GPU: Triton starts them there."""
     if not like.is_cuda or not kernels_allowed():
         return False
-    here = like.device.index == torch.cuda.current_device()  # where Triton starts them
-    return here and gpu_takes_kernels(like.device)
+    return like.device.index == torch.cuda.current_device() and gpu_takes_kernels(like.device)
 
 
 @lru_cache(maxsize=16)
 def gpu_takes_kernels(device: torch.device) -> bool:
     """Whether a device runs our kernels; tried once with the smallest one, and logged if it fails."""
-    facts = torch.cuda.get_device_properties(device)
-    if facts.major < OLDEST_CAPABILITY:
-        return _does_not(f"{facts.name} is older than compute capability {OLDEST_CAPABILITY}.0")
     try:
+        facts = torch.cuda.get_device_properties(device)
+        if facts.major < OLDEST_CAPABILITY:
+            raise RuntimeError(f"{facts.name} is older than compute capability {OLDEST_CAPABILITY}.0")
         from torchdefine.ops import padding_kernels
-    except ImportError:
-        return _does_not("Triton is not installed")
-    try:
+
         weight = torch.zeros(4, 1, device=device)
         with torch.cuda.device_of(weight):
             padding_kernels.pad(weight, weight[:1], 8, torch.float16)
-    except Exception as reason:  # no compiler, for example; training goes on in any case
-        return _does_not(str(reason))
+    except Exception as error:  # no compiler, for example; training goes on in any case
+        reason = "Triton is not installed" if isinstance(error, ImportError) else error
+        effect = "Torch's own operations run in place of our kernels, which makes half precision slower"
+        log.warning("%s: %s.", effect, reason)
+        return False
     return True
-
-
-def _does_not(reason: str) -> bool:
-    log.warning("Torch's own operations run in place of our kernels, which makes half precision slower: %s.", reason)
-    return False

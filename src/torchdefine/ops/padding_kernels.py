@@ -5,63 +5,71 @@ Inward, there is one program for each head of each projection.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 COLUMNS = 128
 WARPS = 8
 ROWS = 8
 
 
+class PaddedInward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, difference: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(weight, difference)
+        padded = pad(weight.contiguous(), difference.contiguous(), width, dtype)
+        return padded.tensor_split((3 * len(difference) * width,))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_inward: Tensor, grad_distances: Tensor) -> tuple[Tensor | None, ...]:
+        given = [tensor.contiguous() for tensor in (*ctx.saved_tensors, grad_inward, grad_distances)]
+        weight, difference, *_ = given
+        of_weight, of_difference = torch.empty_like(weight), torch.empty_like(difference)
+        grid, sizes = _launch(weight, difference, len(grad_distances) // len(difference))
+        _unpad[grid](*given, of_weight, of_difference, weight.shape[1], **sizes)
+        return of_weight, of_difference, None, None
+
+
 def pad(weight: Tensor, difference: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """(4 · H · D, d) → (4 · H · P, d)."""
-    heads, head_dim = difference.shape
-    padded = weight.new_empty(4 * heads * width, weight.shape[1], dtype=dtype)
-    _pad[(4 * heads, triton.cdiv(weight.shape[1], COLUMNS))](
-        weight, difference, padded, weight.shape[1], **_constants(heads, head_dim, width)
-    )
+    padded = weight.new_empty(4 * len(difference) * width, weight.shape[1], dtype=dtype)
+    grid, sizes = _launch(weight, difference, width)
+    _pad[grid](weight, difference, padded, weight.shape[1], **sizes)
     return padded
 
 
-def unpad(weight: Tensor, difference: Tensor, grad_inward: Tensor, grad_distances: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of ``weight`` and ``difference`` from those of the padded weights."""
+def _launch(weight: Tensor, difference: Tensor, width: int) -> tuple[tuple[int, int], dict[str, int]]:
     heads, head_dim = difference.shape
-    grad_weight, grad_difference = torch.empty_like(weight), torch.empty_like(difference)
-    _unpad[(4 * heads, triton.cdiv(weight.shape[1], COLUMNS))](
-        weight,
-        difference,
-        grad_inward,
-        grad_distances,
-        grad_weight,
-        grad_difference,
-        weight.shape[1],
-        **_constants(heads, head_dim, len(grad_distances) // heads),
-    )
-    return grad_weight, grad_difference
+    sizes = {"heads": heads, "head_dim": head_dim, "width": width, "block": triton.next_power_of_2(width)}
+    return (4 * heads, triton.cdiv(weight.shape[1], COLUMNS)), {**sizes, "columns": COLUMNS, "num_warps": WARPS}
 
 
-def change_width(weight: Tensor, heads: int, width: int, dtype: torch.dtype) -> Tensor:
-    """(d, H · D) → (d, H · P), or back."""
+class PaddedOutward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, heads: int, width: int, dtype: torch.dtype) -> Tensor:
+        ctx.before = heads, weight.shape[1] // heads, weight.dtype
+        return _with_width(weight.contiguous(), heads, width, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _with_width(gradient.contiguous(), *ctx.before), None, None, None
+
+
+def _with_width(weight: Tensor, heads: int, width: int, dtype: torch.dtype) -> Tensor:
+    """(d, H · D) → (d, H · P), or back: narrower heads get zeros behind them, wider ones are cut."""
     rows, columns = len(weight), heads * width
     changed = weight.new_empty(rows, columns, dtype=dtype)
     _change_width[(triton.cdiv(columns, COLUMNS), triton.cdiv(rows, ROWS))](
         weight, changed, rows, columns, weight.shape[1] // heads, width, tile_rows=ROWS, tile_columns=COLUMNS
     )
     return changed
-
-
-def _constants(heads: int, head_dim: int, width: int) -> dict[str, int]:
-    block = triton.next_power_of_2(width)
-    return {
-        "heads": heads,
-        "head_dim": head_dim,
-        "width": width,
-        "block": block,
-        "columns": COLUMNS,
-        "num_warps": WARPS,
-    }
 
 
 @triton.jit

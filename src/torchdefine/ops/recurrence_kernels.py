@@ -1,64 +1,104 @@
-"""The two loops over positions of `persistent_lstm` as Triton kernels; see there for what they compute.
+"""A persistent LSTM layer: its recurrence is one Triton kernel, and another for the gradient.
+
+Each program keeps sixteen hidden units for the whole segment; the products with the inputs and all sums for the
+weights' gradients cover all positions at once, as large matrix products outside the kernel. Widths are padded with
+units that stay zero, so that memory is read in whole lines.
 
 All programs of a launch run at the same time, one on a multiprocessor. Those with the same rows meet after every
 position: each adds one to that position's counter and waits until the others have done so too. Callers make sure that
 all programs fit on the GPU at once.
+
+Shapes: T positions, B rows, H hidden units, P of them with padding, D inputs; gates in the order i, f, g, o.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from torchdefine.ops.persistent_lstm import ROWS_PER_PROGRAM, UNITS_PER_PROGRAM, row_blocks
+from torchdefine.ops.lstm import ROWS_PER_PROGRAM, UNITS_PER_PROGRAM, padded, row_blocks
+
+ALIGNED_TO = 8  # inputs too are padded, so that matrix products take their fast kernels
 
 OLDER_COMPILER = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3)
 """Older compilers need more shared memory for the same work."""
 
 
-def forward_loop(from_inputs: Tensor, recurrent: Tensor, outputs: Tensor, cells: Tensor, gates: Tensor) -> None:
-    length, rows, _, width = from_inputs.shape
-    programs = width // UNITS_PER_PROGRAM
-    by_program = recurrent.view(4, programs, UNITS_PER_PROGRAM, width).transpose(0, 1).contiguous()
-    _lstm_forward[(programs, row_blocks(rows))](
-        from_inputs,
-        by_program,
-        outputs,
-        cells,
-        gates,
-        _counters(from_inputs, row_blocks(rows)),
-        length,
-        rows,
-        programs,
-        width=width,
-        units=UNITS_PER_PROGRAM,
-        **FORWARD_LAUNCH[_block_rows(rows)],
-    )
+class PersistentLSTM(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        length, rows, ctx.input_dim = x.shape
+        hidden_dim = h.shape[-1]
+        width = padded(hidden_dim)
+        with torch.autocast(x.device.type, enabled=False):  # the dtype is already chosen
+            x = _widened(x, -(-ctx.input_dim // ALIGNED_TO) * ALIGNED_TO).contiguous()
+            weight_ih, weight_hh = (weight.to(x.dtype).view(4, hidden_dim, -1) for weight in weights[:2])
+            inward = _widened(weight_ih, x.shape[-1], width).reshape(4 * width, -1)  # (4P, D)
+            recurrent = _widened(weight_hh, width, width).contiguous()  # (4, P, P)
+            bias = _widened((weights[2] + weights[3]).to(x.dtype).view(4, hidden_dim), width).reshape(4 * width)
+            from_inputs = torch.addmm(bias, x.view(length * rows, -1), inward.T).view(length, rows, 4, width)
+            outputs = x.new_empty(length + 1, rows, width)
+            cells = x.new_empty(length + 1, rows, width, dtype=torch.float32)
+            outputs[0], cells[0] = _widened(h[0], width), _widened(c[0], width)  # the state before
+            gates = torch.empty_like(from_inputs)
+            grid, counters, sizes = _start(x, width)
+            launch = FORWARD_LAUNCH[_block_rows(rows)]
+            by_program = recurrent.view(4, grid[0], UNITS_PER_PROGRAM, width).transpose(0, 1).contiguous()
+            given, made = (from_inputs, by_program), (outputs, cells, gates)
+            _lstm_forward[grid](*given, *made, counters, length, rows, grid[0], **sizes, **launch)
+        ctx.save_for_backward(x, inward, recurrent, outputs, cells, gates)
+        ctx.hidden_dim, ctx.dtypes = hidden_dim, [weight.dtype for weight in weights]
+        y = outputs[1:, :, :hidden_dim].contiguous()
+        after_h, after_c = y[-1:].clone(), cells[-1:, :, :hidden_dim].to(c.dtype, copy=True)
+        ctx.mark_non_differentiable(after_h, after_c)
+        return y, after_h, after_c
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, inward, recurrent, outputs, cells, gates = ctx.saved_tensors
+        (length, rows, _), input_dim = x.shape, ctx.input_dim
+        hidden_dim, width = ctx.hidden_dim, outputs.shape[-1]
+        with torch.autocast(x.device.type, enabled=False):
+            incoming = _widened(grad_y.to(x.dtype), width).contiguous()
+            grad_gates = torch.empty_like(gates)  # (T, B, 4, P)
+            grid, counters, sizes = _start(x, width)
+            launch = BACKWARD_LAUNCH[_block_rows(rows)]
+            given = (incoming, recurrent.permute(2, 0, 1).contiguous(), cells, gates)
+            _lstm_backward[grid](*given, grad_gates, counters, length, rows, grid[0], **sizes, **launch)
+            flat = grad_gates.view(length * rows, 4 * width)
+            grad_x = (flat @ inward).view_as(x)[..., :input_dim] if ctx.needs_input_grad[0] else None
+            grad_inward = (flat.T @ x.view(length * rows, -1)).view(4, width, -1)[:, :hidden_dim, :input_dim]
+            before = outputs[:-1].reshape(length * rows, width)
+            grad_recurrent = (flat.T @ before).view(4, width, width)[:, :hidden_dim, :hidden_dim]
+            grad_bias = flat.sum(0, dtype=torch.float32).view(4, width)[:, :hidden_dim].reshape(-1)
+        gradients = (
+            grad_inward.reshape(4 * hidden_dim, input_dim),
+            grad_recurrent.reshape(4 * hidden_dim, hidden_dim),
+            grad_bias,
+            grad_bias.clone(),  # separate tensors, so an in-place change affects only one
+        )
+        return grad_x, None, None, *(g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True))
 
 
-def backward_loop(incoming: Tensor, recurrent: Tensor, cells: Tensor, gates: Tensor, grad_gates: Tensor) -> None:
-    length, rows, width = incoming.shape
-    programs = width // UNITS_PER_PROGRAM
-    _lstm_backward[(programs, row_blocks(rows))](
-        incoming,
-        recurrent.permute(2, 0, 1).contiguous(),
-        cells,
-        gates,
-        grad_gates,
-        _counters(incoming, row_blocks(rows)),
-        length,
-        rows,
-        programs,
-        width=width,
-        units=UNITS_PER_PROGRAM,
-        **BACKWARD_LAUNCH[_block_rows(rows)],
-    )
+def _widened(tensor: Tensor, columns: int, rows: int | None = None) -> Tensor:
+    """Zeros added behind the last dimension, and behind the one before it; the same tensor if there are none to add."""
+    added = (0, columns - tensor.shape[-1], *((0, rows - tensor.shape[-2]) if rows is not None else ()))
+    return F.pad(tensor, added) if any(added) else tensor
 
 
-def _counters(like: Tensor, blocks: int) -> Tensor:
-    return torch.zeros(blocks, len(like), dtype=torch.int32, device=like.device)
+def _start(given: Tensor, width: int) -> tuple[tuple[int, int], Tensor, dict[str, int]]:
+    """The grid of programs, the counters by which they wait for each other, and what they are compiled for."""
+    length, rows = given.shape[:2]
+    counters = torch.zeros(row_blocks(rows), length, dtype=torch.int32, device=given.device)
+    sizes = {"width": width, "units": UNITS_PER_PROGRAM}
+    return (width // UNITS_PER_PROGRAM, row_blocks(rows)), counters, sizes
 
 
 def _block_rows(rows: int) -> int:

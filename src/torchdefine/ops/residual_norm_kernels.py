@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from torchdefine.ops.dropout_kernels import dropped_steps, is_kept
-from torchdefine.ops.dropout_mask import Kept
-from torchdefine.ops.residual_norm import Given, Incoming, Statistics
 from torchdefine.ops.sum_kernels import sum_rows
 
 TILE = 2048
@@ -22,81 +23,75 @@ MOST_PROGRAMS = 792
 """Backward programs, each of which sums the weights' gradients over its rows: six per multiprocessor of an H200."""
 
 
-def forward_rows(
-    given: Given,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    statistics: Statistics,
-    normed: Tensor | None,
-    read: Tensor,
-) -> None:
-    x, update, update_bias, kept = given
-    rows, width = x.shape
-    if not rows:
-        return
-    launch = forward_launch(width)
-    _norm_forward[(triton.cdiv(rows, launch["tile_rows"]),)](
-        x,
-        update,
-        weight if update_bias is None else update_bias,
-        x if kept.by is None else kept.by,
-        weight,
-        bias,
-        *statistics,
-        read if normed is None else normed,
-        read,
-        rows,
-        width,
-        1 / kept.share,
-        dropped_steps(kept.share),
-        eps,
-        biased=update_bias is not None,
-        masked=kept.by is not None,
-        exact_too=normed is not None,
-        **launch,
-    )
+class ResidualNorm(torch.autograd.Function):
+    """N rows of d features; for what is not given a kernel gets another tensor, which it does not read."""
 
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        update: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        update_bias: Tensor | None,
+        seed: Tensor | None,
+        probability: float,
+        eps: float,
+        pre: bool,
+    ) -> tuple[Tensor, Tensor]:
+        x, update = x.contiguous(), update.contiguous()
+        width = x.shape[-1]
+        rows = x.numel() // width
+        total, read = torch.empty_like(x, dtype=torch.float32), torch.empty_like(update)
+        normed, mean, scale = total if pre else torch.empty_like(total), total.new_empty(rows), total.new_empty(rows)
+        kinds = {"biased": update_bias is not None, "masked": seed is not None, "exact_too": not pre}
+        added, drawn_from = weight if update_bias is None else update_bias, x if seed is None else seed
+        numbers, launch = (rows, width, 1 / probability, dropped_steps(probability), eps), forward_launch(width)
+        if rows:
+            _norm_forward[(triton.cdiv(rows, launch["tile_rows"]),)](
+                x,
+                update,
+                added,
+                drawn_from,
+                weight,
+                bias,
+                total,
+                mean,
+                scale,
+                normed,
+                read,
+                *numbers,
+                **kinds,
+                **launch,
+            )
+        ctx.save_for_backward(total, mean, scale, weight, seed)
+        ctx.probability, ctx.pre, ctx.biased = probability, pre, update_bias is not None
+        ctx.dtypes = x.dtype, update.dtype
+        ctx.set_materialize_grads(False)
+        return normed, read
 
-def backward_rows(
-    incoming: Incoming,
-    statistics: Statistics,
-    weight: Tensor,
-    kept: Kept,
-    pre: bool,
-    grad_x: Tensor,
-    grad_update: Tensor,
-) -> Tensor:
-    """Partial sums are added up in a fixed order, so that the same inputs always give the same bits."""
-    rows, width = grad_x.shape
-    launch = backward_launch(width)
-    tiles = triton.cdiv(rows, launch["tile_rows"])
-    programs = triton.cdiv(tiles, triton.cdiv(tiles, MOST_PROGRAMS)) if tiles else 0  # equal shares
-    partial = torch.empty(3, programs, width, dtype=torch.float32, device=grad_x.device)
-    read, together, apart = _where_it_lies(grad_x if incoming.read is None else incoming.read)
-    if tiles:
-        _norm_backward[(programs,)](
-            grad_x if incoming.past is None else incoming.past.contiguous(),
-            read,
-            *statistics,
-            weight,
-            grad_x if kept.by is None else kept.by,
-            grad_x,
-            grad_update,
-            partial,
-            rows,
-            width,
-            together,
-            apart,
-            1 / kept.share,
-            dropped_steps(kept.share),
-            has_past=incoming.past is not None,
-            has_read=incoming.read is not None,
-            masked=kept.by is not None,
-            pre=pre,
-            **launch,
-        )
-    return sum_rows(partial, partial.new_empty(3, width))
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, past: Tensor | None, read: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Partial sums are added up in a fixed order, so that the same inputs always give the same bits."""
+        if past is None and read is None:
+            return (None,) * 9
+        total, mean, scale, weight, seed = ctx.saved_tensors
+        grad_x, grad_update = (torch.empty_like(total, dtype=dtype) for dtype in ctx.dtypes)
+        rows, width = len(mean), total.shape[-1]
+        launch = backward_launch(width)
+        tiles = triton.cdiv(rows, launch["tile_rows"])
+        programs = triton.cdiv(tiles, triton.cdiv(tiles, MOST_PROGRAMS)) if tiles else 0  # equal shares
+        partial = torch.empty(3, programs, width, dtype=torch.float32, device=total.device)
+        if tiles:
+            kinds = {"has_past": past is not None, "has_read": read is not None, "masked": seed is not None}
+            read, *places = _where_it_lies(grad_x if read is None else read)
+            past, drawn_from = grad_x if past is None else past.contiguous(), grad_x if seed is None else seed
+            given, made = (past, read, total, mean, scale, weight, drawn_from), (grad_x, grad_update, partial)
+            numbers = (rows, width, *places, 1 / ctx.probability, dropped_steps(ctx.probability))
+            _norm_backward[(programs,)](*given, *made, *numbers, pre=ctx.pre, **kinds, **launch)
+        of_weight, of_bias, of_update = sum_rows(partial, partial.new_empty(3, width)).to(weight.dtype).unbind()
+        return grad_x, grad_update, of_weight, of_bias, of_update if ctx.biased else None, *(None,) * 4
 
 
 def _where_it_lies(gradient: Tensor) -> tuple[Tensor, int, int]:
@@ -108,19 +103,20 @@ def _where_it_lies(gradient: Tensor) -> tuple[Tensor, int, int]:
 
 
 def forward_launch(width: int) -> dict[str, int]:
-    """A program handles whole rows, so a row's sums need no other program."""
-    tile_columns = triton.next_power_of_2(width)
-    tile_rows = max(TILE // tile_columns, 1)
-    warps = min(max(tile_rows * tile_columns // 512, 1), 16)
-    return {"tile_rows": min(tile_rows, 16), "tile_columns": tile_columns, "num_warps": warps}
+    return _launch(width, TILE, 512)
 
 
 def backward_launch(width: int) -> dict[str, int]:
-    tile_columns = triton.next_power_of_2(width)
-    tile_rows = max(BACKWARD_TILE // tile_columns, 1)
-    warps = min(max(tile_rows * tile_columns // 128, 1), 16)
-    stages = STAGES if tile_columns <= 2048 else 1
-    return {"tile_rows": min(tile_rows, 16), "tile_columns": tile_columns, "stages": stages, "num_warps": warps}
+    launch = _launch(width, BACKWARD_TILE, 128)
+    return {**launch, "stages": STAGES if launch["tile_columns"] <= 2048 else 1}
+
+
+def _launch(width: int, tile: int, values_per_warp: int) -> dict[str, int]:
+    """A program handles whole rows, so a row's sums need no other program."""
+    columns = triton.next_power_of_2(width)
+    rows = max(tile // columns, 1)
+    warps = min(max(rows * columns // values_per_warp, 1), 16)
+    return {"tile_rows": min(rows, 16), "tile_columns": columns, "num_warps": warps}
 
 
 @triton.jit

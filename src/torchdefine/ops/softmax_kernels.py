@@ -18,8 +18,8 @@ def softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple
     """The gradient is written over the logits, in their dtype, with zeros where rows do not count."""
     rows, padded = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    at_once = min(MOST_COLUMNS_AT_ONCE, triton.next_power_of_2(padded))
     if rows:
-        columns_at_once = min(MOST_COLUMNS_AT_ONCE, triton.next_power_of_2(padded))
         _softmax_loss[(rows,)](
             logits,
             losses if classes.bias is None else classes.bias,
@@ -33,8 +33,8 @@ def softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple
             has_bias=classes.bias is not None,
             smoothed=classes.label_smoothing > 0,
             with_gradient=with_gradient,
-            columns_at_once=columns_at_once,
-            num_warps=_warps(columns_at_once),
+            columns_at_once=at_once,
+            num_warps=min(max(at_once // 512, 1), 8),
         )
     return losses, logits if with_gradient else None
 
@@ -49,10 +49,6 @@ def add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor) -> None:
             matrix, weights, partial, rows, columns, matrix.stride(0), strip=ROWS_A_STRIP, tile_rows=32, tile_columns=64
         )
     sum_rows(partial[None], total[None], onto=True)
-
-
-def _warps(columns_at_once: int) -> int:
-    return min(max(columns_at_once // 512, 1), 8)
 
 
 @triton.jit

@@ -10,7 +10,8 @@ they get no probability and no gradient.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,53 +48,26 @@ def softmax_loss(
         from torchdefine.ops import softmax_kernels
 
         return softmax_kernels.softmax_loss(logits, classes, with_gradient)
-    return plain_softmax_loss(logits, classes, with_gradient)
-
-
-def add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor, impl: Impl = "auto") -> None:
-    """Add Σ weights · rows to a total in full precision: (P,), (t, P) and (t,)."""
-    if by_kernel(impl, matrix):
-        from torchdefine.ops import softmax_kernels
-
-        softmax_kernels.add_column_sums(total, matrix, weights)
-    else:
-        plain_add_column_sums(total, matrix, weights)
-
-
-def add_onto(total: Tensor, values: Tensor, impl: Impl = "auto") -> None:
-    """total += values, of another dtype and both contiguous."""
-    if by_kernel(impl, total):
-        from torchdefine.ops import sum_kernels
-
-        sum_kernels.add_onto(total, values)
-    else:
-        total += values
-
-
-def plain_softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
-    """The same in torch; the gradient has full precision."""
-    exact = exact_dtype(logits)
+    exact, smoothing = exact_dtype(logits), classes.label_smoothing
     if classes.bias is not None:
         logits = logits.to(exact).add_(classes.bias)
     if classes.number < logits.shape[1]:
         logits[:, classes.number :] = -math.inf
     columns = classes.columns.unsqueeze(1)  # (t, 1)
     probabilities = torch.softmax(logits, dim=1, dtype=exact)  # (t, P)
-    losses = _losses(logits, probabilities, columns, classes)
-    gradient = _logit_gradient(probabilities, columns, classes) if with_gradient else None
-    return torch.where(classes.counted, losses, 0.0), gradient
-
-
-def _losses(logits: Tensor, probabilities: Tensor, columns: Tensor, classes: Classes) -> Tensor:
-    """(t,)"""
-    exact, smoothing = probabilities.dtype, classes.label_smoothing
     targets = logits.gather(1, columns).to(exact)  # (t, 1)
     normalisers = _normalisers(logits, probabilities, columns, targets)  # (t, 1)
     losses = (normalisers - targets).squeeze(1)
     if smoothing:
         mean = logits[:, : classes.number].mean(1, dtype=exact)
         losses = (1 - smoothing) * losses + smoothing * (normalisers.squeeze(1) - mean)
-    return losses
+    losses = torch.where(classes.counted, losses, 0.0)
+    if not with_gradient:
+        return losses, None
+    gradient = probabilities  # softmax less the smoothed target, written over what is not needed again
+    if smoothing:
+        gradient[:, : classes.number] -= smoothing / classes.number
+    return losses, gradient.scatter_add_(1, columns, torch.full_like(columns, smoothing - 1, dtype=exact))
 
 
 def _normalisers(logits: Tensor, probabilities: Tensor, columns: Tensor, targets: Tensor) -> Tensor:
@@ -109,14 +83,46 @@ def _normalisers(logits: Tensor, probabilities: Tensor, columns: Tensor, targets
     return logits.amax(1, keepdim=True).to(probabilities.dtype) - probabilities.amax(1, keepdim=True).log()
 
 
-def _logit_gradient(probabilities: Tensor, columns: Tensor, classes: Classes) -> Tensor:
-    """Softmax less the smoothed target, written over the probabilities, which are not needed again."""
-    gradient, smoothing = probabilities, classes.label_smoothing
-    if smoothing:
-        gradient[:, : classes.number] -= smoothing / classes.number
-    hit = torch.full_like(columns, smoothing - 1, dtype=gradient.dtype)  # (t, 1)
-    return gradient.scatter_add_(1, columns, hit)
+def add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor, impl: Impl = "auto") -> None:
+    """Add Σ weights · rows to a total in full precision: (P,), (t, P) and (t,)."""
+    if by_kernel(impl, matrix):
+        from torchdefine.ops import softmax_kernels
+
+        softmax_kernels.add_column_sums(total, matrix, weights)
+    else:
+        total.addmv_(matrix.T.to(total.dtype), weights.to(total.dtype))
 
 
-def plain_add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor) -> None:
-    total.addmv_(matrix.T.to(total.dtype), weights.to(total.dtype))
+def add_onto(total: Tensor, values: Tensor, impl: Impl = "auto") -> None:
+    """total += values, of another dtype and both contiguous."""
+    if by_kernel(impl, total):
+        from torchdefine.ops import sum_kernels
+
+        sum_kernels.add_onto(total, values)
+    else:
+        total += values
+
+
+def taken_rows(rows: Tensor, places: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """``rows`` (T, d) themselves, and ``rows.index_select(0, p)`` for each of the places.
+
+    Left to autograd, each selection would fill a matrix of the size of ``rows`` with zeros and add it to the rest.
+    """
+    if not places:
+        return (rows,)
+    given: tuple[Tensor, ...] = _TakenRows.apply(rows, *places)
+    return given
+
+
+class _TakenRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*places)
+        return rows.view_as(rows), *(rows.index_select(0, taken) for taken in places)
+
+    @staticmethod
+    def backward(ctx: Any, of_all: Tensor, *of_taken: Tensor) -> tuple[Tensor | None, ...]:
+        total = of_all.clone()  # others may hold it too
+        for taken, part in zip(ctx.saved_tensors, of_taken, strict=True):
+            total.index_add_(0, taken, part)
+        return (total, *(None for _ in of_taken))

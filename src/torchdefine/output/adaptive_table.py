@@ -15,8 +15,9 @@ from torchdefine.embedding import AdaptiveConfig, MapConfig, TokenEmbedding, Voc
 from torchdefine.embedding.adaptive_map import check_cutoffs, fitting_cutoffs, frequency_ranks, grown_ranks
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
-from torchdefine.output.adaptive import Band, BandedSoftmax, ids_by_rank
-from torchdefine.output.layer import OutputConfig, check_bias, resized_bias
+from torchdefine.output.adaptive import BandedSoftmax, ids_by_rank
+from torchdefine.output.layer import OutputConfig
+from torchdefine.output.linear_cross_entropy import Table
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class AdaptiveTableSoftmax(BandedSoftmax):
 
     Args:
         hidden_dim: width of the context model's vectors.
-        map_layer: the map to tie to; its owner trains, saves, moves and resizes the table.
+        map_layer: the map to tie to.
         cutoffs: the frequency ranks that every band but the first starts at.
         tied_projections: for every band, whether it takes the map's projection; none does by default.
         counts: how often each id occurs, where ids are not in the order of frequency (subwords, say).
@@ -75,40 +76,44 @@ class AdaptiveTableSoftmax(BandedSoftmax):
         tied_projections: Sequence[bool] = (),
         counts: Sequence[int] | Tensor | None = None,
     ) -> None:
-        super().__init__(hidden_dim)
         if not isinstance(map_layer, StandardMap | ProjectiveMap):
             raise UserError(
                 f"Bands of one table are those of a standard or projective map, not of {type(map_layer).__name__}: "
                 "pass the embedding's map, or use AdaptiveSoftmax for an adaptive one."
             )
-        self._map = (map_layer,)  # in a tuple, so that a tied table is not registered and saved a second time
-        self._cutoffs = check_cutoffs(cutoffs, map_layer.num_embeddings)
+        super().__init__(hidden_dim, map_layer, check_cutoffs(cutoffs, map_layer.num_embeddings))
+        width, bands = map_layer.map_dim, len(self.cutoffs) + 1
         self.register_buffer("frequency_ranks", frequency_ranks(map_layer.num_embeddings, counts))
-        self._tied = _check_ties(tied_projections, len(self._cutoffs) + 1, hidden_dim, map_layer)
+        self._tied = tuple(tied_projections) or (False,) * bands
+        if len(self._tied) != bands:
+            raise UserError(
+                f"tied_projections has {len(self._tied)} values for {bands} bands: give one for each band, or none."
+            )
+        if any(self._tied) and not isinstance(map_layer, ProjectiveMap):
+            raise UserError("A standard map has no projection to tie to: use a projective one, or no tied_projections.")
+        if any(self._tied) and map_layer.output_dim != hidden_dim:
+            raise UserError(
+                f"The map's projection gives {map_layer.output_dim} values, but the context model's vectors have "
+                f"{hidden_dim}: make both equal, or use no tied_projections."
+            )
         self.projections = nn.ModuleDict()
-        if hidden_dim != map_layer.map_dim:
+        if hidden_dim != width:
             own = [str(band) for band, tied in enumerate(self._tied) if not tied]
-            self.projections.update({band: nn.Linear(hidden_dim, map_layer.map_dim, bias=False) for band in own})
-        self.cluster_weight = nn.Parameter(torch.empty(len(self._cutoffs), map_layer.map_dim))
-        self.cluster_bias = nn.Parameter(torch.empty(len(self._cutoffs)))
+            self.projections.update({band: nn.Linear(hidden_dim, width, bias=False) for band in own})
+        self.cluster_weight = nn.Parameter(torch.empty(bands - 1, width))
+        self.cluster_bias = nn.Parameter(torch.empty(bands - 1))
         self.bias = nn.Parameter(torch.empty(map_layer.num_embeddings))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the layer's own weights like the map's weights of the same kind; biases start at zero."""
+        super().reset_parameters()
+        projective = isinstance(self._map[0], ProjectiveMap)
+        std = self._map[0].projection_std if projective else self.hidden_dim**-0.5
         for parameter in self.projections.parameters():
-            nn.init.normal_(parameter, std=self._projection_std)
+            nn.init.normal_(parameter, std=std)
         nn.init.normal_(self.cluster_weight, std=self._map[0].std)
         nn.init.zeros_(self.cluster_bias)
-        nn.init.zeros_(self.bias)
-
-    @property
-    def num_embeddings(self) -> int:
-        return self._map[0].num_embeddings
-
-    @property
-    def cutoffs(self) -> tuple[int, ...]:
-        return self._cutoffs
 
     @property
     def ranks(self) -> Tensor | None:
@@ -116,56 +121,31 @@ class AdaptiveTableSoftmax(BandedSoftmax):
 
     def resize(self, num_embeddings: int) -> None:
         """Follow a change of the vocabulary at the map: old biases stay, new ones are zero, the last band grows."""
-        check_cutoffs(self._cutoffs, num_embeddings)
+        check_cutoffs(self.cutoffs, num_embeddings)
         if self.frequency_ranks is not None:
             self.frequency_ranks = grown_ranks(self.frequency_ranks, num_embeddings)
-        self.bias = resized_bias(self.bias, num_embeddings)
+        super().resize(num_embeddings)
 
     def extra_repr(self) -> str:
         tied = ", ".join(str(band) for band, tied in enumerate(self._tied) if tied)
         projections = f", the map's projection in band {tied}" if tied else ""
-        return f"{self.hidden_dim} → {self.num_embeddings:,}, cutoffs {self.cutoffs}, tied to the map{projections}"
+        return f"{super().extra_repr()}{projections}"
 
-    @property
-    def _projection_std(self) -> float:
-        map_layer = self._map[0]
-        return map_layer.projection_std if isinstance(map_layer, ProjectiveMap) else self.hidden_dim**-0.5
-
-    def _bands(self) -> list[Band]:
+    def _bands(self) -> list[Table]:
         """One split of the table, not a slice for each band, so that the gradients are joined in one go."""
-        check_bias(self.bias, self.num_embeddings)
-        edges = (0, *self._cutoffs, self.num_embeddings)
+        edges = (0, *self.cutoffs, self.num_embeddings)
         sizes = [stop - start for start, stop in itertools.pairwise(edges)]
-        table: Tensor = self._map[0].table.weight
-        bias: Tensor = self.bias
+        table, bias = self._map[0].table.weight, self._checked_bias()
+        assert bias is not None
         if self.frequency_ranks is not None:
             order = ids_by_rank(self.frequency_ranks)
             table, bias = table[order], bias[order]
         first, *tables = table.split(sizes)  # (V_i, map_dim) each
         first_bias, *biases = bias.split(sizes)  # (V_i,) each
-        head = Band(torch.cat((first, self.cluster_weight)), torch.cat((first_bias, self.cluster_bias)))
-        return [head, *map(Band, tables, biases)]
+        head = Table(torch.cat((first, self.cluster_weight)), torch.cat((first_bias, self.cluster_bias)))
+        return [head, *map(Table, tables, biases)]
 
     def _facing(self, rows: Tensor, band: int) -> Tensor:
-        map_layer = self._map[0]
-        if self._tied[band] and isinstance(map_layer, ProjectiveMap):
-            return F.linear(rows, map_layer.projection.weight.T)  # (T, map_dim)
+        if self._tied[band]:
+            return F.linear(rows, self._map[0].projection.weight.T)  # (T, map_dim)
         return self.projections[str(band)](rows) if self.projections else rows  # (T, map_dim)
-
-
-def _check_ties(
-    tied: Sequence[bool], bands: int, hidden_dim: int, map_layer: StandardMap | ProjectiveMap
-) -> tuple[bool, ...]:
-    tied = tuple(tied) or (False,) * bands
-    if len(tied) != bands:
-        raise UserError(f"tied_projections has {len(tied)} values for {bands} bands: give one for each band, or none.")
-    if not any(tied):
-        return tied
-    if not isinstance(map_layer, ProjectiveMap):
-        raise UserError("A standard map has no projection to tie to: use a projective one, or no tied_projections.")
-    if map_layer.output_dim != hidden_dim:
-        raise UserError(
-            f"The map's projection gives {map_layer.output_dim} values, but the context model's vectors have "
-            f"{hidden_dim}: make both equal, or use no tied_projections."
-        )
-    return tied

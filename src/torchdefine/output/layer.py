@@ -1,21 +1,36 @@
-"""What every output layer can do, so that a model, a training loop or a decoder need not know which one it has."""
+"""What every output layer can do, and the plain one: a single softmax over the whole vocabulary.
+
+A model, a training loop or a decoder need not know which layer it has.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from torchdefine.config import Config, setting
-from torchdefine.embedding import MapConfig, TokenEmbedding, VocabularyFacts
-from torchdefine.embedding.map import widened_ids
+from torchdefine.embedding import AdaptiveConfig, MapConfig, TokenEmbedding, VocabularyFacts
+from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
-from torchdefine.output.linear_cross_entropy import Reduction, fitting_tokens
+from torchdefine.ops import exact_dtype
+from torchdefine.output.linear_cross_entropy import (
+    Reduction,
+    Table,
+    Targets,
+    check_loss_options,
+    checked_targets,
+    fitting_tokens,
+    mean_over,
+    table_losses,
+)
 
 
 class HostHint(NamedTuple):
@@ -61,10 +76,13 @@ class OutputConfig(Config):
 
 
 class OutputLayer(nn.Module, ABC):
-    """Vectors of a context model → loss, log-probabilities and most probable tokens.
+    """Vectors of a context model → loss, log-probabilities and most probable tokens. Calling it gives ``log_prob``.
 
-    A layer supplies ``num_embeddings``, ``loss``, ``log_prob`` and ``resize``. Calling it gives ``log_prob``.
+    A layer supplies ``num_embeddings``, ``log_prob``, ``resize`` and ``losses``, or the whole of ``loss``.
     """
+
+    any_order = True
+    """Whether ``losses`` may take vectors in the order in which they lie in memory: a sum does not depend on it."""
 
     def __init__(self, hidden_dim: int) -> None:
         super().__init__()
@@ -78,6 +96,17 @@ class OutputLayer(nn.Module, ABC):
         """Size of the vocabulary, V."""
 
     @abstractmethod
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """(…, hidden_dim) → (…, V) log-probabilities in the order of the ids; at least float32."""
+
+    @abstractmethod
+    def resize(self, num_embeddings: int) -> None:
+        """Follow a change of the vocabulary: the layer's own weights are resized; a tied table is left to its map."""
+
+    def losses(self, hidden: Tensor, targets: Targets) -> Tensor:
+        """Losses of vectors (…, hidden_dim): (T,), with zeros where none counts, or their sum."""
+        raise NotImplementedError
+
     def loss(
         self,
         hidden: Tensor,
@@ -90,16 +119,22 @@ class OutputLayer(nn.Module, ABC):
     ) -> Tensor:
         """Cross-entropy of (…, hidden_dim) against ids (…), reduced as by ``F.cross_entropy``; at least float32.
 
-        ``hint`` is what ``host_hint`` said of the same targets; with it, the host never waits for the device.
+        ``hint`` is what ``host_hint`` said of the same targets; with it, the host never waits for the device. Only the
+        full softmax smooths labels cheaply: the others then need all probabilities of all tokens.
         """
-
-    @abstractmethod
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        """(…, hidden_dim) → (…, V) log-probabilities in the order of the ids; at least float32."""
-
-    @abstractmethod
-    def resize(self, num_embeddings: int) -> None:
-        """Follow a change of the vocabulary: the layer's own weights are resized; a tied table is left to its map."""
+        check_loss_options(reduction, label_smoothing)
+        if targets.shape != hidden.shape[:-1]:
+            raise UserError(
+                f"targets have the shape {tuple(targets.shape)}, but hidden needs {tuple(hidden.shape[:-1])}: "
+                f"give one id for each vector."
+            )
+        if self.any_order and reduction != "none":
+            hidden, targets = self._as_they_lie(hidden, targets)
+        ids, counted = checked_targets(targets.reshape(-1), ignore_index, self.num_embeddings)
+        losses = self.losses(hidden, Targets(ids, counted, label_smoothing, reduction == "none", hint))
+        if reduction == "none":
+            return losses.reshape(targets.shape)
+        return losses.sum() if reduction == "sum" else mean_over(losses.sum(), counted)
 
     def host_hint(self, targets: np.ndarray, *, ignore_index: int = -100) -> tuple[int, ...] | None:
         """What ``loss`` needs to know about the targets before they go to the device; None if nothing."""
@@ -108,8 +143,7 @@ class OutputLayer(nn.Module, ABC):
     @torch.no_grad()
     def predict(self, hidden: Tensor) -> Tensor:
         """The most probable ids, (…)."""
-        rows = self._rows(hidden)
-        best = [self.log_prob(chunk).argmax(-1) for chunk in self._chunks(rows)]
+        best = [self.log_prob(chunk).argmax(-1) for chunk in self._chunks(self._rows(hidden))]
         return torch.cat(best).reshape(hidden.shape[:-1])
 
     @torch.no_grad()
@@ -118,9 +152,8 @@ class OutputLayer(nn.Module, ABC):
         if not 1 <= k <= self.num_embeddings:
             raise UserError(f"k is {k}, but the vocabulary has {self.num_embeddings} tokens: use 1 to that many.")
         found = [self.log_prob(chunk).topk(k) for chunk in self._chunks(self._rows(hidden))]
-        shape = (*hidden.shape[:-1], k)
-        log_probs = torch.cat([chunk.values for chunk in found]).reshape(shape)
-        return log_probs, torch.cat([chunk.indices for chunk in found]).reshape(shape)
+        log_probs, ids = (torch.cat(parts).reshape(*hidden.shape[:-1], k) for parts in zip(*found, strict=True))
+        return log_probs, ids
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.log_prob(hidden)
@@ -134,22 +167,9 @@ class OutputLayer(nn.Module, ABC):
             )
         return hidden.reshape(-1, self.hidden_dim)
 
-    def _rows_and_targets(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        rows = self._rows(hidden)
-        if targets.shape != hidden.shape[:-1]:
-            raise UserError(
-                f"targets have the shape {tuple(targets.shape)}, but hidden needs {tuple(hidden.shape[:-1])}: "
-                f"give one id for each vector."
-            )
-        return rows, widened_ids(targets.reshape(-1))
-
     def _as_they_lie(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors and their targets in memory order, which is position by position for those of an LSTM.
-
-        It saves a copy, and a sum does not depend on the order.
-        """
-        fits = targets.shape == hidden.shape[:-1]  # else they are refused later, in the caller's own shapes
-        if fits and hidden.ndim == 3 and not hidden.is_contiguous() and hidden.transpose(0, 1).is_contiguous():
+        """Vectors and their targets in memory order, which is position by position for those of an LSTM: no copy."""
+        if hidden.ndim == 3 and not hidden.is_contiguous() and hidden.transpose(0, 1).is_contiguous():
             return hidden.transpose(0, 1), targets.transpose(0, 1)
         return hidden, targets
 
@@ -157,10 +177,72 @@ class OutputLayer(nn.Module, ABC):
         """Rows in portions whose log-probabilities fit into bounded memory."""
         return rows.split(fitting_tokens(self.num_embeddings))
 
+    def _smoothed_losses(
+        self, log_prob: Callable[..., Tensor], label_smoothing: float, ids: Tensor, *rows: Tensor
+    ) -> Tensor:
+        """Losses (T,) from whole rows of log-probabilities, of which only a chunk exists at a time."""
 
-def hidden_projection(hidden_dim: int, map_dim: int) -> nn.Linear | None:
-    """The projection of hidden vectors to the width of the table they are compared with, if that differs."""
-    return None if hidden_dim == map_dim else nn.Linear(hidden_dim, map_dim, bias=False)
+        def chunk_losses(ids: Tensor, *rows: Tensor) -> Tensor:
+            return F.cross_entropy(log_prob(*rows), ids, reduction="none", label_smoothing=label_smoothing)
+
+        return torch.cat(
+            [
+                checkpoint(chunk_losses, *chunk, use_reentrant=False, preserve_rng_state=False)
+                for chunk in zip(*(self._chunks(part) for part in (ids, *rows)), strict=True)
+            ]
+        )
+
+
+class MapSoftmax(OutputLayer):
+    """A layer over the tables of a map: tied, their owner trains, saves, moves and resizes them; or its own."""
+
+    def __init__(self, hidden_dim: int, map_layer: Any) -> None:
+        super().__init__(hidden_dim)
+        self._map = (map_layer,)  # in a tuple, so that tied tables are not registered and saved a second time
+        self.own_map: Any = None
+        self.projection: nn.Linear | None = None
+        self.bias: nn.Parameter | None = None
+
+    @property
+    def num_embeddings(self) -> int:
+        return int(self._map[0].num_embeddings)
+
+    def reset_parameters(self) -> None:
+        """Draw the layer's own weights; tied tables are drawn by their map, and biases start at zero."""
+        if self.own_map is not None:
+            self.own_map.reset_parameters(std=self.hidden_dim**-0.5)
+        if self.projection is not None:
+            self.projection.reset_parameters()
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def resize(self, num_embeddings: int) -> None:
+        """Follow a change of the vocabulary: old rows and biases stay, new biases are zero.
+
+        A tied table is resized at its map, before or after. The parameters are new, so give them to the optimiser.
+        """
+        if num_embeddings < 1:
+            raise UserError(f"num_embeddings is {num_embeddings}, but must be at least 1.")
+        if self.own_map is not None:
+            self.own_map.resize(num_embeddings)
+        if self.bias is not None:
+            self.bias = resized_bias(self.bias, num_embeddings)
+
+    def extra_repr(self) -> str:
+        tie = "own tables" if self.own_map is not None else "tied to the map"
+        return f"{self.hidden_dim} → {self.num_embeddings:,}, {tie}, bias={self.bias is not None}"
+
+    def _projected(self, rows: Tensor) -> Tensor:
+        return rows if self.projection is None else self.projection(rows)  # (T, map_dim)
+
+    def _checked_bias(self) -> Tensor | None:
+        """Refuse a bias that did not follow when the table that it belongs to was resized."""
+        if self.bias is not None and len(self.bias) != self.num_embeddings:
+            raise UserError(
+                f"The output layer has {len(self.bias)} biases, but its table {self.num_embeddings} rows: "
+                f"call resize({self.num_embeddings}) here too."
+            )
+        return self.bias
 
 
 def resized_bias(bias: nn.Parameter, num_embeddings: int) -> nn.Parameter:
@@ -170,10 +252,76 @@ def resized_bias(bias: nn.Parameter, num_embeddings: int) -> nn.Parameter:
     return nn.Parameter(resized, requires_grad=bias.requires_grad)
 
 
-def check_bias(bias: Tensor, num_embeddings: int) -> None:
-    """Refuse a bias that did not follow when the table that it belongs to was resized."""
-    if len(bias) != num_embeddings:
-        raise UserError(
-            f"The output layer has {len(bias)} biases, but its table {num_embeddings} rows: "
-            f"call resize({num_embeddings}) here too."
-        )
+@dataclass(frozen=True)
+class FullConfig(OutputConfig):
+    """One softmax over the whole vocabulary."""
+
+    kind: str = "full"
+    bias: bool = setting(True, "Whether it has a bias for every word.")
+
+    def check(self, embedding: MapConfig) -> None:
+        if self.tied and isinstance(embedding, AdaptiveConfig):
+            raise UserError(
+                "A tied full output does not fit an adaptive embedding: use output.kind adaptive, another "
+                "embedding.kind, or output.tied false."
+            )
+
+    def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> FullSoftmax:
+        if not self.tied:
+            return FullSoftmax(hidden_dim, num_embeddings=embedding.num_embeddings, bias=self.bias)
+        return FullSoftmax(hidden_dim, embedding.map, bias=self.bias)  # type: ignore[arg-type]
+
+
+class FullSoftmax(MapSoftmax):
+    """Logits are the products of the hidden vector with every row of a table.
+
+    Tied, the table is that of ``map_layer``, whatever unit follows it in the embedding. A bias-free ``projection``
+    comes first where hidden vectors are not as wide as the table. Untied, ``FullSoftmax(hidden_dim, num_embeddings=V)``
+    has a table of V × hidden_dim of its own.
+
+    Args:
+        hidden_dim: width of the context model's vectors.
+        map_layer: a standard or projective map to tie to.
+        num_embeddings: size of the vocabulary of an untied layer, V.
+        bias: learn a number for each token; it starts at zero.
+    """
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        map_layer: StandardMap | ProjectiveMap | None = None,
+        *,
+        num_embeddings: int | None = None,
+        bias: bool = True,
+    ) -> None:
+        if (map_layer is None) == (num_embeddings is None):
+            raise UserError("A softmax needs either a map_layer to tie to or num_embeddings for its own table.")
+        if map_layer is not None and not isinstance(map_layer, StandardMap | ProjectiveMap):
+            raise UserError(
+                f"A full softmax ties to a standard or projective map, not to {type(map_layer).__name__}: "
+                f"pass the embedding's map, or use AdaptiveSoftmax for an adaptive one."
+            )
+        super().__init__(hidden_dim, map_layer)
+        if num_embeddings is not None:
+            self.own_map = StandardMap(num_embeddings, hidden_dim)
+            self._map = (self.own_map,)
+        width = self._map[0].map_dim
+        self.projection = nn.Linear(hidden_dim, width, bias=False) if width != hidden_dim else None
+        self.bias = nn.Parameter(torch.empty(self.num_embeddings)) if bias else None
+        self.reset_parameters()
+
+    @property
+    def weight(self) -> Tensor:
+        """The output matrix, (V, map_dim): tied or own."""
+        weight: Tensor = self._map[0].table.weight
+        return weight
+
+    def losses(self, hidden: Tensor, targets: Targets) -> Tensor:
+        rows, table = self._projected(self._rows(hidden)), Table(self.weight, self._checked_bias())
+        return table_losses(rows, table, targets)
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        logits = F.linear(self._projected(self._rows(hidden)), self.weight).to(exact_dtype(hidden))  # (T, V)
+        bias = self._checked_bias()
+        logits = logits if bias is None else logits + bias
+        return F.log_softmax(logits, dim=-1).reshape(*hidden.shape[:-1], self.num_embeddings)  # (…, V)

@@ -15,18 +15,17 @@ from torchdefine.errors import UserError
 from torchdefine.files import reading_safetensors, write_safetensors
 from torchdefine.training.checkpoint import Checkpoint
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = "1"
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     checksums = {name: _checksum(tensor) for name, tensor in here.items()}
-    metadata = {
-        "format_version": str(FORMAT_VERSION),
-        "facts": json.dumps(facts),
-        "checksums": json.dumps(checksums),
-    }
-    write_safetensors(path, here, metadata)
+    write_safetensors(
+        path,
+        here,
+        {"format_version": FORMAT_VERSION, "facts": json.dumps(facts), "checksums": json.dumps(checksums)},
+    )
 
 
 def read_checkpoint(path: Path, *, only: str | None = None) -> Checkpoint:
@@ -38,7 +37,7 @@ def read_checkpoint(path: Path, *, only: str | None = None) -> Checkpoint:
     ) as file:
         metadata = file.metadata() or {}
         version = metadata.get("format_version")
-        if version != str(FORMAT_VERSION):
+        if version != FORMAT_VERSION:
             raise UserError(f"{path} has format version {version}; this torchdefine reads version {FORMAT_VERSION}.")
         names = [name for name in file.keys() if only is None or name.startswith(f"{only}.")]  # noqa: SIM118
         checkpoint = Checkpoint({name: file.get_tensor(name) for name in names}, json.loads(metadata["facts"]))

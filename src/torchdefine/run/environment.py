@@ -15,7 +15,24 @@ import torchdefine
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Commit, versions and hardware, for the head of a log and for a result."""
-    return {"commit": _commit(), "versions": _versions(), "hardware": _hardware(device)}
+    cudnn = torch.backends.cudnn
+    versions = {
+        "torchdefine": torchdefine.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": str(cudnn.version()) if cudnn.is_available() else None,
+    }
+    hardware: dict[str, Any] = {
+        "device": device.type,
+        "cpu": _cpu_name(),
+        "cpu_threads": torch.get_num_threads(),
+        "system": platform.platform(terse=True),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        hardware |= {"gpu": properties.name, "gpu_memory_gib": round(properties.total_memory / 2**30, 1)}
+    return {"commit": _commit(), "versions": versions, "hardware": hardware}
 
 
 def _commit() -> str | None:
@@ -41,35 +58,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _versions() -> dict[str, str | None]:
-    return {
-        "torchdefine": torchdefine.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": str(torch.backends.cudnn.version()) if torch.backends.cudnn.is_available() else None,
-    }
-
-
-def _hardware(device: torch.device) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "device": device.type,
-        "cpu": _cpu_name(),
-        "cpu_threads": torch.get_num_threads(),
-        "system": platform.platform(terse=True),
-    }
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        described["gpu"] = properties.name
-        described["gpu_memory_gib"] = round(properties.total_memory / 2**30, 1)
-    return described
-
-
 def _cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return next(iter(names), platform.processor() or platform.machine())

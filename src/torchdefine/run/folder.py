@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
-
 from torchdefine.errors import UserError
 from torchdefine.files import (
     cache_folder,
@@ -25,18 +23,17 @@ from torchdefine.files import (
     write_json,
     write_text,
 )
-from torchdefine.recipe import FILE_ENDINGS, RUN_SETTINGS_FILE, Recipe, load_recipe, recipe_names
+from torchdefine.recipe import FILE_ENDINGS, RUN_SETTINGS_FILE, load_recipe, recipe_names
 from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
 from torchdefine.spelling import option
 from torchdefine.task import Tokens
 from torchdefine.training.checkpoint import Checkpoint
 
-RESULT_VERSION = 1
+FORMAT_VERSION = 1
+"""Of results and token counts."""
+IN_A_RESULT = ("recipe", "settings", "parameters", "data", "steps", "tokens", "seconds", "evaluation", "curve")
 OF_THE_DATA = ("vocabulary_sha256", "splits")
 """What a result says of its texts, and without which it cannot be compared."""
-TOKEN_COUNTS_VERSION = 1
-
-
 TRAINED_BY = {"train": "training", "valid": "validation"}
 """The texts that decide what training does."""
 
@@ -52,8 +49,6 @@ class RunFolder:
         self.last = self.path / "last" / "checkpoint.safetensors"
         self.best = self.path / "best" / "checkpoint.safetensors"
         self.average = self.path / "average" / "checkpoint.safetensors"
-        self.kept = self.path / "kept"
-        """Checkpoints of the last validations, for ``average``, where the recipe asks for them."""
         self.token_counts = self.path / "token_counts.json"
         """How often each subword occurs in the training text; a vocabulary of words holds its counts itself."""
         self.fingerprints: dict[str, Any] = {}
@@ -64,34 +59,6 @@ class RunFolder:
 
     def exists(self) -> bool:
         return self.config.exists()
-
-    def write(self, which: Literal["last", "best"], tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        path = self.best if which == "best" else self.last
-        write_checkpoint(path, tensors, {**facts, **self.fingerprints})
-
-    def read_last(self) -> Checkpoint | None:
-        """The checkpoint to go on from, if it is of this run's texts and vocabulary; None where there is none."""
-        return self.read(self.last) if self.last.exists() else None
-
-    def read(self, path: Path, *, only: str | None = None) -> Checkpoint:
-        """A checkpoint of this run, or of another one with the same vocabulary."""
-        checkpoint = read_checkpoint(path, only=only)
-        self.check_fingerprints(checkpoint.facts, path)
-        return checkpoint
-
-    def check_free(self) -> None:
-        """Refuse a place that holds a run, or anything else: a run has a folder of its own."""
-        if self.exists():
-            raise UserError(
-                f"{self.path} holds a run already: go on with it by {option('resume')}, or choose another folder."
-            )
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.path} is a file, but a run is a folder: choose another {option('out')}.")
-        files = self.path.iterdir() if self.path.is_dir() else []
-        found = sorted(file.name for file in files if not is_unfinished(file))  # a run may be killed as it starts
-        if found:
-            shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-            raise UserError(f"{self.path} holds {shown} already, but no run: choose another {option('out')}.")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -105,33 +72,30 @@ class RunFolder:
         with locked(cache_folder() / "locks" / name, refusal):
             yield
 
-    def create(self, recipe: Recipe, tokenization: Tokens) -> None:
-        """Start a new run here; a place that is not free is left alone."""
-        self.check_free()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+    def check_free(self) -> None:
+        """Refuse a place that holds a run, or anything else: a run has a folder of its own."""
+        if self.exists():
             raise UserError(
-                f"The folder {self.path} cannot be made ({error.strerror}): choose another {option('out')}."
-            ) from error
-        write_text(self.config, recipe.to_yaml())  # first: from here on a run that is killed can go on
-        tokenization.save(self.path)
+                f"{self.path} holds a run already: go on with it by {option('resume')}, or choose another folder."
+            )
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file, but a run is a folder: choose another {option('out')}.")
+        files = self.path.iterdir() if self.path.is_dir() else []
+        found = sorted(file.name for file in files if not is_unfinished(file))  # a run may be killed as it starts
+        if found:
+            raise UserError(f"{self.path} holds {some(found, 3)} already, but no run: choose another {option('out')}.")
+
+    def begin(self, recipe: Any, tokens: Tokens) -> None:
+        """Write what the run is; of one that goes on, where its text and tokenizer lie now."""
+        sections = {name: getattr(recipe, name) for name in recipe.sections()}
+        own = replace(self.recipe(), **sections) if self.exists() else recipe
+        write_text(self.config, own.to_yaml())  # first: from here on a run that is killed can go on
+        tokens.save(self.path)
 
     def recipe(self) -> Any:
-        if not self.exists():
-            self._refuse_recipe()
-            raise UserError(f"{self.path} holds no run: {self._what_to_name_instead()}")
-        return load_recipe(str(self.config))
-
-    def bring_up_to_date(self, recipe: Any, tokenization: Tokens) -> None:
-        """Before a run goes on, record where its text and tokenizer lie now, and rewrite its vocabulary."""
-        tokenization.save(self.path)
-        own = self.recipe()
-        if own.data != recipe.data:
-            write_text(self.config, replace(own, data=recipe.data).to_yaml())
-
-    def _refuse_recipe(self) -> None:
-        """A recipe is easily named in place of a run trained by it."""
+        """The run's recipe; what is no run is refused with what to name instead."""
+        if self.exists():
+            return load_recipe(str(self.config))
         path = self.path
         if path.name == RUN_SETTINGS_FILE and path.is_file():
             raise UserError(f"{path} is the recipe of a run: name the run's folder, {path.parent}.")
@@ -139,80 +103,78 @@ class RunFolder:
         if is_shipped or (path.suffix in FILE_ENDINGS and path.is_file()):
             train = f"torchdefine train {shlex.quote(str(path))} --out FOLDER"
             raise UserError(f"{path} is a recipe and no run: train it first by `{train}`, and name that folder.")
+        cure = f"{RUN_SETTINGS_FILE} is missing" if path.exists() else "there is no such folder"
+        if within := sorted(str(config.parent) for config in path.glob(f"*/{RUN_SETTINGS_FILE}")):
+            cure = f"name a run that lies in it, such as {some(within, 6)}"
+        raise UserError(f"{path} holds no run: {cure}.")
 
-    def _what_to_name_instead(self) -> str:
-        if not self.path.exists():
-            return "there is no such folder."
-        within = sorted(config.parent for config in self.path.glob(f"*/{RUN_SETTINGS_FILE}"))
-        if not within:
-            return f"{RUN_SETTINGS_FILE} is missing."
-        shown = ", ".join(map(str, within[:6])) + (f" and {len(within) - 6} more" if len(within) > 6 else "")
-        return f"name a run that lies in it, such as {shown}."
-
-    def fingerprint(self, tokenization: Tokens, tokens_sha256: Mapping[str, str] | None = None) -> None:
+    def fingerprint(self, tokens: Tokens, data: Any = None) -> None:
         """Set the vocabulary, and in training the texts by split, that belong to this run."""
-        self.fingerprints = {"vocabulary_sha256": tokenization.sha256, "vocabulary_size": len(tokenization)}
-        texts = tokens_sha256 or {}
-        self.fingerprints |= {f"{split}_tokens_sha256": texts[split] for split in TRAINED_BY if split in texts}
+        self.fingerprints = {"vocabulary_sha256": tokens.sha256, "vocabulary_size": len(tokens)}
+        splits = data.splits if data is not None else {}
+        self.fingerprints |= {
+            f"{split}_tokens_sha256": splits[split].tokens_sha256 for split in TRAINED_BY if split in splits
+        }
 
-    def check_fingerprints(self, facts: dict[str, Any], path: Path) -> None:
-        """Refuse a checkpoint that was written with another vocabulary, or to go on training on another text."""
-        self._check_vocabulary(facts, path)
-        if "train_tokens_sha256" not in self.fingerprints:
-            return
-        for split, called in TRAINED_BY.items():
-            own = self.fingerprints.get(f"{split}_tokens_sha256")
-            if facts.get(f"{split}_tokens_sha256", own) != own:
-                raise UserError(
-                    f"The {called} text has changed since {path} was written: restore it, or start a new run in "
-                    "another folder."
-                )
+    def write(self, which: Literal["last", "best", "average"], checkpoint: Checkpoint) -> None:
+        path = self.path / which / "checkpoint.safetensors"
+        write_checkpoint(path, checkpoint.tensors, {**checkpoint.facts, **self.fingerprints})
 
-    def _check_vocabulary(self, facts: dict[str, Any], path: Path) -> None:
-        if facts.get("vocabulary_sha256") != self.fingerprints["vocabulary_sha256"]:
-            theirs, ours = facts.get("vocabulary_size"), self.fingerprints["vocabulary_size"]
+    def keep(self, checkpoint: Checkpoint, step: int, count: int) -> None:
+        """Keep the weights of a step beside those of earlier ones, and only the ``count`` latest of them."""
+        path = self.path / "kept" / f"step-{step}.safetensors"
+        write_checkpoint(path, checkpoint.tensors, {**checkpoint.facts, **self.fingerprints})
+        for _, older in self.kept()[:-count]:
+            older.unlink(missing_ok=True)
+
+    def kept(self) -> list[tuple[int, Path]]:
+        """The steps whose weights were kept for ``average``, and where, from the first to the last."""
+        found = [(path.stem.removeprefix("step-"), path) for path in self.path.glob("kept/step-*.safetensors")]
+        return sorted((int(step), path) for step, path in found if step.isdecimal())
+
+    def read_last(self) -> Checkpoint | None:
+        """The checkpoint to go on from, if it is of this run's texts and vocabulary; None where there is none."""
+        return self.read(self.last) if self.last.exists() else None
+
+    def read(self, path: Path, *, only: str | None = None) -> Checkpoint:
+        """A checkpoint of this run, which must be of its vocabulary and, in training, of its texts."""
+        checkpoint, own = read_checkpoint(path, only=only), self.fingerprints
+        facts = checkpoint.facts
+        if facts.get("vocabulary_sha256") != own["vocabulary_sha256"]:
+            theirs, ours = facts.get("vocabulary_size"), own["vocabulary_size"]
             sizes = "of as many tokens" if theirs == ours else f"of {theirs} tokens, where {ours} were found"
             raise UserError(
                 f"{path} was trained with another vocabulary, {sizes}: use the run's own text and vocabulary."
             )
+        for split, called in TRAINED_BY.items():
+            name = f"{split}_tokens_sha256"
+            if "train_tokens_sha256" in own and facts.get(name, own.get(name)) != own.get(name):
+                raise UserError(
+                    f"The {called} text has changed since {path} was written: restore it, or start a new run in "
+                    "another folder."
+                )
+        return checkpoint
 
     def write_token_counts(self, counts: Sequence[int]) -> None:
-        facts = {"format_version": TOKEN_COUNTS_VERSION, "vocabulary_sha256": self.fingerprints["vocabulary_sha256"]}
+        facts = {"format_version": FORMAT_VERSION, "vocabulary_sha256": self.fingerprints["vocabulary_sha256"]}
         write_json(self.token_counts, {**facts, "counts": list(counts)})
 
     def read_token_counts(self) -> list[int] | None:
         """One number for each token; None where the run kept none."""
         if not self.token_counts.exists():
             return None
-        kept = read_json(self.token_counts)
-        if kept.get("format_version") != TOKEN_COUNTS_VERSION:
-            raise UserError(
-                f"{self.token_counts} has format version {kept.get('format_version')}; this torchdefine reads "
-                f"{TOKEN_COUNTS_VERSION}."
-            )
+        kept, own = _of_this_version(self.token_counts), self.fingerprints
         counts: Any = kept.get("counts")
-        whole = (
-            isinstance(counts, list)
-            and len(counts) == self.fingerprints["vocabulary_size"]
-            and all(isinstance(count, int) and count >= 0 for count in counts)
-        )
-        if kept.get("vocabulary_sha256") != self.fingerprints["vocabulary_sha256"] or not whole:
+        whole = isinstance(counts, list) and all(isinstance(count, int) and count >= 0 for count in counts)
+        fits = whole and len(counts) == own["vocabulary_size"]
+        if not fits or kept.get("vocabulary_sha256") != own["vocabulary_sha256"]:
             raise UserError(
-                f"{self.token_counts} does not belong to this run's vocabulary, or is damaged: restore it, or remove "
-                "it to do without counts."
+                f"{self.token_counts} does not belong to this run's vocabulary, or is damaged: restore it, or train "
+                "again."
             )
         return list(counts)
 
-    def log_start(self, step: int, changes: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Log that training begins or goes on at a step, and with which changes to the recipe."""
-        self.log("start", {"step": step, "overrides": changes, **facts})
-
-    def changes(self) -> dict[str, dict[str, Any]]:
-        """What was changed of the recipe when the run was started, by section."""
-        started = self.records("start")
-        return started[0].get("overrides", {}) if started else {}
-
-    def log(self, kind: str, record: dict[str, Any]) -> None:
+    def log(self, kind: str, record: Mapping[str, Any]) -> None:
         try:
             with self.journal.open("a", encoding="utf-8") as file:
                 file.write(_line({"kind": kind, **record}))
@@ -222,16 +184,21 @@ class RunFolder:
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The lines of the log; one that is damaged or was cut short by a crash is left out."""
         found = []
-        if self.journal.exists():
-            for line in self.journal.read_text(encoding="utf-8", errors="replace").split("\n"):
-                try:
-                    record = _restored(json.loads(line))
-                except json.JSONDecodeError:
-                    continue
-                whole = isinstance(record, dict) and isinstance(record.get("step"), int)
-                if whole and (kind is None or record.get("kind") == kind):
-                    found.append(record)
+        lines = self.journal.read_text(encoding="utf-8", errors="replace").split("\n") if self.journal.exists() else []
+        for line in lines:
+            try:
+                record = _restored(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+            whole = isinstance(record, dict) and isinstance(record.get("step"), int)
+            if whole and (kind is None or record.get("kind") == kind):
+                found.append(record)
         return found
+
+    def changes(self) -> dict[str, dict[str, Any]]:
+        """What was changed of the recipe when the run was started, by section."""
+        started = self.records("start")
+        return started[0].get("overrides", {}) if started else {}
 
     def forget_after(self, step: int) -> None:
         """Drop what was logged after the checkpoint that a run goes on from; it will be logged again.
@@ -243,16 +210,12 @@ class RunFolder:
         kept = [r for r in records if r["step"] <= step or r is first_start]
         write_text(self.journal, "".join(map(_line, kept)))
 
-    def write_result(self, result: dict[str, Any]) -> None:
-        write_json(self.result, {"format_version": RESULT_VERSION, **result})
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        write_json(self.result, {"format_version": FORMAT_VERSION, **result})
 
     def read_result(self) -> dict[str, Any]:
-        result = read_json(self.result)
-        version = result.get("format_version")
-        if version != RESULT_VERSION:
-            raise UserError(f"{self.result} has format version {version}; this torchdefine reads {RESULT_VERSION}.")
-        needed = ("recipe", "settings", "parameters", "data", "steps", "tokens", "seconds", "evaluation", "curve")
-        missing = [name for name in needed if name not in result]
+        result = _of_this_version(self.result)
+        missing = [name for name in IN_A_RESULT if name not in result]
         if "data" in result:
             missing += [f"data.{name}" for name in OF_THE_DATA if name not in (result["data"] or {})]
         if missing:
@@ -261,19 +224,28 @@ class RunFolder:
         return restored
 
 
-def _line(record: dict[str, Any]) -> str:
+def some(names: Sequence[str], most: int) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _of_this_version(path: Path) -> dict[str, Any]:
+    values = read_json(path)
+    version = values.get("format_version")
+    if version != FORMAT_VERSION:
+        raise UserError(f"{path} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
+    return values
+
+
+def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(finite_only(record), allow_nan=False) + "\n"
 
 
 def _restored(value: Any) -> Any:
-    """The values read, with null losses and perplexities as infinite ones."""
+    """The values read, with null losses and perplexities as infinite ones: null stands for what was not finite."""
     if isinstance(value, list):
         return [_restored(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {name: math.inf if item is None and _is_measure(name) else _restored(item) for name, item in value.items()}
-
-
-def _is_measure(name: str) -> bool:
-    """Whether a value of this name is always a number, so that null means that it was not finite."""
-    return name in ("loss", "perplexity") or name.endswith("_perplexity")
+    measures = {name for name in value if name in ("loss", "perplexity") or name.endswith("_perplexity")}
+    return {name: math.inf if item is None and name in measures else _restored(item) for name, item in value.items()}

@@ -1,4 +1,4 @@
-"""What a run starts with, checked first: its recipe, the caller's changes to it, and its folder."""
+"""What a run starts with, checked first: its recipe, the caller's changes to it, its folder, another run's weights."""
 
 from __future__ import annotations
 
@@ -6,24 +6,35 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from torchdefine.data.tokenizer import TOKENIZER_FILE
 from torchdefine.errors import UserError
 from torchdefine.files import check_path
 from torchdefine.recipe import Recipe, load_recipe, short_name
-from torchdefine.run.folder import RunFolder
+from torchdefine.run.checkpoint_file import read_checkpoint
+from torchdefine.run.folder import RunFolder, some
 from torchdefine.spelling import option
+from torchdefine.training.checkpoint import load_weights
 from torchdefine.training.distributed import Processes
 
 Changes = dict[str, Any]
 """Changed settings by section."""
+MODEL_SECTIONS = ("task", "embedding", "unit", "source", "context", "output")
 
 
 def wanted_recipe(
-    recipe: str | Path | Recipe | None, changes: Changes, out: str | Path | None, resume: bool
+    recipe: str | Path | Recipe | None,
+    data: str | Path | Mapping[str, Any] | None,
+    overrides: Mapping[str, Any],
+    out: str | Path | None = None,
+    resume: bool = False,
 ) -> tuple[Any, Changes]:
     """The recipe with its changes, and the changes; a run resumed without naming a recipe uses its own."""
+    text = {} if data is None else {"data": data if isinstance(data, Mapping) else {"corpus": str(data)}}
+    changes = {section: values for section, values in {**overrides, **text}.items() if values}
     if recipe is None:
         if not resume or out is None:
             raise UserError(
@@ -37,35 +48,38 @@ def wanted_recipe(
         recipe = load_recipe(recipe, changes)
     elif changes:
         raise UserError("Overrides go with a recipe's name or file; change a Recipe object itself instead.")
-    return changed_paths(recipe, _whole_path), changes
+    whole = changed_paths(recipe, _whole_path)
+    settings = whole.to_plain()
+    for section, values in changes.items():  # as the recipe has read them: a command line gives only text
+        if isinstance(values, Mapping):
+            changes[section] = {name: settings[section].get(name, value) for name, value in values.items()}
+    return whole, changes
 
 
-def changes_by_section(data: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, Any]) -> Changes:
-    """A caller's changes to a recipe."""
-    changes = {name: values if isinstance(values, str) else dict(values) for name, values in overrides.items()}
-    if data is not None:
-        changes["data"] = dict(data) if isinstance(data, Mapping) else {"corpus": str(data)}
-    return {section: values for section, values in changes.items() if values}
-
-
-def changed_paths(recipe: Any, change: Callable[[str], str]) -> Any:
-    """A recipe whose settings that are files or folders are changed."""
+def changed_paths(recipe: Any, change: Callable[[str, str], str]) -> Any:
+    """A recipe whose settings that are files or folders are changed: ``change`` gets their names and values."""
     sections = {}
-    for name in recipe.sections():
-        config = getattr(recipe, name)
+    for section in recipe.sections():
+        config = getattr(recipe, section)
         paths = {f.name: getattr(config, f.name) for f in fields(config) if f.metadata.get("path")}
-        sections[name] = replace(config, **{name: change(path) for name, path in paths.items() if path})
+        changes = {name: change(f"{section}.{name}", path) for name, path in paths.items() if path}
+        sections[section] = replace(config, **changes)
     return replace(recipe, **sections)
 
 
-def _whole_path(path: str) -> str:
-    """A run must find its text, its tokenizer and the run it starts from, from anywhere; other names are of corpora."""
+def _whole_path(setting: str, path: str) -> str:
+    """A run must find its text, its tokenizer and the run that it starts from, from anywhere."""
     given = Path(path).expanduser()
-    if not given.exists() and len(given.parts) == 1 and not given.suffix:
+    if setting == "data.corpus" and not given.exists():  # the name of a corpus
         return path
     whole = str(given.resolve())
     check_path(whole)  # the run's settings and its result will name it
     return whole
+
+
+def without_paths(recipe: Any) -> Any:
+    """A recipe to be passed on: of files and folders on this machine only the last part of their names."""
+    return replace(changed_paths(recipe, lambda _, path: Path(path).name), name=short_name(recipe.name))
 
 
 @contextmanager
@@ -87,34 +101,56 @@ def chosen_folder(recipe: Any, out: str | Path | None, resume: bool, processes: 
         yield folder
 
 
+def _new_path(name: str) -> Path:
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", short_name(name)) or "run"
+    paths = (Path("runs") / f"{stem}-{number}" for number in count(1))
+    return next(path for path in paths if not path.exists())
+
+
 def _check_same_settings(folder: RunFolder, recipe: Any) -> None:
     """A run may go on after its texts were moved, since its checkpoints have their hashes."""
     own = changed_paths(folder.recipe(), _whole_path)
     may_differ = ("data.corpus", "data.tokenizer") if folder.last.exists() else ()
-    found = differences(own.to_plain(), recipe.to_plain())
-    differing = [difference for difference in found if difference[0] not in may_differ]
-    if not differing:
-        return
-    shown = ", ".join(f"{place} ({one}, not {other})" for place, one, other in differing)
-    raise UserError(
-        f"The run in {folder.path} was started with another {shown}: resume it with the same settings or without "
-        f"naming any, or start a new one in another folder, from these weights by train.start_from {folder.path}."
-    )
+    found = _differences(own.to_plain(), recipe.to_plain())
+    shown = ", ".join(f"{place} ({one}, not {other})" for place, one, other in found if place not in may_differ)
+    if shown:
+        raise UserError(
+            f"The run in {folder.path} was started with another {shown}: resume it with the same settings or without "
+            f"naming any, or start a new one in another folder, from these weights by train.start_from {folder.path}."
+        )
 
 
-def differences(one: Any, other: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _differences(one: Any, other: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Where settings differ, and both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in dict.fromkeys([*one, *other]):
             if name not in ("name", "description", "published"):
-                yield from differences(one.get(name), other.get(name), f"{place}.{name}" if place else name)
+                yield from _differences(one.get(name), other.get(name), f"{place}.{name}" if place else name)
     elif one != other:
         yield place, one, other
 
 
-def _new_path(name: str) -> Path:
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", short_name(name)) or "run"
-    number = 1
-    while (path := Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return path
+def take_weights(model: Any, recipe: Any, folder: RunFolder) -> None:
+    """Load the weights that ``train.start_from`` names; the vocabulary must be this run's, the text need not be."""
+    other = RunFolder(recipe.train.start_from)
+    if not other.path.exists():
+        raise UserError(f"train.start_from names {other.path}, but there is no such folder: name a run's folder.")
+    if not other.best.exists():
+        raise UserError(f"train.start_from {other.path} has no best weights: name a run's folder.")
+    weights = read_checkpoint(other.best, only="model")
+    if weights.facts.get("vocabulary_sha256") != folder.fingerprints["vocabulary_sha256"]:
+        cure = "the words of another text are another vocabulary, so give both runs one tokenizer by data.tokenizer"
+        if (tokenizer := other.path / TOKENIZER_FILE).is_file():
+            cure = f"set data.tokenizer to {tokenizer}, which it was trained with"
+        raise UserError(f"train.start_from {other.path} has another vocabulary: {cure}.")
+    try:
+        load_weights(model, weights, other.best)
+    except UserError:
+        trained = other.recipe()
+        found = [place for place, _, _ in _differences(trained.to_plain(), recipe.to_plain())]
+        of_the_model = [place for place in found if place.split(".")[0] in MODEL_SECTIONS]
+        where = f" (they differ in {some(of_the_model, 4)})" if of_the_model else ""
+        raise UserError(
+            f"train.start_from {other.path} is a model of {trained.name}, whose weights do not fit into one of "
+            f"{recipe.name}{where}: start from a run with the same model."
+        ) from None

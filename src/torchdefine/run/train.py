@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +16,14 @@ from torchdefine.files import Progress
 from torchdefine.recipe import Recipe
 from torchdefine.run.environment import describe_environment
 from torchdefine.run.folder import RunFolder
-from torchdefine.run.kept_checkpoints import keep_checkpoint
-from torchdefine.run.load import load_run
-from torchdefine.run.result import as_read, describe_training, shortfall
-from torchdefine.run.run import Run
-from torchdefine.run.start_from import take_weights
-from torchdefine.run.starting import Changes, changes_by_section, chosen_folder, wanted_recipe
+from torchdefine.run.result import shortfall
+from torchdefine.run.run import Run, load_run
+from torchdefine.run.starting import Changes, chosen_folder, take_weights, wanted_recipe
 from torchdefine.task import Task, find_task
-from torchdefine.training import Evaluation, Trainer
-from torchdefine.training.averaging import StalledAveragingConfig
+from torchdefine.training import Trainer
 from torchdefine.training.checkpoint import load_weights
 from torchdefine.training.distributed import Processes, joined_processes
-from torchdefine.training.memory import keep_freed_memory
-from torchdefine.training.precision import flush_denormals
-from torchdefine.training.progress import QuietReporter, Reporter, default_reporter, say, watched, work_bar
-from torchdefine.training.schedules import unfinished_warmup
+from torchdefine.training.progress import Reporter, default_reporter, say, watched, work_bar
 
 log = logging.getLogger(__name__)
 
@@ -52,47 +45,37 @@ def train(
     ``data`` is a folder or a named corpus, or settings of that section. ``out`` is the run's folder, a new one under
     ``runs/`` by default. ``resume`` goes on with the run in ``out``, and needs no recipe. ``reporter`` is told of every
     log line and validation, ``progress`` of the encoding of the text; without a reporter, ``verbose`` says whether
-    they are shown, as they are by default on a terminal and in a notebook.
+    they are shown, as they are by default on a terminal and in a notebook. From then on the process keeps freed memory
+    and treats numbers below 1e-38 as zero, which is faster.
     """
-    flush_denormals()
-    keep_freed_memory()
-    recipe, changes = wanted_recipe(recipe, changes_by_section(data, overrides), out, resume)
-    with joined_processes(device) as processes, chosen_folder(recipe, out, resume, processes) as folder:
-        voice = Voice.of(processes, reporter, progress, verbose)
+    wanted, changes = wanted_recipe(recipe, data, overrides, out, resume)
+    with joined_processes(device) as processes, chosen_folder(wanted, out, resume, processes) as folder:
+        voice = Voice(processes, reporter, progress, verbose)
+        setup = Setup(wanted, changes, folder, processes, voice, resume)
         if folder.result.exists():
-            return _already_finished(folder, device, voice)
-        task = find_task(recipe.task)
-        texts = open_data(task, recipe, processes, voice)
-        folder.fingerprint(texts.tokenization, {split: text.tokens_sha256 for split, text in texts.splits.items()})
-        model = _started_model(task, recipe, texts, folder, processes, processes.device(device), resume)
-        trainer = _make_trainer(task, recipe, texts, model, folder, processes, voice)
-        _begin(task, recipe, changes, texts, folder, trainer, voice, resume)
+            return open_finished(setup, device)
+        texts = open_data(setup)
+        model = build_model(setup, texts, device)
+        trainer = make_trainer(setup, texts, model)
+        begin(setup, texts, trainer)
         trainer.run()
-        return _finish(task, recipe, changes, texts, folder, trainer, voice)
+        return finish(setup, texts, trainer)
 
 
-@dataclass(frozen=True)
 class Voice:
     """Who is told what: one process speaks for all."""
 
-    reporter: Reporter
-    shown: bool
-    """Whether sentences are shown, since nobody else shows what happens."""
-    reading: AbstractContextManager[Any]
-    """Around the encoding of the text."""
-    speaks: bool
-    has_listener: bool
-    """Whether the caller gave a reporter, and shows the result too."""
+    def __init__(
+        self, processes: Processes, reporter: Reporter | None, progress: Progress | None, verbose: bool | None
+    ) -> None:
+        self.speaks, self.has_listener, self.progress = processes.is_first, reporter is not None, progress
+        self.shown = reporter is None and (watched() if verbose is None else verbose)
+        shower = reporter or (default_reporter() if self.shown else Reporter())
+        self.reporter = shower if self.speaks else Reporter()
 
-    @classmethod
-    def of(
-        cls, processes: Processes, reporter: Reporter | None, progress: Progress | None, verbose: bool | None
-    ) -> Voice:
-        shown = reporter is None and (watched() if verbose is None else verbose)
-        telling = reporter or (default_reporter() if shown else QuietReporter())
-        reading = work_bar("reading the text") if shown and progress is None else nullcontext(progress)
-        first = processes.is_first
-        return cls(telling if first else QuietReporter(), shown, reading, first, reporter is not None)
+    def reading(self) -> AbstractContextManager[Progress | None]:
+        """Around the encoding of the text."""
+        return work_bar("reading the text") if self.shown and self.progress is None else nullcontext(self.progress)
 
     def say(self, sentence: str) -> None:
         """Log a sentence, and show it too where training is shown but logging is not set up."""
@@ -102,42 +85,59 @@ class Voice:
                 say(sentence)
 
 
-def _already_finished(folder: RunFolder, device: str | None, voice: Voice) -> Run:
-    voice.say(
-        f"The run in {folder.path} was finished already, so nothing is trained; a new one goes on from its weights by "
-        f"train.start_from {folder.path}."
+@dataclass(frozen=True)
+class Setup:
+    """What a training goes by from its beginning to its end."""
+
+    recipe: Any
+    changes: Changes
+    folder: RunFolder
+    processes: Processes
+    voice: Voice
+    resume: bool
+
+    @property
+    def task(self) -> Task:
+        return find_task(self.recipe.task)
+
+
+def open_finished(setup: Setup, device: str | None) -> Any:
+    path = setup.folder.path
+    setup.voice.say(
+        f"The run in {path} was finished already, so nothing is trained; a new one goes on from its weights by "
+        f"train.start_from {path}."
     )
-    return load_run(folder.path, device=device)
+    return load_run(path, device=device)
 
 
-def open_data(task: Task, recipe: Any, processes: Processes, voice: Voice) -> Any:
-    """The first process fetches and encodes the text; the others then find it in the cache."""
+def open_data(setup: Setup) -> Any:
+    """The recipe's texts: the first process fetches and encodes them, the others then find them in the cache."""
+    task, processes = setup.task, setup.processes
     task.check_packages()
-    if not processes.is_first:
-        processes.wait()
-        data = task.open_data(recipe, None)
-    else:
-        try:
-            with voice.reading as progress:
-                data = task.open_data(recipe, progress)
-        except UserError:
-            processes.wait()  # so that the others refuse the text for the same reason, not because we exit
-            raise
-        for text in data.splits.values():
-            text.verify()
-        processes.wait()
+    try:
+        if processes.is_first:
+            with setup.voice.reading() as progress:
+                data = task.open_data(setup.recipe, progress)
+            for text in data.splits.values():
+                text.verify()
+    except UserError:
+        processes.wait()  # so that the others refuse the text for the same reason, not because we exit
+        raise
     processes.wait()
+    if not processes.is_first:
+        data = task.open_data(setup.recipe, None)
+    processes.wait()
+    setup.folder.fingerprint(data.tokenization, data)
     return data
 
 
-def _started_model(
-    task: Task, recipe: Any, data: Any, folder: RunFolder, processes: Processes, device: torch.device, resume: bool
-) -> Any:
+def build_model(setup: Setup, data: Any, device: str | None) -> Any:
     """The model before its first step, or before a checkpoint is loaded into it."""
+    recipe, processes, folder = setup.recipe, setup.processes, setup.folder
     torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
-    model: Any = task.build(recipe, data.tokenization, data).to(device)
+    model: Any = setup.task.build(recipe, data.tokenization, data).to(processes.device(device))
     torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
-    goes_on = resume and folder.last.exists()  # with its own weights, even if the other run is gone
+    goes_on = setup.resume and folder.last.exists()  # with its own weights, even if the other run is gone
     if recipe.train.start_from is not None and not goes_on:
         take_weights(model, recipe, folder)
     if recipe.train.compile:
@@ -145,112 +145,89 @@ def _started_model(
     return model
 
 
-def _make_trainer(
-    task: Task, recipe: Any, data: Any, model: Any, folder: RunFolder, processes: Processes, voice: Voice
-) -> Trainer:
+def make_trainer(setup: Setup, data: Any, model: Any) -> Trainer:
     """The loop over the recipe's data, with validation where there is a text for it."""
-    device = next(model.parameters()).device
-    batches, validate = task.batches(recipe, data, device, processes), task.validation(recipe, data, model)
-    if validate is None:
-        _check_needs_no_validation(recipe)
-    elif recipe.train.keep:
-        validate = _keeping(validate, folder, model, recipe.train.keep, lambda: trainer.position.step, processes)
-    trainer = Trainer(model, batches, recipe, folder, validate, processes, voice.reporter)
-    return trainer
+    recipe, task, processes = setup.recipe, setup.task, setup.processes
+    batches = task.batches(recipe, data, next(model.parameters()).device, processes)
+    validate = task.validation(recipe, data, model)
+    return Trainer(model, batches, recipe, setup.folder, validate, processes, setup.voice.reporter)
 
 
-def _keeping(
-    validate: Callable[[], Evaluation],
-    folder: RunFolder,
-    model: Any,
-    count: int,
-    step: Callable[[], int],
-    processes: Processes,
-) -> Callable[[], Evaluation]:
-    """A validation that keeps the weights, too."""
-
-    def keep_and_validate() -> Evaluation:
-        if processes.is_first:
-            keep_checkpoint(folder, model, step(), count)
-        return validate()
-
-    return keep_and_validate
-
-
-def _check_needs_no_validation(recipe: Any) -> None:
-    """Without a validation text, refuse settings that would silently have no effect."""
-    going_by_it = {
-        "schedule.kind plateau": recipe.schedule.drops_after(2**62),
-        "averaging.kind stalled": isinstance(recipe.averaging, StalledAveragingConfig),
-        "train.early_stopping": recipe.train.early_stopping is not None,
-        "train.keep": recipe.train.keep > 0,
-    }
-    for name, asked_for in going_by_it.items():
-        if asked_for:
-            raise UserError(f"{name} goes by validations, but there is no validation text: add one, or change it.")
-
-
-def _begin(
-    task: Task,
-    recipe: Any,
-    changes: Changes,
-    data: Any,
-    folder: RunFolder,
-    trainer: Trainer,
-    voice: Voice,
-    resume: bool,
-) -> None:
+def begin(setup: Setup, data: Any, trainer: Trainer) -> None:
     """Restore the last checkpoint, and only now, after all checks, write the files of the run."""
+    folder, voice, resume = setup.folder, setup.voice, setup.resume
     if resume:
         trainer.resume()
     if voice.speaks:
-        if resume:
-            folder.bring_up_to_date(recipe, data.tokenization)
-        else:
-            folder.create(recipe, data.tokenization)
-        counts = task.token_counts(data)
+        folder.begin(setup.recipe, data.tokenization)
+        counts = setup.task.token_counts(data)
         if counts is not None and not folder.token_counts.exists():
             folder.write_token_counts(counts)
-        for sentence in _before_training(task, recipe, data, trainer):
+        for sentence in _before_training(setup, data, trainer):
             voice.say(sentence)
-        if resume and not trainer.position.step:
-            voice.say("The run had written no checkpoint yet, so it begins at its first step.")
         facts = {"parameters": trainer.model.parameters_by_part(), **describe_environment(trainer.device)}
-        folder.log_start(trainer.position.step, as_read(changes, recipe), facts)
-    trainer.processes.wait()
+        folder.log("start", {"step": trainer.position.step, "overrides": setup.changes, **facts})
+    setup.processes.wait()
 
 
-def _before_training(task: Task, recipe: Any, data: Any, trainer: Trainer) -> list[str]:
+def _before_training(setup: Setup, data: Any, trainer: Trainer) -> list[str]:
     """What the user should know while the run can still be stopped."""
-    batches = trainer.data
-    passes = batches.epoch_after(batches.total_steps)
+    task, steps = setup.task, trainer.data.total_steps
+    passes = trainer.data.epoch_after(steps)
     shown = f"{passes:,.1f}" if passes >= 0.1 else f"{passes:.1g}"
-    amount = f"The training text has {task.amount(data)}; {batches.total_steps:,} steps are {shown} passes over it."
-    unmeasured = ""
+    unmeasured = cold = unbegun = ""
     if not {"valid", "test"} & data.splits.keys():
         unmeasured = (
             "There is neither a valid nor a test text, so nothing will be validated or tested: add one to the folder "
             f"of the text, or measure the run afterwards by `torchdefine eval RUN --data {task.measured_on}`."
         )
-    warmup = unfinished_warmup(recipe.schedule, batches.total_steps)
-    said = [trainer.precision.note, amount, *task.about_data(recipe, data), unmeasured, warmup]
-    return [sentence for sentence in said if sentence]
+    if (warmup := setup.recipe.schedule.warmup) > steps:
+        cold = (
+            f"The warm-up takes {warmup:,} steps, but training ends after {steps:,}, so the learning rate never gets "
+            "to its full height: use a smaller schedule.warmup, or more steps."
+        )
+    if setup.resume and not trainer.position.step:
+        unbegun = "The run had written no checkpoint yet, so it begins at its first step."
+    sentences = [
+        trainer.precision.note,
+        f"The training text has {task.amount(data)}; {steps:,} steps are {shown} passes over it.",
+        *task.about_data(setup.recipe, data),
+        unmeasured,
+        cold,
+        unbegun,
+    ]
+    return [sentence for sentence in sentences if sentence]
 
 
-def _finish(
-    task: Task, recipe: Any, changes: Changes, data: Any, folder: RunFolder, trainer: Trainer, voice: Voice
-) -> Run:
-    """Measure the best weights and write the result."""
-    model, processes = trainer.model, trainer.processes
+def finish(setup: Setup, data: Any, trainer: Trainer) -> Run:
+    """Measure the best weights, write the result and open the run."""
+    recipe, folder, task, processes = setup.recipe, setup.folder, setup.task, setup.processes
+    model, position = trainer.model, trainer.position
     processes.wait()
     load_weights(model, folder.read(folder.best, only="model"), folder.best)
     run: Run = task.run(folder, recipe, data.tokenization, model.eval(), folder.best)
     if processes.is_first:
-        described = describe_training(recipe, changes, model.parameters_by_part(), folder, trainer.position)
-        how = {"processes": processes.count, "precision": trainer.precision.name}
-        result = {**described, **task.result(run, data), **describe_environment(trainer.device), **how}
+        of_the_curve = ("step", "tokens", "seconds", "loss", "lr", "gradient_norm")
+        result = {
+            "recipe": recipe.name,
+            "overrides": setup.changes,
+            "settings": recipe.to_plain(),
+            "seed": recipe.train.seed,
+            "parameters": model.parameters_by_part(),
+            "steps": position.step,
+            "tokens": position.tokens,
+            "seconds": round(position.total_seconds, 2),
+            "tokens_per_second": round(position.tokens / max(position.train_seconds, 1e-9), 1),
+            "best_step": position.best_step,
+            "curve": [{k: v for k, v in record.items() if k != "kind"} for record in folder.records("valid")],
+            "train_curve": [{k: r[k] for k in of_the_curve if k in r} for r in folder.records("train")],
+            **task.result(run, data),
+            **describe_environment(trainer.device),
+            "processes": processes.count,
+            "precision": trainer.precision.name,
+        }
         folder.write_result(result)
-        if not voice.has_listener and (trouble := shortfall(result)):
+        if not setup.voice.has_listener and (trouble := shortfall(result)):
             log.warning(trouble)
     processes.wait()
     return run

@@ -7,7 +7,6 @@ are refused with any others.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections.abc import Mapping
@@ -21,13 +20,12 @@ from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.table import id_chunks, in_evaluation
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, atomic_file, reading_safetensors
-from torchdefine.tables.compact_table import load_table
-from torchdefine.tables.compress import Compressed
+from torchdefine.tables.compact_table import load_table, sha256_of_tensors
+from torchdefine.tables.methods import Compressed
 
 FORMAT = "torchdefine cache"
 FORMAT_VERSION = "1"
 DTYPES = {"fp32": ("F32", torch.float32), "bf16": ("BF16", torch.bfloat16), "fp16": ("F16", torch.float16)}
-_HASHED_AT_ONCE = 1 << 20  # rows
 
 
 @torch.no_grad()
@@ -37,14 +35,13 @@ def write_cache(path: Path, embedding: TokenEmbedding, dtype: str = "fp32", prog
         raise UserError(f"A cache cannot be of type {dtype!r}: use {', '.join(DTYPES)}.")
     name, kept_as = DTYPES[dtype]
     shape = [embedding.num_embeddings, embedding.embedding_dim]
-    size = shape[0] * shape[1] * kept_as.itemsize
+    table = {"dtype": name, "shape": shape, "data_offsets": [0, shape[0] * shape[1] * kept_as.itemsize]}
     metadata = {"format": FORMAT, "version": FORMAT_VERSION, "weights_sha256": weights_sha256(embedding)}
-    header = {"__metadata__": metadata, "table": {"dtype": name, "shape": shape, "data_offsets": [0, size]}}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    header = json.dumps({"__metadata__": metadata, "table": table}).encode()
+    header += b" " * (-len(header) % 8)
     done = 0
     with atomic_file(path) as file, embedding.computing(), in_evaluation(embedding):
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(struct.pack("<Q", len(header)) + header)
         for ids in id_chunks(embedding):
             vectors = embedding(ids).to(kept_as)  # (chunk, m)
             file.write(vectors.cpu().contiguous().view(torch.uint8).numpy().tobytes())
@@ -95,12 +92,7 @@ def _look_up(embedding: TokenEmbedding, table: nn.Module) -> None:
 
 def weights_sha256(embedding: TokenEmbedding) -> str:
     """A hash of all tensors that the vectors depend on; the settings of a run never change."""
-    digest = hashlib.sha256()
-    for part, module in (("map", embedding.map), ("unit", embedding.unit)):
-        if not isinstance(module, nn.Module):
-            continue
-        for name, tensor in module.state_dict().items():
-            digest.update(f"{part}.{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            for rows in tensor.detach().reshape(-1).split(_HASHED_AT_ONCE):
-                digest.update(rows.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    parts = {"map": embedding.map, "unit": embedding.unit}
+    modules = {part: module for part, module in parts.items() if isinstance(module, nn.Module)}
+    tensors = {f"{part}.{name}": t for part, module in modules.items() for name, t in module.state_dict().items()}
+    return sha256_of_tensors(tensors)

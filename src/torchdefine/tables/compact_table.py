@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,10 +14,11 @@ from torch import Tensor
 from torchdefine.embedding.map import as_ids, check_table
 from torchdefine.errors import UserError
 from torchdefine.files import reading_safetensors, write_safetensors
-from torchdefine.tables.rows import Rows, frozen, rows_from_config
+from torchdefine.tables.rows import Rows, frozen, rows_from
 
 FORMAT = "torchdefine compact table"
 FORMAT_VERSION = 1
+_HASHED_AT_ONCE = 1 << 20  # numbers
 
 
 class CompactTable(torch.nn.Module):
@@ -46,23 +47,18 @@ class CompactTable(torch.nn.Module):
     @property
     def stored_bytes(self) -> int:
         """The bytes of all tensors, in memory and in a file; the file's header comes on top."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
+        return sum(tensor.nbytes for tensor in self.state_dict().values())
 
     @property
     def num_values(self) -> int:
         """Numbers stored, floats and codes alike: the parameters of the table."""
-        return sum(parameter.numel() for parameter in self.parameters()) + sum(
-            rows.own_codes for rows in self.rows.modules() if isinstance(rows, Rows)
-        )
+        codes = sum(rows.own_codes for rows in self.rows.modules() if isinstance(rows, Rows))
+        return codes + sum(parameter.numel() for parameter in self.parameters())
 
     def to_config(self) -> dict[str, Any]:
         """What ``from_config`` needs to build the same module, empty; plain values only."""
-        return {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "rows": self.rows.described(),
-            "padding_idx": self.padding_idx,
-        }
+        rows = self.rows.described()
+        return {"format": FORMAT, "version": FORMAT_VERSION, "rows": rows, "padding_idx": self.padding_idx}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -71,19 +67,15 @@ class CompactTable(torch.nn.Module):
                 f"This is no {FORMAT} of version {FORMAT_VERSION} but {config.get('format')!r}, version "
                 f"{config.get('version')!r}: make the table again with a matching torchdefine."
             )
-        return cls(rows_from_config(config["rows"]), padding_idx=config["padding_idx"])
+        return cls(rows_from(config["rows"]), padding_idx=config["padding_idx"])
 
     def save(self, path: str | Path, facts: Mapping[str, Any] | None = None) -> None:
         """Write one safetensors file, whole or not at all; ``facts`` say what the table was made from."""
         tensors = self.state_dict()
         header = {"config": json.dumps(self.to_config()), "facts": json.dumps(dict(facts or {}))}
-        write_safetensors(Path(path), tensors, {"format": FORMAT, "tensors_sha256": _sha256(tensors), **header})
-
-
-def table_bytes(kind: type[Rows], *sizes: Any) -> int:
-    """The bytes of a table of such rows; nothing is allocated to find out."""
-    with torch.device("meta"):
-        return CompactTable(kind(*sizes)).stored_bytes
+        write_safetensors(
+            Path(path), tensors, {"format": FORMAT, "tensors_sha256": sha256_of_tensors(tensors), **header}
+        )
 
 
 def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> CompactTable:
@@ -101,42 +93,40 @@ def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> Comp
         header = file.metadata() or {}
         if header.get("format") != FORMAT:
             raise UserError(f"{path} is not a {FORMAT}: give a file that CompactTable.save wrote.")
-        _compare_facts(path, json.loads(header["facts"]), facts or {})
+        stored = json.loads(header["facts"])
+        for name, value in (facts or {}).items():
+            if stored.get(name) != value:
+                made_for = f"{name.removesuffix('_sha256')} {_shortened(stored.get(name))}, not {_shortened(value)}"
+                raise UserError(f"The table {path} was made for {made_for}: make it again.")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if header.get("tensors_sha256") != _sha256(tensors):
+        if header.get("tensors_sha256") != sha256_of_tensors(tensors):
             raise ValueError("its numbers are not those that were written")
-        return _filled(json.loads(header["config"]), tensors)
-
-
-def _sha256(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _filled(config: dict[str, Any], tensors: dict[str, Tensor]) -> CompactTable:
-    with torch.device("meta"):  # the file's tensors replace these, so nothing is allocated twice
-        table = CompactTable.from_config(config)
-    for name, empty in table.state_dict().items():
-        if name in tensors and tensors[name].dtype.is_floating_point != empty.dtype.is_floating_point:
-            raise ValueError(f"{name} is {tensors[name].dtype}")
-    try:
-        table.load_state_dict(tensors, assign=True)
-    except RuntimeError as error:  # names or shapes of another table
-        raise ValueError(str(error)) from None
+        with torch.device("meta"):  # the file's tensors replace these, so nothing is allocated twice
+            table = CompactTable.from_config(json.loads(header["config"]))
+        for name, empty in table.state_dict().items():
+            if name in tensors and tensors[name].dtype.is_floating_point != empty.dtype.is_floating_point:
+                raise ValueError(f"{name} is {tensors[name].dtype}")
+        try:
+            table.load_state_dict(tensors, assign=True)
+        except RuntimeError as error:  # names or shapes of another table
+            raise ValueError(str(error)) from None
     return table
 
 
-def _compare_facts(path: Path, stored: dict[str, Any], wanted: Mapping[str, Any]) -> None:
-    for name, value in wanted.items():
-        if stored.get(name) != value:
-            what = name.removesuffix("_sha256")
-            raise UserError(
-                f"The table {path} was made for {what} {_shortened(stored.get(name))}, not {_shortened(value)}: "
-                "make it again."
-            )
+def table_bytes(empty: Callable[[], Rows]) -> int:
+    """The bytes of a table of such rows; nothing is allocated to find out."""
+    with torch.device("meta"):
+        return CompactTable(empty()).stored_bytes
+
+
+def sha256_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of names, shapes, types and values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        for part in tensor.detach().reshape(-1).split(_HASHED_AT_ONCE):  # little memory beside the tensor on a GPU
+            digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _shortened(value: Any) -> str:

@@ -5,29 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from torchdefine.errors import UserError
-from torchdefine.tables.banded import in_bands, place_bytes
-from torchdefine.tables.budget import Budget
 from torchdefine.tables.compact_table import CompactTable
-from torchdefine.tables.quantised import empty_rows, stored_rows
-from torchdefine.tables.rows import Rows
-from torchdefine.tables.source import (
-    Candidate,
-    Counts,
-    Method,
-    Source,
-    TableLike,
-    as_matrix,
-    as_weights,
-    by_frequency,
-    candidate,
-    centred,
-)
+from torchdefine.tables.quantised import stored_rows
+from torchdefine.tables.rows import BandedRows, Rows, in_bands
+from torchdefine.tables.source import Budget, Candidate, Known, Method, Source, TableLike, centred
 
 ROWS_AT_ONCE = 65_536
 
@@ -47,50 +34,31 @@ class FactorisedRows(Rows):
 
 
 def svd_table(
-    table: TableLike,
-    rank: int,
-    *,
-    counts: Counts | None = None,
-    storage: str = "float32",
-    padding_idx: int | None = None,
+    table: TableLike | Source, rank: int, kept: int = 0, *, storage: str = "float32", **known: Unpack[Known]
 ) -> CompactTable:
-    """The best table of rank ``rank``, weighted by ``counts`` where given; both factors as ``storage`` says.
+    """The best table of rank ``rank``, weighted by ``counts`` where given; its ``kept`` most frequent rows stay whole.
 
     ``storage`` is float32, float16, bfloat16, or int8 … int1; the projection is never packed below int8.
     """
-    matrix = as_matrix(table)
-    weights = as_weights(counts, matrix)
-    rows, mean = centred(matrix, weights)
-    return CompactTable(_low_rank(rows, rank, weights, storage), mean, padding_idx)
-
-
-def frequent_rows_table(
-    table: TableLike,
-    rank: int,
-    kept: int,
-    *,
-    counts: Counts | None,
-    storage: str = "float32",
-    padding_idx: int | None = None,
-) -> CompactTable:
-    """The ``kept`` most frequent rows whole, the rest of rank ``rank``; all of it as ``storage`` says."""
-    matrix = as_matrix(table)
-    if not 0 < kept < len(matrix):
-        raise UserError(f"{kept} rows of {len(matrix)} cannot be kept whole: use 1 to {len(matrix) - 1}.")
-    weights = as_weights(counts, matrix)
-    rows, mean = centred(matrix, weights)
-    order = by_frequency(weights)
+    source = Source.of(table, **known)
+    if not 0 <= kept < len(source.matrix):
+        count = len(source.matrix)
+        raise UserError(f"{kept} rows of {count} cannot be kept whole: use 0 to {count - 1}.")
+    weights = source.weights()
+    rows, mean = centred(source.matrix, weights)
+    if not kept:
+        return CompactTable(_low_rank(rows, rank, weights, storage), mean, source.padding_idx)
+    order = torch.sort(weights, descending=True, stable=True).indices  # ties stay as they are
     whole, rest = order[:kept], order[kept:]
     bands = [stored_rows(rows[whole], storage), _low_rank(rows[rest], rank, weights[rest], storage)]
-    return CompactTable(in_bands(bands, order), mean, padding_idx)
+    return CompactTable(in_bands(bands, order), mean, source.padding_idx)
 
 
 def _low_rank(rows: Tensor, rank: int, weights: Tensor, storage: str) -> FactorisedRows:
-    directions = principal_directions(rows, rank, weights)  # (r, m)
-    coarse = storage.startswith("int")
+    directions, coarse = principal_directions(rows, rank, weights), storage.startswith("int")  # (r, m)
     projection = stored_rows(directions, "int8" if coarse else storage, group_size=directions.shape[1])
-    factor = rows @ directions.T if not coarse else rows @ torch.linalg.pinv(projection.matrix())
-    return FactorisedRows(stored_rows(factor, storage), projection)
+    back = torch.linalg.pinv(projection.matrix()) if coarse else directions.T  # (m, r)
+    return FactorisedRows(stored_rows(rows @ back, storage), projection)
 
 
 @torch.no_grad()
@@ -114,45 +82,24 @@ def principal_directions(matrix: Tensor, rank: int, weights: Tensor | None = Non
 
 @dataclass(frozen=True)
 class LowRank(Method):
-    """The highest rank that fits, in 8 bits and in 4, or in float32."""
+    """The highest rank that fits, in 8 bits and in 4, or in float32; ``kept`` are fractions of the rows kept whole."""
 
-    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
-        rows, width = source.matrix.shape
-        for storage in storages(budget):
-            rank = budget.largest(width, partial(_bytes, rows, width, storage, 0))
+    kept: tuple[float, ...] = ()
+
+    def within(self, rows: int, width: int, budget: Budget) -> Iterator[Candidate]:
+        storages = ("float32",) if budget.floats_only else ("int8", "int4")
+        sizes = [(0, storage) for storage in storages]
+        if self.kept:
+            sizes = [(kept, storages[-1]) for fraction in self.kept if (kept := int(fraction * rows))]
+        for kept, storage in sizes:
+            rank = budget.largest(width, partial(_empty, rows, width, storage, kept))
             if rank:
-                make = partial(svd_table, source.matrix, rank, storage=storage)
-                yield candidate(f"SVD {rank}, {storage}", source, make)
+                label = f"{kept} rows whole, rest SVD {rank}, {storage}" if kept else f"SVD {rank}, {storage}"
+                yield Candidate(label, partial(svd_table, rank=rank, kept=kept, storage=storage))
 
 
-@dataclass(frozen=True)
-class FrequentRows(Method):
-    """A fraction of the rows whole, and the highest rank that fits beside them for the others."""
-
-    fractions: ClassVar[tuple[float, ...]] = (0.05, 0.15)
-
-    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
-        rows, width = source.matrix.shape
-        storage = storages(budget)[-1]  # the smallest
-        for kept in (int(fraction * rows) for fraction in self.fractions):
-            rank = budget.largest(width, partial(_bytes, rows, width, storage, kept))
-            if rank and 0 < kept < rows:
-                label = f"{kept} rows whole, rest SVD {rank}, {storage}"
-                make = partial(frequent_rows_table, source.matrix, rank, kept, storage=storage)
-                yield candidate(label, source, make)
-
-
-def storages(budget: Budget) -> tuple[str, ...]:
-    """How the numbers of a low rank may be held."""
-    return ("float32",) if budget.floats_only else ("int8", "int4")
-
-
-def _bytes(rows: int, width: int, storage: str, kept: int, rank: int) -> int:
-    """The bytes of a table of low rank whose first ``kept`` rows are whole."""
-    with torch.device("meta"):
-        projection = empty_rows("int8" if storage.startswith("int") else storage, rank, width, width)
-        size = CompactTable(FactorisedRows(empty_rows(storage, rows - kept, rank), projection)).stored_bytes
-        if kept:
-            whole = CompactTable(empty_rows(storage, kept, width)).stored_bytes - 4 * width
-            size += whole + place_bytes(rows)
-        return size
+def _empty(rows: int, width: int, storage: str, kept: int, rank: int) -> Rows:
+    """Rows without values of low rank, the first ``kept`` of them whole."""
+    projection = stored_rows(torch.empty(rank, width), "int8" if storage.startswith("int") else storage, width)
+    rest = FactorisedRows(stored_rows(torch.empty(rows - kept, rank), storage), projection)
+    return BandedRows([stored_rows(torch.empty(kept, width), storage), rest]) if kept else rest

@@ -1,4 +1,4 @@
-"""Ways to hold the rows of a table in few bytes. Each decodes only the rows asked for; they nest in one another.
+"""Rows of a table in few bytes: what every way of holding them has in common, floats, bands, and packed whole numbers.
 
 Whole numbers of 1 to 8 bits are packed into bytes, row by row. A width that is not a power of two is split into fields
 that are (3 = 2 + 1, 6 = 4 + 2): the highest field of all numbers of a row comes first, then the next. Within a byte the
@@ -8,19 +8,17 @@ first number takes the lowest bits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from torchdefine.config import Config, to_plain
 from torchdefine.errors import UserError
 
-FLOATS: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-
+FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_LARGEST_SHORT = 1 << 16
 _KINDS: dict[str, type[Rows]] = {}
 
 
@@ -37,8 +35,8 @@ class Rows(nn.Module, ABC):
     own_codes: int = 0
     """How many packed whole numbers there are; a code is a parameter as much as a float is."""
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         _KINDS[cls.kind] = cls
 
     def __init__(self, num_rows: int, width: int) -> None:
@@ -51,40 +49,35 @@ class Rows(nn.Module, ABC):
 
     def matrix(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """All rows, (num_rows, width)."""
-        device = next(self.parameters()).device
-        return self(torch.arange(self.num_rows, device=device), dtype)
+        return self(torch.arange(self.num_rows, device=next(self.parameters()).device), dtype)
 
     def described(self) -> dict[str, Any]:
         """Kind and settings as plain values, for a file."""
-        return {"kind": self.kind, **{name: _described(getattr(self, name)) for name in self.settings}}
-
-    @classmethod
-    def from_settings(cls, settings: dict[str, Any]) -> Self:
-        return cls(**{name: _revived(value) for name, value in settings.items()})
+        return {"encoding": self.kind, **{name: _plain(getattr(self, name)) for name in self.settings}}
 
     def extra_repr(self) -> str:
         return f"{self.num_rows:,} × {self.width}"
 
 
-def _described(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, nn.ModuleList):
         return [rows.described() for rows in value]  # type: ignore[operator]
+    if isinstance(value, Config):
+        return to_plain(value)
     return value.described() if isinstance(value, Rows) else value
 
 
-def _revived(value: Any) -> Any:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return [rows_from_config(one) for one in value]
-    return rows_from_config(value) if isinstance(value, dict) else value
-
-
-def rows_from_config(described: dict[str, Any]) -> Rows:
-    """An empty module from what ``described()`` gave."""
-    settings = dict(described)
-    kind = settings.pop("kind", None)
+def rows_from(described: Any) -> Any:
+    """Rows without values from what ``described`` gave; whatever describes no rows stays as it is."""
+    if isinstance(described, list):
+        return [rows_from(one) for one in described]
+    if not (isinstance(described, dict) and "encoding" in described):
+        return described
+    settings = {name: rows_from(value) for name, value in described.items()}
+    kind = settings.pop("encoding")
     if kind not in _KINDS:
         raise UserError(f"The row encoding {kind!r} is unknown: this torchdefine knows {', '.join(sorted(_KINDS))}.")
-    return _KINDS[kind].from_settings(settings)
+    return _KINDS[kind](**settings)
 
 
 def frozen(values: Tensor) -> nn.Parameter:
@@ -97,7 +90,8 @@ def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
     stored = values.detach().to(dtype)
     if dtype != torch.float16 or stored.is_meta:
         return stored
-    too_small = _magnitude(stored) < _magnitude(values) / 2
+    before, after = (float(torch.linalg.vector_norm(one.detach(), dtype=torch.float64)) for one in (values, stored))
+    too_small = after < before / 2
     if too_small or not bool(torch.isfinite(stored).all()):
         size, way = ("small", "multiply") if too_small else ("large", "divide")
         raise UserError(
@@ -105,16 +99,6 @@ def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
             "it by a number and undo that in its vectors, or store it as float32."
         )
     return stored
-
-
-def _magnitude(values: Tensor) -> float:
-    return float(torch.linalg.vector_norm(values.detach(), dtype=torch.float64))
-
-
-def float_type(name: str) -> torch.dtype:
-    if name not in FLOATS:
-        raise UserError(f"The number type {name!r} is unknown: use one of {', '.join(FLOATS)}.")
-    return FLOATS[name]
 
 
 class DenseRows(Rows):
@@ -125,13 +109,15 @@ class DenseRows(Rows):
 
     def __init__(self, num_rows: int, width: int, dtype: str = "float32") -> None:
         super().__init__(num_rows, width)
+        if dtype not in FLOATS:
+            raise UserError(f"The number type {dtype!r} is unknown: use one of {', '.join(FLOATS)}.")
         self.dtype = dtype
-        self.weight = frozen(torch.zeros(num_rows, width, dtype=float_type(dtype)))
+        self.weight = frozen(torch.zeros(num_rows, width, dtype=FLOATS[dtype]))
 
     @classmethod
     def of(cls, matrix: Tensor, dtype: str = "float32") -> DenseRows:
         made = cls(len(matrix), matrix.shape[1], dtype)
-        made.weight = frozen(stored_as(matrix, float_type(dtype)).clone())
+        made.weight = frozen(stored_as(matrix, FLOATS[dtype]).clone())
         return made
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -139,6 +125,74 @@ class DenseRows(Rows):
 
     def matrix(self, dtype: torch.dtype = torch.float32) -> Tensor:
         return self.weight.to(dtype)
+
+
+class BandedRows(Rows):
+    """Bands of rows one after another, most frequent first, and the place of each row in that order.
+
+    Each band is held in its own way: whole, in many bits, in few. It may be narrower than the table: its rows then end
+    in zeros. With ``ranked`` False the rows are in that order already and no places are stored.
+    """
+
+    kind = "banded"
+    settings = ("bands", "ranked")
+
+    def __init__(self, bands: list[Rows], ranked: bool = True) -> None:
+        super().__init__(sum(band.num_rows for band in bands), max(band.width for band in bands))
+        self.bands: Sequence[Rows] = nn.ModuleList(bands)  # type: ignore[assignment]
+        self.ranked = ranked
+        if ranked:
+            short = torch.int16 if self.num_rows <= _LARGEST_SHORT else torch.int32  # read as unsigned
+            self.places: Tensor = nn.Buffer(torch.zeros(self.num_rows, dtype=short))
+
+    def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.ranked:
+            place = self.places[rows].long()
+            rows = torch.where(place < 0, place + _LARGEST_SHORT, place)
+        if rows.device.type == "cpu" and not torch.compiler.is_compiling():
+            return self._each_its_own(rows, dtype)
+        return self._all_and_pick(rows, dtype)
+
+    def _each_its_own(self, place: Tensor, dtype: torch.dtype) -> Tensor:
+        """Every band decodes only its own rows: least work, but shapes that depend on the ids."""
+        flat, start = place.reshape(-1), 0
+        vectors = torch.zeros(len(flat), self.width, dtype=dtype, device=place.device)
+        for band in self.bands:
+            where = ((flat >= start) & (flat < start + band.num_rows)).nonzero().squeeze(-1)
+            if len(where):
+                own = self._widened(band(flat[where] - start, dtype)).to(dtype)  # autocast may have changed it
+                vectors = vectors.index_put((where,), own)
+            start += band.num_rows
+        return vectors.reshape(*place.shape, self.width)
+
+    def _all_and_pick(self, place: Tensor, dtype: torch.dtype) -> Tensor:
+        """Every band decodes for all, and a mask picks: fixed shapes, as compiled and exported programs need."""
+        vectors: Tensor | None = None
+        start = 0
+        for band in self.bands:
+            own = self._widened(band((place - start).clamp(0, band.num_rows - 1), dtype))  # (…, width)
+            vectors = own if vectors is None else torch.where((place >= start).unsqueeze(-1), own, vectors)
+            start += band.num_rows
+        assert vectors is not None
+        return vectors
+
+    def _widened(self, vectors: Tensor) -> Tensor:
+        return nn.functional.pad(vectors, (0, self.width - vectors.shape[-1]))
+
+
+def in_order(order: Tensor) -> bool:
+    """Whether row numbers are in the order of the ids."""
+    return torch.equal(order, torch.arange(len(order), device=order.device))
+
+
+def in_bands(bands: list[Rows], order: Tensor) -> BandedRows:
+    """Bands whose rows stand in ``order``, row numbers; no places are stored if that is the order of the ids."""
+    made = BandedRows(bands, ranked=not in_order(order)).to(order.device)
+    if made.ranked:
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order), device=order.device)
+        made.places = places.to(made.places.dtype)
+    return made
 
 
 def packed_width(count: int, bits: int) -> int:
@@ -164,15 +218,13 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     wide = packed.to(torch.int32)  # ONNX cannot shift bytes
     if bits == 8:
         return wide
-    codes: Tensor | None = None
-    start = 0
+    codes, start = wide, 0
     for field in _fields(bits):
         stop = start + _field_bytes(count, field)
         shifted = torch.bitwise_right_shift(wide[..., start:stop].unsqueeze(-1), _shifts(field, wide))
         values = (shifted & (2**field - 1)).flatten(-2)[..., :count]  # (…, bytes, per byte) → (…, count)
-        codes = values if codes is None else codes * 2**field + values
+        codes = codes * 2**field + values if start else values
         start = stop
-    assert codes is not None
     return codes
 
 

@@ -1,11 +1,14 @@
-"""What is packed, a table with how often each token occurs, and what a way of packing it must say."""
+"""What is packed, into how many bytes, and what a way of packing it must say."""
 
 from __future__ import annotations
 
+import math
+import re
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -14,8 +17,8 @@ from torch import Tensor, nn
 from torchdefine.embedding import finished_table
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.tables.budget import Budget
-from torchdefine.tables.compact_table import CompactTable
+from torchdefine.tables.compact_table import CompactTable, table_bytes
+from torchdefine.tables.rows import Rows
 
 TableLike = Tensor | np.ndarray | nn.Module
 Counts = Tensor | np.ndarray | Sequence[int] | Sequence[float]
@@ -28,6 +31,18 @@ ten times the count, in a sentence encoder), so a token's weight grows more slow
 DRAWN_POWER = 0.75
 """Rows are drawn by weight to this power and the rest of the weight is in the loss, so that light rows come up too."""
 
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_COUNTS = {"": 4, "k": 4 * 10**3, "m": 4 * 10**6, "b": 4 * 10**9}
+
+
+class Known(TypedDict, total=False):
+    """The fields of ``Source`` beside the vectors, for the functions that make a table of them."""
+
+    counts: Counts | None
+    sensitivity: Tensor | None
+    padding_idx: int | None
+    progress: Progress | None
+
 
 @dataclass(frozen=True)
 class Source:
@@ -36,17 +51,87 @@ class Source:
     matrix: Tensor
     """(V, m), float32."""
     counts: Counts | None = None
+    """Frequent tokens are kept more precisely."""
     sensitivity: Tensor | None = None
-    """How sensitive a model is to an error in each direction, (m, m); for methods that can use it."""
+    """How sensitive a model is to an error in each direction, (m, m) (``adapt.Behaviour.sensitivity``); for methods
+    that can use it."""
     padding_idx: int | None = None
+    """The token whose vector is always zero."""
+    progress: Progress | None = None
+    """Called with (done, total) during long work."""
+
+    def __post_init__(self) -> None:
+        if self.sensitivity is None:
+            return
+        shape, width = tuple(self.sensitivity.shape), self.matrix.shape[1]
+        if shape != (width, width):
+            raise UserError(f"The sensitivity has the shape {shape}, but rows are {width} wide.")
+        if not bool(torch.isfinite(self.sensitivity).all()) or not float(self.sensitivity.diagonal().mean()) > 0:
+            raise UserError(
+                "The sensitivity has values that are not finite, or nothing above zero on its diagonal: measure it "
+                "again by Behaviour.sensitivity."
+            )
+
+    @classmethod
+    def of(cls, table: TableLike | Source, **known: Unpack[Known]) -> Source:
+        """A tensor, an array or any embedding with what is known of it; a source as it is."""
+        return table if isinstance(table, Source) else cls(as_matrix(table), **known)
+
+    def weights(self, power: float = FREQUENCY_POWER) -> Tensor:
+        """How much each row counts, (V,); see ``as_weights``."""
+        return as_weights(self.counts, self.matrix, power)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most ``bytes``; with ``floats_only`` nothing is packed, so that parameters are saved and not only bytes."""
+
+    bytes: int
+    floats_only: bool = False
+
+    @classmethod
+    def of(cls, size: int | str | Budget) -> Budget:
+        """From bytes (1500000), a size ("1.5MB", "512 KiB") or a count of float32 numbers ("4M parameters")."""
+        if isinstance(size, Budget):
+            return size
+        read = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*?)\s*(parameters|params)?", str(size).strip().lower())
+        counted = read is not None and read[3] is not None
+        units = _COUNTS if counted else _UNITS
+        bytes_ = float(read[1]) * units.get(read[2], math.nan) if read else math.nan
+        if not 1 <= bytes_ < math.inf:  # float takes hundreds of digits for infinity
+            raise UserError(f"The budget {size!r} is not a size: write 1.5MB, 512KiB, or 4M parameters, say.")
+        return cls(int(bytes_), counted)
+
+    def part(self, fraction: float) -> Budget:
+        return Budget(int(self.bytes * fraction), self.floats_only)
+
+    def fits(self, empty: Callable[[], Rows]) -> bool:
+        """Whether a table of such rows is within the budget."""
+        return table_bytes(empty) <= self.bytes
+
+    def largest(self, highest: int, empty: Callable[[int], Rows]) -> int:
+        """The largest size from 1 to ``highest`` at which a table of such rows fits; 0 where none does."""
+        return bisect_right(range(1, highest + 1), self.bytes, key=lambda size: table_bytes(lambda: empty(size)))
+
+    def __str__(self) -> str:
+        if self.floats_only:
+            return f"{self.bytes / 4e6:.3g} M parameters ({readable_bytes(self.bytes)} in float32)"
+        return readable_bytes(self.bytes)
+
+
+def readable_bytes(count: float) -> str:
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if count >= limit:
+            return f"{count / limit:.3g} {unit}"
+    return f"{count:.0f} bytes"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A table that a method would make of a source; ``build`` makes it."""
+    """A table that a method would make; ``build`` makes it of its source."""
 
     label: str
-    build: Callable[[Progress | None], CompactTable]
+    build: Callable[[Source], CompactTable]
 
 
 class Method(ABC):
@@ -59,26 +144,12 @@ class Method(ABC):
     """Whether every candidate can be made; else some turn out to be too small only when they are built."""
 
     @abstractmethod
-    def within(self, source: Source, budget: Budget) -> Iterator[Candidate]:
-        """The largest tables of this kind that fit, the likely best first; none if nothing fits."""
+    def within(self, rows: int, width: int, budget: Budget) -> Iterator[Candidate]:
+        """The largest tables of this kind and shape that fit, the likely best first; none if nothing fits."""
 
     def usual_bytes(self, rows: int, width: int) -> int | None:
         """The bytes of a method that has a size of its own, where nobody gives a budget."""
         return None
-
-
-def candidate(
-    label: str, source: Source, make: Callable[..., CompactTable], *, counted: bool = True, reports: bool = False
-) -> Candidate:
-    """A candidate by ``make``, which is given what it can use: counts, and progress if it reports any."""
-
-    def build(progress: Progress | None) -> CompactTable:
-        known: dict[str, Any] = {"counts": source.counts} if counted else {}
-        if reports:
-            known["progress"] = progress
-        return make(padding_idx=source.padding_idx, **known)
-
-    return Candidate(label, build)
 
 
 def as_matrix(table: TableLike) -> Tensor:
@@ -124,19 +195,14 @@ def lost_variance(table: nn.Module, matrix: Tensor, weights: Tensor | None = Non
     return float(lost / variance.clamp(min=1e-30))
 
 
-def by_frequency(weights: Tensor) -> Tensor:
-    """Row numbers, most frequent first; ties stay in their order."""
-    return torch.sort(weights, descending=True, stable=True).indices
-
-
 class RowDraws:
     """Batches of rows, heavy ones more often; the mean of errors times ``left`` is the weighted sum over all rows."""
 
     def __init__(self, weights: Tensor, generator: torch.Generator) -> None:
-        chances = weights.double() ** DRAWN_POWER
-        self._ends = (chances / chances.sum()).cumsum(0)
+        powers = weights.double() ** DRAWN_POWER
+        self._ends = (powers / powers.sum()).cumsum(0)
         self._generator = generator
-        self.left = (weights.double() ** (1 - DRAWN_POWER) * chances.sum()).float()
+        self.left = (weights.double() ** (1 - DRAWN_POWER) * powers.sum()).float()
 
     def draw(self, count: int) -> Tensor:
         """(count,) row numbers, with replacement."""

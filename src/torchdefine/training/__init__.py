@@ -1,6 +1,6 @@
 """From a model and batches to a trained model: the loop and what it is built on."""
 
-from torchdefine.training.averaging import AVERAGING, NoAveragingConfig
+from torchdefine.training.averaging import AVERAGING
 from torchdefine.training.evaluation import Evaluation
 from torchdefine.training.loop import Diverged, Interrupted, TrainConfig, Trainer
 from torchdefine.training.optimizers import OPTIMIZERS, OptimizerConfig

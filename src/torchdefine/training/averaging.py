@@ -13,8 +13,8 @@ from torchdefine.config import Config, Kinds, setting
 
 
 @dataclass(frozen=True)
-class NoAveragingConfig(Config):
-    """The weights of the last step."""
+class AveragingConfig(Config):
+    """The weights of the last step (none), or their average since the first one (always)."""
 
     kind: str = "none"
 
@@ -27,14 +27,8 @@ class StalledAveragingConfig(Config):
     patience: int = setting(5, "Stalled means: worse than the best validation before the last N.", at_least=0)
 
 
-@dataclass(frozen=True)
-class AlwaysAveragingConfig(Config):
-    """The average since the first step."""
-
-    kind: str = "always"
-
-
-AVERAGING = Kinds("averaging", NoAveragingConfig, StalledAveragingConfig, AlwaysAveragingConfig)
+AVERAGING = Kinds("averaging", AveragingConfig, StalledAveragingConfig)
+AVERAGING.register(AveragingConfig, "always")
 
 
 def stalled(earlier: Sequence[float], latest: float, patience: int) -> bool:
@@ -49,7 +43,7 @@ class WeightAverage:
     """The mean of the parameters over all steps since it was started."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.names, self.parameters = list(parameters), list(parameters.values())
+        self.parameters = dict(parameters)
         self.steps = 0
         self.means: list[Tensor] = []
 
@@ -60,20 +54,17 @@ class WeightAverage:
     @torch.no_grad()
     def start(self) -> None:
         self.steps = 0
-        self.means = [parameter.clone() for parameter in self.parameters]
+        self.means = [parameter.clone() for parameter in self.parameters.values()]
 
     @torch.no_grad()
     def update(self) -> None:
         """Add the parameters of one more step."""
         self.steps += 1
-        torch._foreach_lerp_(self.means, [p.detach() for p in self.parameters], 1 / self.steps)
+        torch._foreach_lerp_(self.means, [p.detach() for p in self.parameters.values()], 1 / self.steps)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Put the averaged weights, if there are any, into the model within this context."""
-        if not self.running:
-            yield
-            return
         self._swap()
         try:
             yield
@@ -82,19 +73,18 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for parameter, mean in zip(self.parameters, self.means, strict=True):
+        for parameter, mean in zip(self.parameters.values(), self.means, strict=False):  # none before the start
             held = parameter.clone()
             parameter.copy_(mean)
             mean.copy_(held)
 
     def tensors(self) -> dict[str, Tensor]:
-        return dict(zip(self.names, self.means, strict=True)) if self.running else {}
+        return dict(zip(self.parameters, self.means, strict=False))
 
-    @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
         """Continue an average from what ``tensors()`` returned, if there was one."""
         if tensors:
             self.start()
-            for name, mean in zip(self.names, self.means, strict=True):
+            for name, mean in self.tensors().items():
                 mean.copy_(tensors[name])
         self.steps = steps

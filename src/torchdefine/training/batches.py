@@ -18,7 +18,7 @@ class Part:
     host_targets: np.ndarray
     """The targets as the host has them, for the model's ``host_hint``."""
     weight: float = 1.0
-    """The part's share of the step's loss."""
+    """The part's weight in the step's loss."""
 
 
 @dataclass(frozen=True)

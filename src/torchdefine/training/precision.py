@@ -1,21 +1,12 @@
-"""The arithmetic that a step runs in."""
+"""The arithmetic that a step runs in: mixed precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 SCALE_TOO_SMALL = 2.0**-12
-
-
-def flush_denormals() -> None:
-    """Let a CPU treat numbers below 1e-38 as zero: probabilities that small made trained models six times slower.
-
-    Threads inherit it when they start, so this is called before any work.
-    """
-    torch.set_flush_denormal(True)
 
 
 class Precision:
@@ -38,29 +29,20 @@ class Precision:
     def autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None)
 
-    def forget_unfinished_step(self) -> None:
-        """Let the step after an aborted one unscale its gradients, which the scaler would refuse as a second time."""
-        if self.scaler.is_enabled():  # else it has no such states
-            self.scaler._per_optimizer_states.clear()
-
     def scale_collapsed(self) -> bool:
         """Whether loss scaling has run out of room: the gradients overflow however small the scale. Asks the device."""
         return self.scaler.is_enabled() and self.scaler.get_scale() < SCALE_TOO_SMALL
 
 
-class _TensorFloat32:
+class _TensorFloat32(AbstractContextManager[None]):
+    """Can be entered again, which a generator's context cannot."""
+
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed
-        self._undo: Callable[[], None] = lambda: None
 
     def __enter__(self) -> None:
-        before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-
-        def undo() -> None:
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-        self._undo = undo
+        self.before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.allowed
 
     def __exit__(self, *_: object) -> None:
-        self._undo()
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.before

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from torchdefine.errors import UserError
 
@@ -15,8 +15,8 @@ SECONDS_BETWEEN_LINES = 15.0
 """Between lines about long work, where no bar is shown."""
 
 
-class Reporter(Protocol):
-    """Shows a run to a person."""
+class Reporter:
+    """Shows a run to a person; this one shows nothing."""
 
     def started(self, done_steps: int, total_steps: int) -> None: ...
 
@@ -28,56 +28,33 @@ class Reporter(Protocol):
     def finished(self) -> None: ...
 
 
-class QuietReporter:
-    """Says nothing."""
-
-    def started(self, done_steps: int, total_steps: int) -> None: ...
-
-    def trained(self, record: dict[str, Any]) -> None: ...
-
-    def validated(self, record: dict[str, Any]) -> None: ...
-
-    def finished(self) -> None: ...
-
-
-class LineReporter:
+class LineReporter(Reporter):
     """One line at most every ``seconds_between`` seconds, and one for every validation: for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None, seconds_between: float = 5.0) -> None:
-        self.stream = stream or sys.stderr or io.StringIO()
-        self.seconds_between = seconds_between
+        self.stream, self.seconds_between = stream, seconds_between
 
     def started(self, done_steps: int, total_steps: int) -> None:
         self.total, self.first, self.began, self.last_line = total_steps, done_steps, time.monotonic(), -1e9
         if done_steps:
-            self._say(f"going on from step {done_steps:,} of {total_steps:,}")
+            say(f"going on from step {done_steps:,} of {total_steps:,}", self.stream)
 
     def trained(self, record: dict[str, Any]) -> None:
-        now = time.monotonic()
-        if now - self.last_line < self.seconds_between and record["step"] < self.total:
+        now, step = time.monotonic(), record["step"]
+        if now - self.last_line < self.seconds_between and step < self.total:
             return
         self.last_line = now
-        left = (now - self.began) * (self.total - record["step"]) / max(record["step"] - self.first, 1)
-        loss = f"{loss_name(record)} {record['loss']:.3f}"
-        perplexity = f"  perplexity {shown_perplexity(record['perplexity'], 1)}" if "perplexity" in record else ""
-        self._say(
-            f"step {record['step']:,}/{self.total:,}  {loss}{perplexity}  "
-            f"{record['tokens_per_second']:,.0f} tokens/s  {clock(left)} left"
-        )
+        left = clock((now - self.began) * (self.total - step) / max(step - self.first, 1))
+        speed = f"{record['tokens_per_second']:,.0f} tokens/s"
+        say(f"step {step:,}/{self.total:,}  {_losses(record, 3, '  perplexity ')}  {speed}  {left} left", self.stream)
 
     def validated(self, record: dict[str, Any]) -> None:
         best = "  best so far" if record["best"] else ""
         perplexity = shown_perplexity(record["perplexity"])
-        self._say(f"step {record['step']:,}/{self.total:,}  validation perplexity {perplexity}{best}")
-
-    def finished(self) -> None: ...
-
-    def _say(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # a closed pipe must not end a run
-            print(line, file=self.stream, flush=True)
+        say(f"step {record['step']:,}/{self.total:,}  validation perplexity {perplexity}{best}", self.stream)
 
 
-class BarReporter:
+class BarReporter(Reporter):
     """A live bar with loss, perplexity where there is one, speed and time left."""
 
     def started(self, done_steps: int, total_steps: int) -> None:
@@ -92,10 +69,8 @@ class BarReporter:
         self.bar.start()
 
     def trained(self, record: dict[str, Any]) -> None:
-        loss = f"{loss_name(record)} {record['loss']:.2f}"
-        perplexity = f" ppl {shown_perplexity(record['perplexity'], 1)}" if "perplexity" in record else ""
-        speed = f"{record['tokens_per_second'] / 1e3:,.1f}k tok/s"
-        self.bar.update(self.task, completed=record["step"], description=f"{loss}{perplexity}{self.valid} {speed}")
+        shown = f"{_losses(record, 2, ' ppl ')}{self.valid} {record['tokens_per_second'] / 1e3:,.1f}k tok/s"
+        self.bar.update(self.task, completed=record["step"], description=shown)
 
     def validated(self, record: dict[str, Any]) -> None:
         self.valid = f" (valid {shown_perplexity(record['perplexity'], 1)})"
@@ -104,7 +79,7 @@ class BarReporter:
         self.bar.stop()
 
 
-class TensorBoardReporter:
+class TensorBoardReporter(Reporter):
     """Passes everything on to another reporter and also writes TensorBoard scalars."""
 
     def __init__(self, inner: Reporter, folder: str) -> None:
@@ -133,8 +108,8 @@ class TensorBoardReporter:
         self.inner.finished()
 
 
-def default_reporter() -> BarReporter | LineReporter:
-    return BarReporter() if _on_terminal() else LineReporter(_stream())
+def default_reporter() -> Reporter:
+    return BarReporter() if _on_terminal() else LineReporter()
 
 
 def watched() -> bool:
@@ -142,14 +117,11 @@ def watched() -> bool:
     return _on_terminal() or _in_notebook()
 
 
-def say(sentence: str) -> None:
-    """One line where the default reporter writes."""
-    with suppress(OSError, ValueError):
-        print(sentence, file=_stream(), flush=True)
-
-
-def _stream() -> TextIO:
-    return (sys.stdout if _in_notebook() else sys.stderr) or io.StringIO()  # a notebook paints errors red
+def say(sentence: str, stream: TextIO | None = None) -> None:
+    """One line into ``stream``, by default where nothing else is printed: a notebook paints standard error red."""
+    with suppress(OSError, ValueError):  # a closed pipe must not end a run
+        usual = sys.stdout if _in_notebook() else sys.stderr
+        print(sentence, file=stream or usual or io.StringIO(), flush=True)
 
 
 def _on_terminal() -> bool:
@@ -166,6 +138,11 @@ def loss_name(record: dict[str, Any]) -> str:
     return "smoothed loss" if "label_smoothing" in record else "loss"
 
 
+def _losses(record: dict[str, Any], digits: int, then: str) -> str:
+    perplexity = f"{then}{shown_perplexity(record['perplexity'], 1)}" if "perplexity" in record else ""
+    return f"{loss_name(record)} {record['loss']:.{digits}f}{perplexity}"
+
+
 def shown_perplexity(perplexity: float, digits: int = 2) -> str:
     """With commas while it is short enough to read, else in scientific notation."""
     return f"{perplexity:,.{digits}f}" if perplexity < 1e7 else f"{perplexity:.1e}"
@@ -177,26 +154,19 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _now_and_then(what: str) -> Callable[[int, int], None]:
+@contextmanager
+def work_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for any long work that reports (done, total), from its first report on; off a terminal, a line at times."""
     last_line = time.monotonic()
 
-    def report(done: int, total: int) -> None:
+    def in_lines(done: int, total: int) -> None:
         nonlocal last_line
         if time.monotonic() - last_line >= SECONDS_BETWEEN_LINES and done < total:
             last_line = time.monotonic()
             say(f"{what}: {done / total:.0%}")
 
-    return report
-
-
-@contextmanager
-def work_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for any long work that reports (done, total); off a terminal, a line now and then.
-
-    It appears with the first report.
-    """
     if not _on_terminal():
-        yield _now_and_then(what)
+        yield in_lines
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -205,13 +175,13 @@ def work_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(what, start=True)
 
-    def report(done: int, total: int) -> None:
+    def in_bar(done: int, total: int) -> None:
         bar.start()
         bar.update(task, completed=done, total=total)
         if done >= total:
             bar.stop()
 
     try:
-        yield report
+        yield in_bar
     finally:
         bar.stop()

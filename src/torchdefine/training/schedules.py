@@ -94,13 +94,3 @@ class NoamConfig(ConstantConfig):
 
 SCHEDULES = Kinds("schedule", ConstantConfig, DropsConfig, PlateauConfig, DecayConfig, NoamConfig)
 SCHEDULES.register(DecayConfig, "linear")
-
-
-def unfinished_warmup(schedule: ConstantConfig, total_steps: int) -> str:
-    """A sentence on a training that ends before its warm-up does; empty for all others."""
-    if schedule.warmup <= total_steps:
-        return ""
-    return (
-        f"The warm-up takes {schedule.warmup:,} steps, but training ends after {total_steps:,}, so the learning rate "
-        "never gets to its full height: use a smaller schedule.warmup, or more steps."
-    )

@@ -13,9 +13,8 @@ from torch.nn.utils import clip_grad_norm_
 from torchdefine.errors import UserError
 from torchdefine.modes import prepare
 from torchdefine.training.batches import Batch
-from torchdefine.training.carried_state import copy_state, flat_tensors, own_copy
+from torchdefine.training.cuda_graphs import CudaGraphs, Hint, copy_state, flat_tensors, own_copy
 from torchdefine.training.precision import Precision
-from torchdefine.training.recording import Hint, Recorder
 
 
 class StepParts(NamedTuple):
@@ -33,7 +32,7 @@ class TrainingStep:
     """Updates the weights by one batch at a time and keeps, on the device, what the log will ask for."""
 
     def __init__(self, parts: StepParts, rows: Sequence[int], clip: float | None, recorded: bool) -> None:
-        """``rows`` is the batch size of each part's carried state; ``recorded`` allows CUDA graphs."""
+        """``rows`` is the batch size of each part's carried state; ``recorded`` allows CUDA graphs on a GPU."""
         self.model, self.module, self.optimizer, self.precision = parts
         self.device = self.precision.device
         self.clip = math.inf if clip is None else clip
@@ -56,22 +55,25 @@ class TrainingStep:
         self.steps_done = torch.zeros((), dtype=torch.long, device=self.device)
         self._weights = [torch.ones((), device=self.device) for _ in rows]
         on_gpu = self.device.type == "cuda"
-        self._recorder = Recorder(self.compute, self.device, self._forget_recorded) if recorded and on_gpu else None
+        self._graphs = CudaGraphs(self.compute, self.device, self._forget_recorded) if recorded and on_gpu else None
 
     def __call__(self, batch: Batch, rate: float) -> None:
         if batch.begins_text:
             self.forget_context()
-        self._set_rate(rate)
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # a CUDA graph reads it from there
+            else:
+                group["lr"] = rate
         for weight, part in zip(self._weights, batch.parts, strict=True):
             weight.fill_(part.weight)
         hints = [self.model.host_hint(part.host_targets) for part in batch.parts]
-        run = self.compute if self._recorder is None else self._recorder
-        run([part.inputs for part in batch.parts], hints)
+        (self._graphs or self.compute)([part.inputs for part in batch.parts], hints)
 
     @property
     def recorded_kinds(self) -> int:
         """How many kinds of steps are replayed from a CUDA graph by now."""
-        return 0 if self._recorder is None else self._recorder.recorded_kinds
+        return 0 if self._graphs is None else self._graphs.recorded_kinds
 
     def forget_context(self) -> None:
         """Begin with an empty state, as at the start of a text."""
@@ -80,7 +82,7 @@ class TrainingStep:
 
     def compute(self, inputs: Sequence[tuple[Tensor, ...]], hints: Sequence[Hint]) -> None:
         """All of the step that runs on the device; every result goes into tensors that existed before."""
-        self._forget_gradients()
+        self.optimizer.zero_grad(set_to_none=True)
         scaler = self.precision.scaler
         step_loss = torch.zeros_like(self.summed_loss)
         for part, hint, weight, state in zip(inputs, hints, self._weights, self.carried, strict=True):
@@ -97,11 +99,9 @@ class TrainingStep:
 
     def _forget_recorded(self) -> None:
         """Forget gradients that belong to a graph, and the rest of a recording that failed half-way."""
-        self._forget_gradients()
-        self.precision.forget_unfinished_step()
-
-    def _forget_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
+        if self.precision.scaler.is_enabled():  # it would refuse to unscale the gradients a second time
+            self.precision.scaler._per_optimizer_states.clear()
 
     def _note(self, step_loss: Tensor, norm: Tensor) -> None:
         """Record, without waiting for the device, the loss and whether anything is not finite."""
@@ -113,10 +113,3 @@ class TrainingStep:
         self.first_bad_step.copy_(torch.where(first, self.steps_done, self.first_bad_step))
         self.summed_loss += step_loss
         self.gradient_norm.copy_(norm)
-
-    def _set_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)  # a recorded step reads it from there
-            else:
-                group["lr"] = rate

@@ -18,7 +18,7 @@ from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.tasks.translation import BeamConfig, TranslationOptions
 from torchdefine.training import Interrupted
-from torchdefine.training.progress import QuietReporter
+from torchdefine.training.progress import Reporter
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_all_missing_packages_are_named_before_any_work(
     assert not (tmp_path / "run").exists()
 
 
-class StopAt(QuietReporter):
+class StopAt(Reporter):
     """Asks the run to stop at a step, as Ctrl-C would."""
 
     def __init__(self, step: int) -> None:

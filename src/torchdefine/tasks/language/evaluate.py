@@ -15,9 +15,8 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.modes import evaluating
 from torchdefine.tasks.language.model import LanguageModel
-from torchdefine.training.carried_state import copy_state, own_copy
+from torchdefine.training.cuda_graphs import CudaGraphs, Hint, Inputs, copy_state, own_copy
 from torchdefine.training.evaluation import Evaluation, arithmetic
-from torchdefine.training.recording import Hint, Inputs, Recorder
 
 PUBLIC_STREAMS = 10
 """The number of streams, each from an empty memory, in the evaluation of the public Transformer-XL code."""
@@ -68,7 +67,7 @@ def evaluate(
         state = model.initial_state(count)
         if recorded:
             state = own_copy(state)
-        add_segment = Recorder(add, device) if recorded else add
+        add_segment = CudaGraphs(add, device) if recorded else add
         for start in range(0, streams.length, length):
             inputs, targets = streams.segment(start, length)  # (B, T)
             add_segment([(inputs, targets)], [model.host_hint(streams.host_targets(start, length))])

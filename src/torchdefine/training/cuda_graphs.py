@@ -1,4 +1,4 @@
-"""Work that comes to a GPU again and again, recorded as CUDA graphs.
+"""Work that comes to a GPU again and again, recorded as CUDA graphs, and the state that it carries from call to call.
 
 A step of a language model is some hundred small kernels, and starting them takes longer than running them. So each kind
 of step, with the same shapes, is recorded when it comes a second time and replayed from then on: a single launch, the
@@ -11,11 +11,11 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchdefine.output.layer import HostHint
 
@@ -26,60 +26,56 @@ log = logging.getLogger(__name__)
 Inputs = Sequence[tuple[Tensor, ...]]
 Hint = HostHint | None
 """What a model's ``host_hint`` returned for the targets."""
-Compute = Callable[[Inputs, Sequence[Hint]], None]
-"""Work on some inputs, each with its hint; all results go into tensors that existed before."""
+Recorded = tuple[torch.cuda.CUDAGraph, list[tuple[Tensor, ...]]]
+"""A CUDA graph and the inputs that it reads."""
 
 
-@dataclass(frozen=True)
-class _Recording:
-    graph: torch.cuda.CUDAGraph
-    inputs: list[tuple[Tensor, ...]]
+class CudaGraphs:
+    """Runs a kind of work once directly, so that everything is warm, and as a CUDA graph from the second time on.
 
-    def replay(self, inputs: Inputs) -> None:
-        for held, given in zip(self.inputs, inputs, strict=True):
-            for mine, new in zip(held, given, strict=True):
-                mine.copy_(new)
-        self.graph.replay()
-
-
-class Recorder:
-    """Runs a kind of work once directly, so that everything is warm, and as a graph from the second time on.
-
-    ``afterwards`` is called when something was recorded: memory allocated meanwhile belongs to the graph.
+    ``compute`` takes inputs, each with its hint, and puts all results into tensors that existed before. ``afterwards``
+    is called when something was recorded: memory allocated meanwhile belongs to the graph.
     """
 
-    def __init__(self, compute: Compute, device: torch.device, afterwards: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        compute: Callable[[Inputs, Sequence[Hint]], None],
+        device: torch.device,
+        afterwards: Callable[[], None] = lambda: None,
+    ) -> None:
         self.compute, self.device, self.afterwards = compute, device, afterwards
         self._pool = torch.cuda.graph_pool_handle()  # graphs run one at a time, so they share their memory
-        self._recordings: dict[tuple[Any, ...], _Recording | None] = {}
+        self._recorded: dict[tuple[Any, ...], Recorded | None] = {}
         self._works = True
 
     def __call__(self, inputs: Inputs, hints: Sequence[Hint]) -> None:
         with torch.cuda.device(self.device):  # a graph records what happens on the current device
-            self._run(inputs, hints)
+            self._run(inputs, [with_room(hint) for hint in hints])
 
     def _run(self, inputs: Inputs, hints: Sequence[Hint]) -> None:
-        roomy = [with_room(hint) for hint in hints]
-        kind = (*(tuple(t.shape for t in given) for given in inputs), *roomy)
-        if kind not in self._recordings or not self._works:
-            if self._works and len(self._recordings) < MOST_GRAPHS:
-                self._recordings[kind] = None
-            self.compute(inputs, roomy)
+        kind = (*(tuple(t.shape for t in given) for given in inputs), *hints)
+        if kind not in self._recorded or not self._works:
+            if self._works and len(self._recorded) < MOST_GRAPHS:
+                self._recorded[kind] = None
+            self.compute(inputs, hints)
             return
-        recording = self._recordings[kind]
-        if recording is None:
-            recording = self._recordings[kind] = self._record(inputs, roomy)
-        if recording is None:
-            self.compute(inputs, roomy)
-        else:
-            recording.replay(inputs)
+        recorded = self._recorded[kind]
+        if recorded is None:
+            recorded = self._recorded[kind] = self._record(inputs, hints)
+        if recorded is None:
+            self.compute(inputs, hints)
+            return
+        graph, held = recorded
+        for mine, new in zip(flat_tensors(held), flat_tensors(inputs), strict=True):
+            mine.copy_(new)
+        graph.replay()
 
     @property
     def recorded_kinds(self) -> int:
-        return sum(recording is not None for recording in self._recordings.values())
+        return sum(recorded is not None for recorded in self._recorded.values())
 
-    def _record(self, inputs: Inputs, hints: Sequence[Hint]) -> _Recording | None:
-        held = [tuple(tensor.clone() for tensor in given) for given in inputs]
+    def _record(self, inputs: Inputs, hints: Sequence[Hint]) -> Recorded | None:
+        held = own_copy(list(inputs))
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.stream(torch.cuda.current_stream())  # a failed recording would leave its own in place
         try:
@@ -92,9 +88,8 @@ class Recorder:
             log.warning("Steps are not recorded as CUDA graphs, which makes them slower: %s", reason)
             return None
         finally:
-            if self.afterwards:
-                self.afterwards()
-        return _Recording(graph, held)
+            self.afterwards()
+        return graph, held
 
 
 @contextmanager
@@ -137,3 +132,31 @@ def room_for(count: int) -> int:
         return 16
     grain = 1 << (count.bit_length() - (2 if count <= 1024 else 4))
     return -(-count // grain) * grain
+
+
+def flat_tensors(state: Any) -> list[Tensor]:
+    """The tensors of a carried state, in order: they lie in lists, tuples and dicts."""
+    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+
+
+def own_copy(state: Any) -> Any:
+    """A copy of a state, every tensor in its own memory, for ``copy_state`` to write into.
+
+    A model may return one tensor twice, or a part of a buffer that it keeps.
+    """
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), state)
+
+
+def copy_state(held: Any, new: Any) -> None:
+    """Write a state over another one, whose memory recorded work reads and writes.
+
+    The new one may contain tensors of the old one at other places: these are copied before anything is written.
+    """
+    places = flat_tensors(held)
+    memory = {place.untyped_storage().data_ptr() for place in places}
+    given = [
+        tensor.detach().clone() if tensor.untyped_storage().data_ptr() in memory else tensor.detach()
+        for tensor in flat_tensors(new)
+    ]
+    for place, tensor in zip(places, given, strict=True):
+        place.copy_(tensor)
