@@ -87,7 +87,7 @@ class _Bounded(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
             raise _refused(f"the alias *{event.anchor} is not read: write its values out", event)
         if self.depth >= DEEPEST:
