@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from torchdefine.analysis.correlation import CorrelationMap, embedding_maps
-from torchdefine.analysis.maps import draw
+from torchdefine.analysis.report import draw
 from torchdefine.files import read_json, write_json
 from torchdefine.run import Run, load_run
 from torchdefine.task import find_task

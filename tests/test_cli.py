@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def test_params_prints_what_was_asked_for(torchdefine: Command) -> None:
     assert report["published_total"] == 33.02
     assert {"define", "context", "input_output"} <= report.keys()
     assert "reduce" in torchdefine("params", "table1a/r4", "--plan").stdout
-    deeper = json.loads(torchdefine("params", "table1a/r3", "--embedding.depth", "5", "--json").stdout)
+    deeper = json.loads(torchdefine("params", "table1a/r3", "--unit.depth", "5", "--json").stdout)
     assert deeper["define"] > report["define"]
 
 
@@ -114,8 +115,8 @@ def test_params_counts_with_another_text_and_for_a_run(
     assert of_run["vocabulary_size"] == 62
     assert of_run["counts"] == json.loads((finished / "result.json").read_text())["parameters"]
     assert counted(finished, "--data.max_size", "50")["vocabulary_size"] == 50
-    assert counted(finished, "--embedding.depth", "4")["define"] != of_run["define"]
-    assert counted("europarl/transformer", "--bitext.bpe_size", "8000")["vocabulary_size"] == 8000
+    assert counted(finished, "--unit.depth", "4")["define"] != of_run["define"]
+    assert counted("europarl/transformer", "--data.bpe_size", "8000")["vocabulary_size"] == 8000
     assert_refused(torchdefine("params", "tatoeba/laptop", "--data", corpus), "leave --data out")
 
 
@@ -127,15 +128,15 @@ def test_params_shows_published_numbers_beside_the_published_model_alone(
 
     (recipe := tmp_path / "published.yaml").write_text(f"{recipe_file.read_text()}published: {{total: 3}}\n")
     train(recipe, out=tmp_path / "same")
-    train(recipe, out=tmp_path / "changed", embedding={"depth": 4}, train={"steps": 2})
+    train(recipe, out=tmp_path / "changed", unit={"depth": 4}, train={"steps": 2})
     assert shown(recipe) == shown(tmp_path / "same") == 3
-    assert shown(recipe, "--embedding.depth", "4") is None
+    assert shown(recipe, "--unit.depth", "4") is None
     assert shown(tmp_path / "changed") is None
 
 
 def test_a_plot_is_drawn_as_it_was_asked_for(torchdefine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr("torchdefine.analysis.plots.draw", lambda kind, *_, **how: asked.append((kind, how)) or [])
+    monkeypatch.setattr("torchdefine.analysis.report.draw", lambda kind, *_, **how: asked.append((kind, how)) or [])
     assert torchdefine("plot", "maps", "run", "--centred", "--out", "x.svg").returncode == 0
     assert torchdefine("plot", "curves", "run", "--by", "step", "--out", "x.svg").returncode == 0
     assert asked == [("maps", {"by": "tokens", "centred": True}), ("curves", {"by": "step", "centred": False})]
@@ -181,7 +182,7 @@ def test_a_run_worse_than_counting_words_says_so_last(torchdefine: Command, reci
     done = torchdefine("train", recipe_file, "--out", tmp_path / "wild", "--train.steps", "9", "--optim.lr", "1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("The model is worse than guessing evenly among the 62 tokens")
-    plain = ("--embedding.map", "standard", "--embedding.unit", "none", "--output.kind", "full")
+    plain = ("--embedding", "standard", "--unit", "none", "--output", "full")
     wild = ("--train.steps", "9", "--optim.lr", "1e9", *plain)
     done = torchdefine("train", recipe_file, "--out", tmp_path / "lost", *wild)
     assert_refused(done, "No validation gave a finite perplexity", code=1)
@@ -235,10 +236,10 @@ def test_recipes_and_help_teach(torchdefine: Command) -> None:
         page.index("torchdefine train demo/") < page.index("go on with the run in --out") < page.index("--data.corpus")
     )
     assert "[…] is the value where the recipe sets none; `torchdefine recipes NAME` shows a recipe's own." in page
-    assert "\n\noptim:\n  --optim.optimizer" in page
-    assert "Width of all layers of an LSTM but the last" in page
+    assert "\n\noptim:\n  --optim.kind" in page
+    assert "Width of all layers but the last" in page
     params = torchdefine("params", "--help").stdout
-    assert "`torchdefine train --help` explains them all" in params
+    assert "`torchdefine train --help`\nexplains them all" in params
     assert len(params.splitlines()) < 30
 
 
@@ -246,13 +247,13 @@ def test_recipes_and_help_teach(torchdefine: Command) -> None:
     ("setting", "words"),
     [
         ("optim.learning_rate", "did you mean 'optim.lr'?"),
-        ("optim.rate", "is unknown: optim has optimizer, lr, momentum, "),
-        ("optim.batch_size", "did you mean 'train.batch_size' or 'eval.batch_size' or"),
+        ("optim.rate", "is unknown: optim has kind, lr, "),
+        ("optim.batch_size", "did you mean 'train.batch_size' or 'eval.batch_size'?"),
         ("lr", "did you mean 'optim.lr'?"),
         ("context.hiden_dim", "did you mean 'context.hidden_dim'?"),
         ("optm.rate", "did you mean the section 'optim'?"),
         ("outt", "'--outt' is not understood: did you mean --out?"),
-        ("xyzzy.rate", "its section is one of data, embedding, context, "),
+        ("xyzzy.rate", "its section is one of data, embedding, unit, context, "),
     ],
 )
 def test_unknown_settings_get_the_names_that_could_be_meant(
@@ -273,8 +274,8 @@ def test_recipes_shows_one_that_train_takes_back(torchdefine: Command, recipe_fi
     assert one["test_perplexity"] == other["test_perplexity"]
     facts = json.loads(torchdefine("recipes", "table1a/r3", "--json").stdout)
     assert facts["published"]["total"] == 33.02
-    assert facts["differing"]["embedding"]["unit"] == facts["settings"]["embedding"]["unit"] == "define"
-    assert "depth" not in facts["differing"]["embedding"]
+    assert facts["differing"]["unit"]["kind"] == facts["settings"]["unit"]["kind"] == "define"
+    assert "depth" not in facts["differing"]["unit"]
     assert "beam" not in facts["settings"]
     assert_refused(torchdefine("recipes", "table1a/r33"), "did you mean 'table1a/r3'")
 
@@ -337,12 +338,53 @@ main(["recipes"])
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "torchdefine: Interrupted.\n")
 
 
+def imported_by(*commands: list[str]) -> set[str]:
+    """The modules that a process has imported after it has run these commands."""
+    code = """
+import contextlib, io, json, sys
+from torchdefine.cli import main
+for command in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            main(command)
+        except SystemExit as done:
+            assert not done.code, (command, done.code)
+print(json.dumps(sorted(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(commands)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def test_help_that_lists_nothing_registered_needs_no_torch(torchdefine: Command) -> None:
+    listed = torchdefine("--help").stdout.partition("COMMAND\n")[2]
+    commands = re.findall(r"^    (\w+)", listed, re.MULTILINE)
+    assert {"train", "eval", "adapt"} <= set(commands)
+    helps = [[name, "--help"] for name in commands if name not in ("train", "compress")]
+    assert not {"torch", "numpy", "rich"} & imported_by(["--version"], ["--help"], *helps)
+
+
+def test_parameters_are_counted_without_torchs_compiler() -> None:
+    language, translation = ["params", "demo/adaptive-define"], ["params", "tatoeba/laptop-define", "--plan"]
+    assert not {"sympy", "torch._dynamo"} & imported_by(language, translation)
+
+
+def test_commands_import_only_their_own_rooms_and_task(finished: Path, tmp_path: Path) -> None:
+    run, picture = str(finished), str(tmp_path / "curves.svg")
+    using = imported_by(["eval", run], ["generate", run], ["recipes", "demo/standard"])
+    looking = imported_by(["compare", run], ["params", run], ["plot", "curves", run, "--out", picture])
+    others = {"transformers", "onnx", "sympy", "torch._dynamo", "torchdefine.tasks.translation", "torchdefine.adapt"}
+    assert not (using | looking) & {*others, "torchdefine.demo"}
+    assert "torchdefine.tasks.language" in using & looking
+    assert not {"matplotlib", "torchdefine.analysis"} & using
+
+
 def test_names_and_rooms_of_the_package_come_with_their_first_use() -> None:
     code = """
 import sys, torchdefine
 assert "torch" not in sys.modules
 assert set(torchdefine.__all__) <= set(dir(torchdefine))
-assert all(getattr(torchdefine, name).__name__ == name for name in torchdefine.__all__)
+assert all(callable(getattr(torchdefine, name)) for name in torchdefine.__all__)
 assert torchdefine.adapt.fit and torchdefine.errors.UserError
 assert not hasattr(torchdefine, "nothing")
 assert not hasattr(torchdefine, "nothing.here")
@@ -383,7 +425,7 @@ def test_bad_texts(
     torchdefine: Command, recipe_file: Path, tmp_path: Path, texts: dict[str, bytes], words: str
 ) -> None:
     out = tmp_path / "run"
-    arguments = ["--embedding.map", "standard", "--output.kind", "full"]
+    arguments = ["--embedding", "standard", "--unit", "none", "--output", "full"]
     done = torchdefine("train", recipe_file, "--data", folder_with(tmp_path, **texts), "--out", out, *arguments)
     assert_refused(done, words)
     assert not (out / "last").exists()
@@ -400,7 +442,7 @@ def test_weights_that_are_not_the_last_are_said_to_be_earlier_ones() -> None:
 
 def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, tmp_path: Path) -> None:
     cases = {
-        "The setting --optim.lrr is unknown: did you mean 'optim.lr'": ["train", recipe_file, "--optim.lrr", "1"],
+        "The setting 'optim.lrr' is unknown: did you mean 'optim.lr'": ["train", recipe_file, "--optim.lrr", "1"],
         "optim.lr is -1.0, but must be above 0": ["train", recipe_file, "--optim.lr", "-1"],
         "did you mean 'table1a/r3'": ["params", "table1a/r33"],
         "holds a run already": ["train", recipe_file, "--out", finished],
@@ -410,7 +452,7 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "The command 'trian' is unknown: did you mean 'train'?": ["trian"],
         "The argument '--frobnicate' is not understood": ["eval", finished, "--frobnicate", "1"],
         "The argument '--splt' is not understood: did you mean --split?": ["eval", finished, "--splt", "valid"],
-        "train.steps is -5, but must be above 0": ["train", recipe_file, "--train.steps", "-5"],
+        "train.steps is -5, but must be at least 1": ["train", recipe_file, "--train.steps", "-5"],
         "holds no run: there is no such folder": ["eval", tmp_path / "nowhere"],
         "report.pdf must end in .html": ["report", finished, "--out", tmp_path / "report.pdf"],
         "needs a value": ["train", recipe_file, "--optim.lr"],
@@ -420,7 +462,7 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "say which": ["train", recipe_file, "--resume"],
         "Name a recipe to train, or go on with a run by resume": ["train", "--out", tmp_path / "x"],
         "'demo' is no recipe, but some begin so: name one of demo/adaptive-define": ["train", "demo"],
-        "bitext.bpe_size is 100, but must be at least 260": ["params", "tatoeba/laptop", "--bitext.bpe_size", "100"],
+        "data.bpe_size is 100, but must be at least 260": ["params", "tatoeba/laptop", "--data.bpe_size", "100"],
         "is a single file, which is a test text and no valid text": [
             *("eval", finished, "--split", "valid", "--data", recipe_file)
         ],
@@ -441,7 +483,7 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "optim.lr is 'inf'": ["train", recipe_file, "--optim.lr", "inf"],
         "temperature is nan": ["generate", finished, "--temperature", "nan"],
         "--top-k means nothing at a temperature of 0": ["generate", finished, "--temperature", "0", "--top-k", "3"],
-        "The schedule drops needs schedule.drops": ["train", recipe_file, "--schedule.kind", "drops"],
+        "schedule.drops must say when the learning rate drops": ["train", recipe_file, "--schedule.kind", "drops"],
         "The seed is": ["generate", finished, "--seed", str(2**70)],
         "--data one and --data.corpus two are two texts": [
             *("train", recipe_file, "--data", "one", "--data.corpus", "two")
@@ -469,7 +511,7 @@ def test_a_language_model_is_refused_before_standard_input_is_waited_for(
     torchdefine: Command, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", None)  # so that reading it fails
-    assert_refused(torchdefine("translate", finished), "is a language model, which does not translate")
+    assert_refused(torchdefine("translate", finished), "is a model for language, which has no `translate`")
 
 
 def test_a_run_and_its_recipe_are_told_apart(torchdefine: Command, recipe_file: Path, finished: Path) -> None:
@@ -505,7 +547,7 @@ def test_a_small_text_of_ones_own(
     caplog.set_level("INFO", logger="torchdefine")
     texts = folder_with(tmp_path, train=b"a b c d e f g\n" * 40)
     out = tmp_path / "run"
-    settings = ["--embedding.map", "standard", "--output.kind", "full", "--train.steps", "4"]
+    settings = ["--embedding", "standard", "--unit", "none", "--output", "full", "--train.steps", "4"]
     done = torchdefine("train", recipe_file, "--data", texts, "--out", out, *settings)
     assert done.returncode == 0, done.stderr
     beforehand = [message for message in caplog.messages if "nothing will be validated or tested" in message]
@@ -533,7 +575,7 @@ def test_the_start_of_training_says_how_often_the_text_is_read(
     recipe_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = folder_with(tmp_path, train=b"a b c d\n" * 80, valid=b"a b c d\n" * 8)
-    plain = {"embedding": {"map": "standard"}, "output": {"kind": "full"}}
+    plain = {"embedding": "standard", "unit": "none", "output": "full"}
     with caplog.at_level("INFO", logger="torchdefine"):
         train(recipe_file, data=texts, out=tmp_path / "run", train={"steps": 25}, **plain)
         # 400 tokens in 4 streams of 100, of which a step reads 10

@@ -3,23 +3,24 @@ import dataclasses
 import json
 import math
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from docs.draw_figures import draw_plan
 
 from tests.training.test_loop import StopAt
 from torchdefine import train
 from torchdefine.analysis.comparison import Comparison, compare_runs
-from torchdefine.analysis.plan_picture import draw_plan
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.data.tokenizer import train_bpe
-from torchdefine.embedding import PlanRules, make_plan
+from torchdefine.embedding import UnitConfig, make_plan
 from torchdefine.recipe import load_recipe
 from torchdefine.training import Interrupted
 
-PLAIN = {"map": "standard", "unit": "none", "row_dropout": 0.0, "dropout": 0.0}
+PLAIN: dict[str, Any] = {"embedding": {"kind": "standard", "map_dim": 16}, "unit": "none", "output": "full"}
 SHORT = {"steps": 8, "log_every": 4}
 
 
@@ -99,7 +100,8 @@ def test_of_short_pieces_none_is_best(runs: list[Path]) -> None:
     short(other.result)
     comparison = Comparison([one, other])
     (warning,) = comparison.warnings
-    assert warning.startswith(f"The valid text is short, 300 tokens in {streams} streams")
+    assert f"300 tokens in {streams} streams are short pieces" in warning
+    assert "--split valid" in warning
     assert marks(comparison) == []
 
 
@@ -173,11 +175,11 @@ def test_what_was_not_evaluated_does_not_keep_others_from_being_the_best(runs: l
 def test_a_small_vocabulary_does_not_win_by_saying_that_it_knows_nothing(
     runs: list[Path], recipe_file: Path, tmp_path: Path
 ) -> None:
-    plain = {"embedding": PLAIN, "output": {"kind": "full"}, "train": SHORT}
+    plain = {**PLAIN, "train": SHORT}
     for name, words in (("small", 8), ("large", None)):
         train(recipe_file, out=tmp_path / name, data={"max_size": words} if words else None, **plain)
     comparison = compare_runs([tmp_path / "large", tmp_path / "small"])
-    share = comparison.runs[1].of_test("unknown_share")
+    share = comparison.runs[1].evaluation("test")["unknown_share"]
     assert share > 0.1
     assert comparison.warnings == [
         f"The vocabularies differ, so that {share:.1%} of the test text is <unk> in small and 0.0% in large: neither "
@@ -244,13 +246,13 @@ def test_an_unk_that_stands_in_the_text_is_no_difference(recipe_file: Path, tmp_
     for split, lines in (("train", 200), ("valid", 40), ("test", 40)):
         (texts / f"{split}.txt").write_text("strawberries <unk> unbelievable\n" * lines)
     train_bpe([texts / "train.txt"], 262).save(tmp_path / "bpe.json")
-    plain = {"embedding": PLAIN, "output": {"kind": "full"}, "train": SHORT}
+    plain = {**PLAIN, "train": SHORT}
     train(recipe_file, out=tmp_path / "words", data=texts, **plain)
     train(
         recipe_file, out=tmp_path / "bpe", data={"corpus": str(texts), "tokenizer": str(tmp_path / "bpe.json")}, **plain
     )
     comparison = compare_runs([tmp_path / "words", tmp_path / "bpe"])
-    shares = [run.of_test("unknown_share") for run in comparison.runs]
+    shares = [run.evaluation("test")["unknown_share"] for run in comparison.runs]
     assert shares[0] == 0.25
     assert 0 < shares[1] < 0.1
     assert comparison.warnings[0].endswith("perplexities do not compare; bits per byte do.")
@@ -259,11 +261,11 @@ def test_an_unk_that_stands_in_the_text_is_no_difference(recipe_file: Path, tmp_
 
 
 def test_a_context_model_that_shrank_with_the_map_is_named_with_the_cure(recipe_file: Path, tmp_path: Path) -> None:
-    common: dict[str, Any] = {"output": {"kind": "full"}, "train": SHORT}
-    narrow = {**PLAIN, "map_dim": 4, "unit": "projection", "embedding_dim": 16}
-    train(recipe_file, out=tmp_path / "wide", embedding=PLAIN, **common)
-    train(recipe_file, out=tmp_path / "narrow", embedding=narrow, **common)
-    train(recipe_file, out=tmp_path / "cured", embedding=narrow, context={"output_dim": 16}, **common)
+    unit = {"kind": "projection", "embedding_dim": 16}
+    narrow = {**PLAIN, "embedding": {"kind": "standard", "map_dim": 4}, "unit": unit, "train": SHORT}
+    train(recipe_file, out=tmp_path / "wide", **PLAIN, train=SHORT)
+    train(recipe_file, out=tmp_path / "narrow", **narrow)
+    train(recipe_file, out=tmp_path / "cured", context={"output_dim": 16}, **narrow)
     comparison = compare_runs([tmp_path / "wide", tmp_path / "narrow"])
     counts = {run.name: run.parameters["context"] / 1e6 for run in comparison.runs if run.parameters}
     assert comparison.warnings == [
@@ -280,7 +282,7 @@ def test_settings_that_differ_beside_the_embedding_are_named(runs: list[Path]) -
     recipe = second.recipe
     recipe = dataclasses.replace(
         recipe,
-        embedding=dataclasses.replace(recipe.embedding, depth=4),
+        unit=dataclasses.replace(recipe.unit, depth=4),
         optim=dataclasses.replace(recipe.optim, lr=0.1),
         context=dataclasses.replace(recipe.context, input_dropout=0.5),
         train=dataclasses.replace(recipe.train, log_every=1, checkpoint_every=3, steps=30),
@@ -297,7 +299,8 @@ def test_settings_that_differ_beside_the_embedding_are_named(runs: list[Path]) -
     ]
     everything = {f.name: 0.5 for f in dataclasses.fields(recipe.context) if f.name.endswith("dropout")}
     context = dataclasses.replace(recipe.context, **everything)
-    many = dataclasses.replace(second, recipe=dataclasses.replace(recipe, context=context))
+    loss = dataclasses.replace(recipe.loss, output_dropout=0.5)
+    many = dataclasses.replace(second, recipe=dataclasses.replace(recipe, context=context, loss=loss))
     (warning,) = Comparison([first, many]).warnings
     assert warning.endswith(" and 1 more.")
     batches = dataclasses.replace(second.recipe, train=dataclasses.replace(second.recipe.train, batch_size=8))
@@ -307,11 +310,11 @@ def test_settings_that_differ_beside_the_embedding_are_named(runs: list[Path]) -
 
 def test_ways_to_train_are_named_wherever_they_stand(runs: list[Path]) -> None:
     first, second = compare_runs(runs).runs
-    output = dataclasses.replace(second.recipe.output, label_smoothing=0.3)
+    loss = dataclasses.replace(second.recipe.loss, label_smoothing=0.3)
     embedding = dataclasses.replace(second.recipe.embedding, row_dropout=0.5)
-    other = dataclasses.replace(second, recipe=dataclasses.replace(second.recipe, output=output, embedding=embedding))
+    other = dataclasses.replace(second, recipe=dataclasses.replace(second.recipe, loss=loss, embedding=embedding))
     (warning,) = Comparison([first, other]).warnings
-    assert "embedding.row_dropout (0.1, 0.5), output.label_smoothing (0.0, 0.3)" in warning
+    assert "embedding.row_dropout (0.1, 0.5), loss.label_smoothing (0.0, 0.3)" in warning
 
 
 def test_the_precision_that_was_computed_in_counts(runs: list[Path], recipe_file: Path, tmp_path: Path) -> None:
@@ -330,14 +333,17 @@ def test_a_translator_beside_a_language_model(runs: list[Path]) -> None:
     translator = dataclasses.replace(second, recipe=dataclasses.replace(load_recipe("tatoeba/laptop")))
     comparison = Comparison([first, translator])
     (warning,) = comparison.warnings
-    assert warning.startswith("Language models and translators stand side by side")
+    assert warning.startswith("Runs of different tasks stand side by side (language, translation)")
     assert marks(comparison) == []
 
 
 def test_an_unfinished_run_is_shown_as_such(runs: list[Path], recipe_file: Path, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         train(
-            recipe_file, out=tmp_path / "early", train={"seed": 1, "steps": 20, "eval_every": 5}, reporter=StopAt(7, 15)
+            recipe_file,
+            out=tmp_path / "early",
+            train={"seed": 1, "steps": 20, "eval_every": 5},
+            reporter=StopAt(7, signal.SIGTERM),
         )
     comparison = compare_runs([*runs, tmp_path / "early"])
     assert column(comparison, "run") == ["seed-1", "seed-2", "early (unfinished)"]
@@ -384,7 +390,7 @@ def changed(runs: list[Path], change: Callable[[Any], None]) -> Comparison:
 
 @pytest.mark.parametrize("skip", ["mix", "concat", "none"])
 def test_a_plan_can_be_drawn(skip: str) -> None:
-    plan = make_plan(32, 128, 64, 4, rules=PlanRules(skip=skip))  # type: ignore[arg-type]
+    plan = make_plan(32, UnitConfig(embedding_dim=64, expand_dim=128, depth=4, skip=skip))
     figure = draw_plan(plan)
     boxes = figure.axes[0].patches
     groups = sum(layer.groups for layer in plan)

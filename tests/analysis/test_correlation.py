@@ -21,7 +21,7 @@ def test_independent_columns_give_the_identity() -> None:
     torch.testing.assert_close(found.values, torch.eye(8, dtype=torch.float64), rtol=0, atol=1e-12)
     assert found.mean_off_diagonal == pytest.approx(0, abs=1e-12)
     assert found.effective_rank == pytest.approx(8)
-    assert found.share_above(0.1) == 0
+    assert found.fraction_above(0.1) == 0
 
 
 def test_duplicated_columns_give_ones() -> None:
@@ -29,7 +29,7 @@ def test_duplicated_columns_give_ones() -> None:
     found = correlation_map(torch.cat((column, -3 * column, 0.5 * column), 1))
     torch.testing.assert_close(found.values, torch.ones(3, 3, dtype=torch.float64))
     assert found.effective_rank == pytest.approx(1)
-    assert found.share_above(0.5) == 1
+    assert found.fraction_above(0.5) == 1
     assert found.mean_off_diagonal == pytest.approx(1)
 
 
@@ -56,7 +56,7 @@ def test_a_dead_dimension_is_independent() -> None:
 
 
 def test_maps_of_every_stage_in_one_streamed_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    embedding = DeFINE.over(AdaptiveMap(50, 16, (10, 30), division=2), 24, 64, depth=3)
+    embedding = DeFINE.over(AdaptiveMap(50, 16, (10, 30), division=2), 24, expand_dim=64, depth=3)
     calls: list[tuple[int, int]] = []
     with monkeypatch.context() as patched:
         patched.setattr(table, "TOKENS_AT_ONCE", 7)
@@ -108,8 +108,8 @@ def test_numbers_are_of_the_picture_without_signs() -> None:
     one = picture(0.5, 0)
     assert one.distance(picture(-0.5, 0)) == 0
     assert one.distance(picture(0, 0.5)) == pytest.approx(4 * 0.5 / 9)  # more here does not make up for less there
-    assert [one.share_above(threshold) for threshold in (0.25, 0.5)] == pytest.approx([2 / 6, 0])
-    assert picture(-0.5, 0).share_above(0.25) == pytest.approx(2 / 6)
+    assert [one.fraction_above(threshold) for threshold in (0.25, 0.5)] == pytest.approx([2 / 6, 0])
+    assert picture(-0.5, 0).fraction_above(0.25) == pytest.approx(2 / 6)
 
 
 def test_distance_is_zero_to_itself_and_refuses_other_widths() -> None:

@@ -5,6 +5,7 @@ import logging
 import math
 import re
 import shutil
+import signal
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchdefine.analysis.plots import draw
-from torchdefine.analysis.report_maps import _reference, layout_rows
-from torchdefine.recipe.sections import EmbeddingSettings
 
 from tests.training.test_loop import StopAt
 from torchdefine import load_run, train
-from torchdefine.analysis.correlation import CorrelationMap
+from torchdefine.analysis.correlation import CorrelationMap, layout_rows, standard_table
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours, readable_token
 from torchdefine.analysis.pictures import curve_figure, parameter_figure, readable_ticks, save_figure, undrawn_curves
-from torchdefine.analysis.report import ReportOptions, write_report
+from torchdefine.analysis.report import draw, write_report
 from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.data import Vocabulary
 from torchdefine.data.tokenizer import train_bpe_on
+from torchdefine.embedding import EMBEDDINGS, UNITS
 from torchdefine.errors import UserError
 from torchdefine.training import Interrupted
 
@@ -33,14 +32,14 @@ from torchdefine.training import Interrupted
 @pytest.fixture(scope="module")
 def runs(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reported")
-    plain = {"unit": "none", "map": "standard", "row_dropout": 0.0, "dropout": 0.0}
+    plain: dict[str, Any] = {"unit": "none", "output": "full"}
     train(recipe_file, out=folder / "define")
-    train(recipe_file, out=folder / "standard", embedding=plain, output={"kind": "full"})
-    train(recipe_file, out=folder / "projected", embedding={**plain, "map": "projective"}, output={"kind": "full"})
+    train(recipe_file, out=folder / "standard", embedding={"kind": "standard", "map_dim": 16}, **plain)
+    train(recipe_file, out=folder / "projected", embedding={"kind": "projective", "map_dim": 16}, **plain)
     with pytest.raises(Interrupted):
-        train(recipe_file, out=folder / "one-point", train={"steps": 200}, reporter=StopAt(28, 15))
+        train(recipe_file, out=folder / "one-point", train={"steps": 200}, reporter=StopAt(28, signal.SIGTERM))
     with pytest.raises(Interrupted):
-        train(recipe_file, out=folder / "early", train={"steps": 200}, reporter=StopAt(7, 15))
+        train(recipe_file, out=folder / "early", train={"steps": 200}, reporter=StopAt(7, signal.SIGTERM))
     shutil.copytree(folder / "early", folder / "no-weights")
     shutil.rmtree(folder / "no-weights" / "last")
     shutil.copytree(folder / "no-weights", folder / "nothing")
@@ -50,7 +49,7 @@ def runs(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 def report(folders: list[Path], tmp_path: Path, **options) -> str:
     path = tmp_path / "report.html"
-    write_report(folders, path, ReportOptions(**{"words": ["w1", "w3", "never-seen"], "prompt": "w1", **options}))
+    write_report(folders, path, **{"words": ["w1", "w3", "never-seen"], "prompt": "w1", **options})
     return path.read_text()
 
 
@@ -61,7 +60,7 @@ def test_a_report_of_finished_runs_has_every_part(runs: dict[str, Path], tmp_pat
     result = load_run(runs["define"]).result
     assert f"{result['test_perplexity']:,.2f}" in page
     assert "distance to standard" in page
-    assert "embedding.unit" in page  # where the recipes differ
+    assert "unit.kind" in page  # where the recipes differ
     assert page.count('type="radio"') == 3
     assert page.count("<p>No token of its vocabulary, so without neighbours: never-seen.</p>") == 3
     assert "without neighbours" not in report([runs["define"]], tmp_path, words=["w1"])
@@ -166,8 +165,7 @@ def test_the_recipe_of_every_run_stands_at_the_top(runs: dict[str, Path], tmp_pa
     page = report([runs["standard"], runs["define"]], tmp_path)
     head = page[page.index("<header>") : page.index("</header>")]
     assert f"<dt>define</dt><dd>{recipe_file}: A tiny model for tests</dd>" in head
-    changes = "embedding.unit none, embedding.map standard, embedding.row_dropout 0.0, embedding.dropout 0.0"
-    changed = f"A tiny model for tests, changed by {changes}, output.kind full"
+    changed = "A tiny model for tests, changed by embedding.kind standard, unit.kind none, output.kind full"
     assert f"<dt>standard</dt><dd>{recipe_file}: {changed}</dd>" in head
 
 
@@ -189,10 +187,10 @@ def test_only_settings_with_an_effect_are_said_to_differ(runs: dict[str, Path], 
     page = report([runs["standard"], runs["define"]], tmp_path)
     table = page[page.index("Settings in which the runs differ") : page.index("the whole recipe")]
     rows = dict(re.findall(r"<tr><td>([\w.]+)</td><td>([^<]*)</td>", table))
-    assert rows["embedding.unit"] == "none"
-    assert rows["embedding.expand_dim"] == rows["embedding.cutoffs"] == "–"
-    assert not rows.keys() & {"embedding.depth", "embedding.norm", "output.cutoffs"}
-    for section in ("bitext:", "transformer:", "beam:"):
+    assert rows["unit.kind"] == "none"
+    assert rows["unit.expand_dim"] == rows["embedding.cutoffs"] == "–"
+    assert not rows.keys() & {"unit.depth", "unit.norm", "output.cutoffs"}
+    for section in ("source:", "beam:"):
         assert section not in page
 
 
@@ -230,18 +228,19 @@ def test_a_run_that_is_not_drawn_is_named_with_the_reason(runs: dict[str, Path])
 def test_maps_stand_by_kind_and_width_and_are_compared_with_a_standard_table(runs: dict[str, Path]) -> None:
     (summary,) = summarise([runs["standard"]])
 
-    def run(name: str, **embedding: Any) -> RunSummary:
+    def run(name: str, unit: str = "none", **embedding: Any) -> RunSummary:
         untied = dataclasses.replace(summary.recipe.output, tied=False)
-        recipe = dataclasses.replace(summary.recipe, embedding=EmbeddingSettings(**embedding), output=untied)
+        settings = {"embedding": EMBEDDINGS.read(embedding), "unit": UNITS.read(unit)}
+        recipe = dataclasses.replace(summary.recipe, **settings, output=untied)
         return dataclasses.replace(summary, name=name, recipe=recipe)
 
     shown = [
-        run("projective", map="projective"),
+        run("projective", kind="projective"),
         run("wide", map_dim=64),
         run("narrow", map_dim=16),
-        run("banded", map="adaptive"),
-        run("mlp", unit="mlp"),
-        run("define", map="adaptive", unit="define"),
+        run("banded", kind="adaptive"),
+        run("mlp", "mlp"),
+        run("define", "define", kind="adaptive"),
     ]
     maps = {one.name: CorrelationMap(one.name, torch.eye(3)) for one in shown}
     assert [(kind, [one.name for one in row]) for kind, row in layout_rows(shown, maps)] == [
@@ -250,13 +249,13 @@ def test_maps_stand_by_kind_and_width_and_are_compared_with_a_standard_table(run
         ("Projected", ["projective", "mlp"]),
         ("DeFINE", ["define"]),
     ]
-    assert _reference(shown, maps) is maps["wide"]
+    assert standard_table(shown, maps) is maps["wide"]
 
 
 def test_a_smoothed_training_loss_is_not_drawn_as_a_perplexity(runs: dict[str, Path]) -> None:
     define, standard = summarise([runs["define"], runs["standard"]])
-    output = dataclasses.replace(define.recipe.output, label_smoothing=0.1)
-    smoothed = dataclasses.replace(define, recipe=dataclasses.replace(define.recipe, output=output))
+    losses = [{k: v for k, v in record.items() if k != "perplexity"} for record in define.train]
+    smoothed = dataclasses.replace(define, train=losses)
     sentence = "The training of define is not drawn: a smoothed loss gives no perplexity."
     assert undrawn_curves([smoothed]) == [sentence]
     (axes,) = curve_figure([smoothed]).axes

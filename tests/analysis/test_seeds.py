@@ -7,10 +7,9 @@ import math
 from pathlib import Path
 
 import pytest
-from torchdefine.analysis.seeds import same_but_for_seed
 
 from torchdefine import train
-from torchdefine.analysis.comparison import Comparison, compare_runs, print_comparison
+from torchdefine.analysis.comparison import Comparison, compare_runs, over_seeds, print_comparison
 from torchdefine.analysis.run_summary import RunSummary
 
 
@@ -19,7 +18,7 @@ def runs(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Ru
     folder = tmp_path_factory.mktemp("seeds")
     for seed, depth in ((1, 2), (2, 2), (1, 3)):
         settings = {"seed": seed, "steps": 4}
-        train(recipe_file, out=folder / f"depth-{depth}-seed-{seed}", train=settings, embedding={"depth": depth})
+        train(recipe_file, out=folder / f"depth-{depth}-seed-{seed}", train=settings, unit={"depth": depth})
     return compare_runs(sorted(folder.iterdir())).runs
 
 
@@ -35,26 +34,29 @@ def test_runs_that_differ_in_their_seed_alone_stand_together(
 ) -> None:
     one, two, other = runs
     one, two = with_test(one, 40.0), with_test(two, 44.0)
-    (group,) = same_but_for_seed([one, two, other])
-    assert group.names == ["depth-2-seed-1", "depth-2-seed-2"]
-    assert group.cells()[-2:] == ["42.00", "4.00"]
-    assert group.to_dict()["test_perplexity"] == {"mean": 42.0, "spread": 4.0}
+    (group,) = over_seeds([one, two, other])
+    assert group["runs"] == ["depth-2-seed-1", "depth-2-seed-2"]
+    assert group["test_perplexity"] == {"mean": 42.0, "range": 4.0}
     print_comparison(Comparison([one, two, other]))
-    assert "depth-2-seed-1, depth-2-seed-2" in capsys.readouterr().out.replace("\n", " ")
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "depth-2-seed-1, depth-2-seed-2" in line]
+    assert row.split()[-2:] == ["42.00", "4.00"]
 
 
-def test_one_seed_has_no_spread(runs: list[RunSummary], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_seed_has_no_range(runs: list[RunSummary], capsys: pytest.CaptureFixture[str]) -> None:
     one, two, other = runs
-    assert same_but_for_seed([one, other]) == same_but_for_seed([one, one]) == []
-    assert same_but_for_seed([one, dataclasses.replace(two, result=None)]) == []
+    assert over_seeds([one, other]) == over_seeds([one, one]) == []
+    assert over_seeds([one, dataclasses.replace(two, result=None)]) == []
     print_comparison(Comparison([one, other]))
     assert "over seeds" not in capsys.readouterr().out
 
 
-def test_a_seed_without_a_number_leaves_no_mean(runs: list[RunSummary]) -> None:
-    (group,) = same_but_for_seed([runs[0], with_test(runs[1], math.inf)])
-    assert group.cells()[-2:] == ["–", "–"]
-    assert json.loads(json.dumps(group.to_dict()))["test_perplexity"] is None
+def test_a_seed_without_a_number_leaves_no_mean(runs: list[RunSummary], capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = runs[0], with_test(runs[1], math.inf)
+    (group,) = over_seeds([one, two])
+    assert json.loads(json.dumps(group))["test_perplexity"] is None
+    print_comparison(Comparison([one, two]))
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if f"{one.name}, {two.name}" in line]
+    assert row.split()[-2:] == ["–", "–"]
 
 
 def test_runs_on_other_texts_are_not_averaged(runs: list[RunSummary]) -> None:
@@ -62,8 +64,8 @@ def test_runs_on_other_texts_are_not_averaged(runs: list[RunSummary]) -> None:
     one, two = runs[0], copy.deepcopy(runs[1])
     assert two.result is not None
     two.result["data"]["splits"]["train"]["text_sha256"] = "x"
-    assert same_but_for_seed([one, two]) == []
+    assert over_seeds([one, two]) == []
     two = copy.deepcopy(runs[1])
     assert two.result is not None
     two.result["data"]["vocabulary_sha256"] = "x"
-    assert same_but_for_seed([one, two]) == []
+    assert over_seeds([one, two]) == []

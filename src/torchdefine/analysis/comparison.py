@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from torchdefine.analysis.fairness import (
-    what_else_differs,
-    what_is_missing,
-    which_texts_are_short,
-    why_incomparable,
-)
-from torchdefine.analysis.parameters import PARTS
+from torchdefine.analysis import fairness
+from torchdefine.analysis.fairness import SPLITS
 from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.analysis.tables import NOT_FINITE, print_table
 from torchdefine.task import find_task
@@ -40,18 +35,16 @@ class Comparison:
     @property
     def warnings(self) -> list[str]:
         """Why the numbers may not be comparable; empty if nothing speaks against it."""
-        fair = [*why_incomparable(self.runs), *what_else_differs(self.runs)]
-        return [*fair, *which_texts_are_short(self.runs), *what_is_missing(self.runs)]
+        fair = [*fairness.why_incomparable(self.runs), *fairness.what_else_differs(self.runs)]
+        return [*fair, *fairness.which_texts_are_short(self.runs), *fairness.what_is_missing(self.runs)]
 
     @cached_property
     def best(self) -> dict[str, float]:
         """The best perplexity of each split that has one: where perplexities of at least two finished runs compare."""
-        if why_incomparable(self.runs) or which_texts_are_short(self.runs):
+        if fairness.why_incomparable(self.runs) or fairness.which_texts_are_short(self.runs):
             return {}
-        reached = {
-            split: [p for run in self.runs if run.result is not None and (p := run.perplexity(split)) is not None]
-            for split in ("valid", "test")
-        }
+        finished = [run for run in self.runs if run.result is not None]
+        reached = {split: [p for run in finished if (p := run.perplexity(split)) is not None] for split in SPLITS}
         return {split: min(p) for split, p in reached.items() if len(p) > 1 and math.isfinite(min(p))}
 
     @property
@@ -78,27 +71,25 @@ class Comparison:
 
     def _cells(self, run: RunSummary) -> dict[str, str]:
         """One row by its columns; some are there only where a run has something to show in them."""
+        test = run.evaluation("test")
         cells = {"run": run.name if run.result is not None else f"{run.name} (unfinished)"}
-        for part in PARTS:
-            cells[PART_COLUMNS[part]] = f"{run.parameters[part] / 1e6:.3f}" if run.parameters else "–"
-        for split in ("valid", "test"):
-            cells[split] = self._perplexity(run, split)
+        for part, column in PART_COLUMNS.items():
+            cells[column] = f"{run.parameters[part] / 1e6:.3f}" if run.parameters else "–"
+        for split in SPLITS:
+            value = run.perplexity(split)
+            is_best = run.result is not None and value is not None and value == self.best.get(split)
+            cells[split] = f"{_number(value, ',.2f')}{'*' if is_best else ''}"
         if len(self._values(UNIGRAM)) > 1:
             cells["unigram"] = _number(run.fact(UNIGRAM), ",.1f")
-        cells["bits/byte"] = _number(run.of_test("bits_per_byte"), ".4f")
-        if any(other.of_test("unknown_share") for other in self.runs):
-            cells["<unk>"] = _number(run.of_test("unknown_share"), ".2%")
+        cells["bits/byte"] = _number(test.get("bits_per_byte"), ".4f")
+        if any(other.evaluation("test").get("unknown_share") for other in self.runs):
+            cells["<unk>"] = _number(test.get("unknown_share"), ".2%")
         cells["tokens/s"] = _number(run.fact("tokens_per_second"), ",.0f")
         cells["seconds"] = _number(run.fact("seconds"), ",.0f")
         for fact, name in self.scores.items():
             if self._values(fact):
                 cells[name] = _number(run.fact(fact), ".2f")
         return cells
-
-    def _perplexity(self, run: RunSummary, split: str) -> str:
-        value = run.perplexity(split)
-        is_best = run.result is not None and value is not None and value == self.best.get(split)
-        return f"{_number(value, ',.2f')}{'*' if is_best else ''}"
 
     def _values(self, fact: str) -> list[Any]:
         """The different values that a fact has in the runs that have it."""
@@ -113,14 +104,13 @@ class Comparison:
                 "parameters": run.parameters,
                 "valid_perplexity": run.perplexity("valid"),
                 "test_perplexity": run.perplexity("test"),
-                "test_bits_per_byte": run.of_test("bits_per_byte"),
-                "test_unknown_share": run.of_test("unknown_share"),
+                "test_bits_per_byte": run.evaluation("test").get("bits_per_byte"),
+                "test_unknown_share": run.evaluation("test").get("unknown_share"),
                 **{fact: run.fact(fact) for fact in (*FACTS, *self.scores)},
             }
             for run in self.runs
         ]
-        over_seeds = [group.to_dict() for group in same_but_for_seed(self.runs)]
-        return {"runs": runs, "over_seeds": over_seeds, "warnings": self.warnings}
+        return {"runs": runs, "over_seeds": over_seeds(self.runs), "warnings": self.warnings}
 
 
 def compare_runs(folders: Sequence[str | Path]) -> Comparison:
@@ -130,9 +120,16 @@ def compare_runs(folders: Sequence[str | Path]) -> Comparison:
 
 def print_comparison(comparison: Comparison) -> None:
     print_table(comparison.columns, comparison.rows(), comparison.note)
-    if groups := same_but_for_seed(comparison.runs):
+    if groups := over_seeds(comparison.runs):
+        rows = []
+        for group in groups:
+            row = [", ".join(group["runs"]), str(len(group["runs"]))]
+            for split in SPLITS:
+                found = group[f"{split}_perplexity"]
+                row += [f"{found['mean']:,.2f}", f"{found['range']:,.2f}"] if found else ["–", "–"]
+            rows.append(row)
         print()
-        print_table(SEED_COLUMNS, [group.cells() for group in groups], SEED_NOTE)
+        print_table(SEED_COLUMNS, rows, SEED_NOTE)
     for warning in comparison.warnings:
         print(f"Beware: {warning}")
 
@@ -143,50 +140,26 @@ def _number(value: float | None, shape: str) -> str:
     return format(value, shape) if math.isfinite(value) else NOT_FINITE
 
 
-@dataclass(frozen=True)
-class SeedGroup:
-    """Finished runs of one recipe, each with a seed of its own."""
+def over_seeds(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """Means and ranges over finished runs of one recipe that differ in their seeds, in the order of the first ones.
 
-    runs: tuple[RunSummary, ...]
-
-    @property
-    def names(self) -> list[str]:
-        return [run.name for run in self.runs]
-
-    def perplexities(self, split: str) -> list[float]:
-        """Of all seeds; empty where one of them has none that is a number."""
-        known = [value for run in self.runs if (value := run.perplexity(split)) is not None and math.isfinite(value)]
-        return known if len(known) == len(self.runs) else []
-
-    def cells(self) -> list[str]:
-        """A row under ``SEED_COLUMNS``."""
-        measured: list[str] = []
-        for split in ("valid", "test"):
-            values = self.perplexities(split)
-            shown = (f"{mean(values):,.2f}", f"{max(values) - min(values):,.2f}") if values else ("–", "–")
-            measured += shown
-        return [", ".join(self.names), str(len(self.runs)), *measured]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"runs": self.names} | {
-            f"{split}_perplexity": {"mean": mean(values), "range": max(values) - min(values)} if values else None
-            for split in ("valid", "test")
-            for values in [self.perplexities(split)]
-        }
-
-
-def same_but_for_seed(runs: Sequence[RunSummary]) -> list[SeedGroup]:
-    """Groups of at least two runs, in the order of their first ones; a seed that ran twice counts once."""
+    A seed that ran twice counts once; where a perplexity is missing or not finite, there is no mean.
+    """
     by_settings: dict[str, dict[int, RunSummary]] = {}
     for run in runs:
         if run.result is not None:
-            settings = run.recipe.to_plain()
+            settings, data = run.recipe.to_plain(), run.result["data"]
             seed = settings["train"].pop("seed")
-            key = json.dumps([settings, _texts(run.result["data"])], sort_keys=True, default=str)
+            # A folder may have held another text when another run read it.
+            texts = {name: text.get("text_sha256") for name, text in data["splits"].items()}
+            key = json.dumps([settings, data.get("vocabulary_sha256"), texts], sort_keys=True, default=str)
             by_settings.setdefault(key, {}).setdefault(seed, run)
-    return [SeedGroup(tuple(seeds.values())) for seeds in by_settings.values() if len(seeds) > 1]
-
-
-def _texts(data: Mapping[str, Any]) -> list[Any]:
-    """The hashes of vocabulary and texts: a folder may have held another text when another run read it."""
-    return [data.get("vocabulary_sha256"), {name: text.get("text_sha256") for name, text in data["splits"].items()}]
+    found = []
+    for group in (list(seeds.values()) for seeds in by_settings.values() if len(seeds) > 1):
+        facts: dict[str, Any] = {"runs": [run.name for run in group]}
+        for split in SPLITS:
+            values = [value for run in group if (value := run.perplexity(split)) is not None and math.isfinite(value)]
+            whole = len(values) == len(group)
+            facts[f"{split}_perplexity"] = {"mean": mean(values), "range": max(values) - min(values)} if whole else None
+        found.append(facts)
+    return found

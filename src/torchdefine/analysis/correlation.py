@@ -7,8 +7,9 @@ between dimensions i and j. The map shows its absolute value: 1 on the diagonal,
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,9 +18,14 @@ from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.table import id_chunks, in_evaluation
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
-from torchdefine.files import Progress
+from torchdefine.files import Meter, Progress
+
+if TYPE_CHECKING:
+    from torchdefine.analysis.run_summary import RunSummary
 
 THRESHOLDS = (0.1, 0.25, 0.5)
+WIDEST_LAYER_SHOWN = 512
+"""Maps of wider layers are shown group by group only; the page would grow by megabytes otherwise."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,8 @@ class CorrelationMap:
     def distance(self, other: CorrelationMap) -> float:
         """Mean absolute difference of the pictures of two tables of the same width."""
         if self.cosines.shape != other.cosines.shape:
-            raise UserError(
-                f"The maps of {self.name} and {other.name} are {len(self.cosines)} and {len(other.cosines)} wide: "
-                "only maps of equal width compare."
-            )
+            widths = f"{len(self.cosines)} and {len(other.cosines)} wide"
+            raise UserError(f"{self.name} and {other.name} are {widths}: only maps of equal width compare.")
         return float((self.values - other.values).abs().mean())
 
     def group(self, index: int) -> CorrelationMap:
@@ -82,8 +86,11 @@ class CorrelationMap:
         }
 
     def _off_diagonal(self) -> Tensor:
-        away = ~torch.eye(len(self.cosines), dtype=torch.bool)
-        return self.values[away]
+        return self.values[~torch.eye(len(self.cosines), dtype=torch.bool)]
+
+
+Rows = list[tuple[str, list[CorrelationMap]]]
+"""Maps that stand side by side, with a title."""
 
 
 def cosines_of(gram: Tensor) -> Tensor:
@@ -93,20 +100,6 @@ def cosines_of(gram: Tensor) -> Tensor:
     cosines = gram * scale[:, None] * scale[None, :]
     cosines.diagonal().fill_(1.0)
     return cosines.clamp(-1, 1)
-
-
-@dataclass
-class _Sums:
-    """What one pass keeps of a stage: EᵀE and the sum of the rows."""
-
-    gram: Tensor
-    rows: Tensor
-
-    def cosines(self, centred_by: int | None) -> Tensor:
-        gram = self.gram
-        if centred_by is not None:
-            gram = gram - torch.outer(self.rows, self.rows) / centred_by
-        return cosines_of(gram)
 
 
 @torch.no_grad()
@@ -119,21 +112,21 @@ def embedding_maps(
     Only one Gram matrix for each is kept in memory, never a table. ``centred`` takes each dimension's mean away first,
     which makes the cosines Pearson's correlations; the paper does not.
     """
-    sums: dict[str, _Sums] = {}
-    done = 0
+    grams: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
+    meter = Meter(embedding.num_embeddings, progress)
     with in_evaluation(embedding):
         for ids in id_chunks(embedding):
             for name, vectors in _stages(embedding, ids).items():
                 exact = vectors.double()
-                gram, rows = (exact.T @ exact).cpu(), exact.sum(0).cpu()  # (d, d), (d,)
-                kept = sums.get(name)
-                sums[name] = _Sums(kept.gram + gram, kept.rows + rows) if kept else _Sums(gram, rows)
-            done += len(ids)
-            if progress:
-                progress(done, embedding.num_embeddings)
-    groups = _groups(embedding)
-    count = embedding.num_embeddings if centred else None
-    return {name: CorrelationMap(name, kept.cosines(count), groups.get(name, 1)) for name, kept in sums.items()}
+                grams[name] = grams.get(name, 0) + (exact.T @ exact).cpu()  # (d, d)
+                sums[name] = sums.get(name, 0) + exact.sum(0).cpu()  # (d,)
+            meter.advance(len(ids))
+    if centred:
+        grams = {n: gram - torch.outer(sums[n], sums[n]) / embedding.num_embeddings for n, gram in grams.items()}
+    layers = embedding.unit.plan.layers[:-1] if isinstance(embedding.unit, DefineUnit) else ()
+    groups = {f"layer {number}": layer.groups for number, layer in enumerate(layers, start=1)}
+    return {name: CorrelationMap(name, cosines_of(gram), groups.get(name, 1)) for name, gram in grams.items()}
 
 
 def _stages(embedding: TokenEmbedding, ids: Tensor) -> dict[str, Tensor]:
@@ -147,8 +140,58 @@ def _stages(embedding: TokenEmbedding, ids: Tensor) -> dict[str, Tensor]:
     return {**stages, "finished": finished}
 
 
-def _groups(embedding: TokenEmbedding) -> dict[str, int]:
-    if not isinstance(embedding.unit, DefineUnit):
-        return {}
-    *layers, _ = embedding.unit.plan.layers
-    return {f"layer {number}": layer.groups for number, layer in enumerate(layers, start=1)}
+def layout_rows(runs: list[RunSummary], finished: dict[str, CorrelationMap]) -> Rows:
+    """The paper's layout: standard tables, then projected ones, then DeFINE, each by the width of its table.
+
+    Adaptive tables without a unit, which the paper does not show, stand behind the standard ones.
+    """
+    kinds: dict[str, list[RunSummary]] = {"Standard": [], "Adaptive": [], "Projected": [], "DeFINE": []}
+    for run in runs:
+        embedding, unit = kinds_of(run.recipe)
+        if unit in ("projection", "mlp") or embedding == "projective":
+            kinds["Projected"].append(run)
+        else:
+            kinds.setdefault(embedding.capitalize() if unit == "none" else "DeFINE", []).append(run)
+
+    def width(run: RunSummary) -> int:
+        return getattr(getattr(run.recipe, "embedding", None), "map_dim", 0)
+
+    return [(kind, [finished[run.name] for run in sorted(some, key=width)]) for kind, some in kinds.items() if some]
+
+
+def kinds_of(recipe: Any) -> tuple[str, str]:
+    """The kinds of embedding and unit; a task may have no such sections."""
+    embedding, unit = getattr(recipe, "embedding", None), getattr(recipe, "unit", None)
+    return getattr(embedding, "kind", "standard"), getattr(unit, "kind", "none")
+
+
+def layer_rows(stages: dict[str, CorrelationMap]) -> Rows:
+    """The paper's layer-wise layout: the map, every expansion layer group by group, the finished vectors."""
+    rows = []
+    for name, stage in stages.items():
+        if stage.groups > 1:
+            rows.append((name, [stage.group(index) for index in range(min(stage.groups, 4))]))
+        elif len(stage.cosines) <= WIDEST_LAYER_SHOWN:
+            rows.append((name, [stage]))
+    return rows
+
+
+def numbers_table(
+    maps: Iterable[CorrelationMap], reference: CorrelationMap | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """What the pictures show, in numbers; the last column compares with ``reference``."""
+    header = ["map", "dimensions", "mean |cosine|", *(f"above {t}" for t in THRESHOLDS), "effective rank"]
+    rows = []
+    for one in maps:
+        above = [f"{one.fraction_above(t):.1%}" for t in THRESHOLDS]
+        row = [one.name, str(len(one.cosines)), f"{one.mean_off_diagonal:.4f}", *above, f"{one.effective_rank:.1f}"]
+        if reference is not None:
+            row.append(f"{one.distance(reference):.4f}" if one.cosines.shape == reference.cosines.shape else "–")
+        rows.append(row)
+    return [*header, f"distance to {reference.name}"] if reference is not None else header, rows
+
+
+def standard_table(runs: list[RunSummary], finished: dict[str, CorrelationMap]) -> CorrelationMap | None:
+    """The map that the others are compared with, if there is one."""
+    plain = (run.name for run in runs if kinds_of(run.recipe) == ("standard", "none"))
+    return next((finished[name] for name in plain if name in finished), None)

@@ -11,6 +11,7 @@ from torchdefine.data.token_file import LOSS_THAT_COUNTS
 from torchdefine.recipe import Recipe
 from torchdefine.task import find_task
 
+SPLITS = ("valid", "test")
 UNKNOWN_MAY_DIFFER = 0.001
 """Fraction of a text. A model is credited with all the bytes of a word of which it only has to say <unk>."""
 PASSES_MAY_DIFFER = 1.01
@@ -33,113 +34,93 @@ def differing_settings(recipes: Sequence[Recipe]) -> list[list[str]]:
 
     What only some recipes have is left out where these leave it at its default.
     """
-    settings = [_flat(recipe.to_plain(), recipe) for recipe in recipes]
-    defaults = [_flat(recipe.defaults(), recipe) for recipe in recipes]
+    settings = [_flat(recipe, recipe.to_plain()) for recipe in recipes]
+    defaults = [_flat(recipe, recipe.defaults()) for recipe in recipes]
     rows = []
     for name in dict.fromkeys(name for one in settings for name in one):
         own = [one.get(name, NO_SUCH_SETTING) for one in settings]
         chosen = any(name in one and one[name] != below[name] for one, below in zip(settings, defaults, strict=True))
         everywhere = all(name in one for one in settings)
-        if any(value != own[0] for value in own) and (chosen or everywhere):
+        if not _is_one(own) and (chosen or everywhere):
             rows.append([name, *("none" if value is None else str(value) for value in own)])
     return rows
 
 
-def _flat(plain: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+def _flat(recipe: Recipe, plain: dict[str, Any]) -> dict[str, Any]:
     settings = {f"{section}.{name}": value for section in recipe.sections() for name, value in plain[section].items()}
     return {"task": recipe.task, **settings}
 
 
 def why_incomparable(runs: Sequence[RunSummary]) -> list[str]:
     """Why perplexities do not compare, a sentence each; empty where they do."""
-    if len({run.recipe.task for run in runs}) > 1:
-        tasks = ", ".join(dict.fromkeys(run.recipe.task for run in runs))
-        return [f"Runs of different tasks stand side by side ({tasks}): of their numbers only parameters compare."]
+    tasks = dict.fromkeys(run.recipe.task for run in runs)
+    if len(tasks) > 1:
+        shown = ", ".join(tasks)
+        return [f"Runs of different tasks stand side by side ({shown}): of their numbers only parameters compare."]
     found = []
-    same_texts = all(
-        _is_one(hashes)
-        for split in ("valid", "test")
-        if (hashes := [_text(run, split) for run in runs if _evaluation(run, split)])
-    )
+    measured = {split: [run for run in runs if run.evaluation(split)] for split in SPLITS}
+    same_texts = all(_is_one([_text(run, split) for run in measured[split]]) for split in SPLITS)
     if not same_texts:
         found.append("The runs were evaluated on different texts, so neither perplexities nor bits per byte compare.")
-    if not all(_is_one(_protocols(runs, split)) for split in ("valid", "test")):
+    if not all(_is_one([run.evaluation(split).get("protocol") for run in measured[split]]) for split in SPLITS):
         found.append("The runs were evaluated by different protocols, so their perplexities compare only roughly.")
     evaluated = [run for run in runs if run.fact("evaluation")]
     if not _is_one([run.fact("data")["vocabulary_sha256"] for run in evaluated]):
-        reasons = [
-            reason(evaluated, split)
-            for reason in (_lost_characters, _different_fractions_unknown)
-            for split in ("test", "valid")
-            if same_texts
-        ]
-        found.append(next(filter(None, reasons), _different_vocabularies(same_texts)))
+        checks = (_lost_characters, _different_fractions_unknown) if same_texts else ()
+        reasons = (check(evaluated, split) for check in checks for split in ("test", "valid"))
+        if reason := next(filter(None, reasons), ""):
+            found.append(f"The vocabularies differ, {reason}: neither perplexities nor bits per byte compare.")
+        else:
+            instead = "; bits per byte do" if same_texts else ""
+            found.append(f"The runs have different vocabularies, so their perplexities do not compare{instead}.")
     return found
 
 
 def _lost_characters(runs: Sequence[RunSummary], split: str) -> str:
-    """A sentence, or nothing where no run is known to be without a part of the text."""
+    """The middle of a sentence, or nothing where no run is known to be without a part of the text."""
     lost = {run.name: run.fact("data")["splits"].get(split, {}).get("lost_share") or 0.0 for run in runs}
     most = max(lost, key=lost.__getitem__)
     if lost[most] < LOSS_THAT_COUNTS:
         return ""
-    return (
-        f"The vocabularies differ, and the tokenizer of {most} loses {lost[most]:.1%} of the characters of the {split} "
-        "text: neither perplexities nor bits per byte compare."
-    )
+    return f"and the tokenizer of {most} loses {lost[most]:.1%} of the characters of the {split} text"
 
 
 def _different_fractions_unknown(runs: Sequence[RunSummary], split: str) -> str:
-    """A sentence, or nothing where the fractions are alike.
+    """The middle of a sentence, or nothing where the fractions are alike.
 
     Tokens are compared by number, not by fraction: an <unk> that stands in the text itself, as WikiText has many, is
     one token in every vocabulary, though one of more words than of subwords.
     """
-    evaluated = {run.name: e for run in runs if "unknown_share" in (e := _evaluation(run, split))}
-    if len(evaluated) < 2:
-        return ""
+    evaluated = {run.name: e for run in runs if "unknown_share" in (e := run.evaluation(split))}
     unknown = {name: e["unknown_share"] * e["tokens"] for name, e in evaluated.items()}
-    most, fewest = max(unknown, key=unknown.__getitem__), min(unknown, key=unknown.__getitem__)
-    if unknown[most] - unknown[fewest] <= UNKNOWN_MAY_DIFFER * min(e["tokens"] for e in evaluated.values()):
+    most, fewest = max(unknown, key=unknown.__getitem__, default=""), min(unknown, key=unknown.__getitem__, default="")
+    may_differ = UNKNOWN_MAY_DIFFER * min((e["tokens"] for e in evaluated.values()), default=0)
+    if not unknown or unknown[most] - unknown[fewest] <= may_differ:
         return ""
     more, less = (f"{evaluated[name]['unknown_share']:.1%}" for name in (most, fewest))
-    return (
-        f"The vocabularies differ, so that {more} of the {split} text is <unk> in {most} and {less} in {fewest}: "
-        "neither perplexities nor bits per byte compare."
-    )
-
-
-def _different_vocabularies(same_texts: bool) -> str:
-    instead = "; bits per byte do" if same_texts else ""
-    return f"The runs have different vocabularies, so their perplexities do not compare{instead}."
+    return f"so that {more} of the {split} text is <unk> in {most} and {less} in {fewest}"
 
 
 def what_else_differs(runs: Sequence[RunSummary]) -> list[str]:
     """What the runs of a task had for their training beside their embeddings, where it was not the same."""
-    if len({run.recipe.task for run in runs}) > 1:
+    if not _is_one([run.recipe.task for run in runs]):
         return []
     found = []
-    finished = _finished(runs)
-    same_text = _is_one([_text(run, "train") for run in finished])
+    finished = [run for run in runs if run.result is not None]
+    tokens = [run.fact("tokens") for run in finished]
+    same_text, same_tokens = _is_one([_text(run, "train") for run in finished]), _is_one(tokens)
     if not same_text:
         found.append("The runs were trained on different texts.")
-    tokens = [run.fact("tokens") for run in finished]
-    if not _is_one(tokens):
+    if not same_tokens:
         found.append(f"The runs were trained for different numbers of tokens, from {min(tokens):,} to {max(tokens):,}.")
-    elif same_text:
-        found += _different_passes(finished)
-    return [*found, *_different_context_models(runs), *_different_settings(runs, tokens_named=not _is_one(tokens))]
-
-
-def _different_passes(runs: Sequence[RunSummary]) -> list[str]:
-    """A sentence where as many tokens are more text in one run than in another, as words are beside subwords."""
-    passes = [run.fact("tokens") / run.fact("data")["splits"]["train"]["tokens"] for run in runs]
-    if not passes or max(passes) <= PASSES_MAY_DIFFER * min(passes):
-        return []
-    return [
-        "The runs were trained for as many tokens, but these are not as much text: from "
-        f"{min(passes):.3g} to {max(passes):.3g} passes over it."
-    ]
+    elif same_text and finished:
+        passes = [run.fact("tokens") / run.fact("data")["splits"]["train"]["tokens"] for run in finished]
+        if max(passes) > PASSES_MAY_DIFFER * min(passes):  # as words are beside subwords
+            found.append(
+                "The runs were trained for as many tokens, but these are not as much text: from "
+                f"{min(passes):.3g} to {max(passes):.3g} passes over it."
+            )
+    return [*found, *_different_context_models(runs), *_different_settings(runs, tokens_named=not same_tokens)]
 
 
 def _different_context_models(runs: Sequence[RunSummary]) -> list[str]:
@@ -147,87 +128,63 @@ def _different_context_models(runs: Sequence[RunSummary]) -> list[str]:
     if _is_one(list(counts.values())):
         return []
     most, fewest = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
-    sizes = (
-        f"The context model has {counts[most] / 1e6:.3f} M parameters in {most} and {counts[fewest] / 1e6:.3f} M in "
-        f"{fewest}"
-    )
+    largest, smallest = f"{counts[most] / 1e6:.3f} M parameters in {most}", f"{counts[fewest] / 1e6:.3f} M in {fewest}"
+    reason = ""
     recipes: list[Any] = [run.recipe for run in runs]
-    widths = [width for recipe in recipes if (width := _end_width(recipe)) is not None]
-    left_open = len(widths) == len(recipes) and any(recipe.context.output_dim is None for recipe in recipes)
-    if left_open and not _is_one(widths):
-        return [
-            f"{sizes}: a tied LSTM ends as wide as embedding.map_dim; to compare embeddings alone, give all of them "
-            f"--context.output_dim {max(widths)}."
-        ]
-    if any(name == "unit.embedding_dim" for name, *_ in differing_settings(recipes)):
-        return [f"{sizes}: it is made for the width of its vectors, unit.embedding_dim."]
-    return [f"{sizes}."]
-
-
-def _end_width(recipe: Any) -> int | None:
-    """How wide a context model ends that takes the width of a tied table where its own is left open."""
-    context = getattr(recipe, "context", None)
-    if not hasattr(context, "output_dim") or not recipe.output.tied:
-        return None
-    width: int = context.output_dim or recipe.embedding.map_dim
-    return width
+    if all(hasattr(recipe, "context") and hasattr(recipe.context, "output_dim") for recipe in recipes):
+        widths = [recipe.context.output_dim or recipe.embedding.map_dim for recipe in recipes if recipe.output.tied]
+        left_open = any(recipe.context.output_dim is None for recipe in recipes)
+        if len(widths) == len(recipes) and left_open and not _is_one(widths):
+            reason = (
+                ": a tied LSTM ends as wide as embedding.map_dim; to compare embeddings alone, give all of them "
+                f"--context.output_dim {max(widths)}"
+            )
+    if not reason and any(name == "unit.embedding_dim" for name, *_ in differing_settings(recipes)):
+        reason = ": it is made for the width of its vectors, unit.embedding_dim"
+    return [f"The context model has {largest} and {smallest}{reason}."]
 
 
 def _different_settings(runs: Sequence[RunSummary], *, tokens_named: bool) -> list[str]:
     """One sentence; steps and epochs are left out where the numbers of tokens are named already."""
     silent = IMMATERIAL | ({"train.steps", "train.epochs"} if tokens_named else set())
-    rows = [
-        (name, list(dict.fromkeys(values)))
-        for name, *values in differing_settings([_as_computed(run) for run in runs])
+    computed = []
+    for run in runs:  # on a CPU the precision is not always the one that was asked for
+        precision = (run.result or {}).get("precision", run.recipe.train.precision)
+        computed.append(replace(run.recipe, train=replace(run.recipe.train, precision=precision)))
+    shown = [
+        f"{name} ({', '.join(dict.fromkeys(values))})"
+        for name, *values in differing_settings(computed)
         if (name.partition(".")[0] not in SPOKEN_OF_ELSEWHERE or name in WAYS_TO_TRAIN) and name not in silent
     ]
-    if not rows:
+    if not shown:
         return []
-    shown = [f"{name} ({', '.join(values)})" for name, values in rows[:MOST_SETTINGS_NAMED]]
-    more = f" and {len(rows) - len(shown)} more" if len(rows) > len(shown) else ""
-    return [f"Settings beside the kinds of embedding and output differ: {', '.join(shown)}{more}."]
-
-
-def _as_computed(run: RunSummary) -> Any:
-    """The recipe with the precision that was computed in, which on a CPU is not always the one that was asked for."""
-    computed = (run.result or {}).get("precision", run.recipe.train.precision)
-    return replace(run.recipe, train=replace(run.recipe.train, precision=computed))
+    more = f" and {len(shown) - MOST_SETTINGS_NAMED} more" if len(shown) > MOST_SETTINGS_NAMED else ""
+    named = ", ".join(shown[:MOST_SETTINGS_NAMED])
+    return [f"Settings beside the kinds of embedding and output differ: {named}{more}."]
 
 
 def which_texts_are_short(runs: Sequence[RunSummary]) -> list[str]:
     """A sentence for each text of which a reader must know something about the perplexities, such as of a short one."""
     found: dict[str, str] = {}
-    for run in _finished(runs):
-        found = {**find_task(run.recipe.task).caveats(run.result or {}, run.recipe), **found}
+    for run in runs:
+        if run.result is not None:
+            found |= find_task(run.recipe.task).caveats(run.result, run.recipe)
     return [f"{sentence} Another model may then be the best." for sentence in found.values()]
 
 
 def what_is_missing(runs: Sequence[RunSummary]) -> list[str]:
     """Which runs are unfinished, and which were never evaluated."""
+    without: dict[str, list[str]] = {"valid or test": [], "valid": [], "test": []}
+    for run in runs:
+        missing = " or ".join(split for split in SPLITS if not run.evaluation(split))
+        if run.result is not None and missing:
+            without[missing].append(run.name)
     found = []
-    for missing in (["valid", "test"], ["valid"], ["test"]):
-        names = [
-            run.name
-            for run in _finished(runs)
-            if [split for split in ("valid", "test") if not _evaluation(run, split)] == missing
-        ]
+    for missing, names in without.items():
         if names:
             were, have = ("was", "it has") if len(names) == 1 else ("were", "they have")
-            found.append(f"{' and '.join(names)} {were} not evaluated: {have} no {' or '.join(missing)} text.")
+            found.append(f"{' and '.join(names)} {were} not evaluated: {have} no {missing} text.")
     return found + [run.status for run in runs if run.status]
-
-
-def _finished(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    return [run for run in runs if run.result is not None]
-
-
-def _evaluation(run: RunSummary, split: str) -> dict[str, Any]:
-    found: dict[str, Any] = (run.fact("evaluation") or {}).get(split, {})
-    return found
-
-
-def _protocols(runs: Sequence[RunSummary], split: str) -> list[str]:
-    return [e["protocol"] for run in runs if "protocol" in (e := _evaluation(run, split))]
 
 
 def _text(run: RunSummary, split: str) -> str | None:

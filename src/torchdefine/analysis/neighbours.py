@@ -39,16 +39,20 @@ def nearest_neighbours(
         hidden[index] = True
         cosines = (directions @ directions[index]).cpu().masked_fill(hidden, -2)  # (V,)
         best = cosines.topk(min(count, int((~hidden).sum())))
-        found[word] = [
-            (readable_token(tokenization, int(i)), float(c)) for c, i in zip(best.values, best.indices, strict=True)
-        ]
+        near = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        found[word] = [(readable_token(tokenization, other), cosine) for other, cosine in near]
     return found
 
 
 def frequent_words(tokenization: Tokenization) -> list[str]:
     """Words of the vocabulary to look at: often seen, but beyond the most frequent ones, most of which only connect."""
-    counts = tokenization.counts
-    words = [(index, word) for index, word in _whole_words(tokenization) if any(map(str.isalpha, word))]
+    counts, marked = tokenization.counts, tokenization.kind == "subwords" and _marks_words(tokenization)
+    words = []  # the most frequent first; a BPE makes the most frequent ones first, too
+    for index, token in _tokens(tokenization):
+        if index not in _specials(tokenization) and (not marked or token.startswith(WORD_STARTS)):
+            word = readable_token(tokenization, index)
+            if any(map(str.isalpha, word)):
+                words.append((index, word))
     beyond = words[min(FUNCTION_WORDS, len(words) // 10) :]
     known = [word for index, word in beyond if counts is None or counts[index] >= FEWEST_SIGHTINGS]
     long = [word for word in known if word.isalpha() and len(word) >= SHORTEST_WORD]
@@ -66,14 +70,6 @@ def readable_token(tokenization: Tokenization, index: int) -> str:
         return token
     goes_on = _marks_words(tokenization) and not token.startswith(WORD_STARTS) and text[0].isalpha()
     return f"-{text}" if goes_on else text
-
-
-def _whole_words(tokenization: Tokenization) -> Iterator[tuple[int, str]]:
-    """Ids and texts of all words, the most frequent first; a BPE makes the most frequent ones first, too."""
-    marked = tokenization.kind == "subwords" and _marks_words(tokenization)
-    for index, token in _tokens(tokenization):
-        if index not in _specials(tokenization) and (not marked or token.startswith(WORD_STARTS)):
-            yield index, readable_token(tokenization, index)
 
 
 def _id_of_word(tokenization: Tokenization, word: str) -> int | None:

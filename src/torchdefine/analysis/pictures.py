@@ -11,15 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from torchdefine.analysis.correlation import CorrelationMap
-from torchdefine.analysis.parameters import PART_NAMES
-from torchdefine.analysis.run_summary import RunSummary
+from torchdefine.analysis.tables import PART_NAMES
 from torchdefine.errors import UserError
 from torchdefine.files import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from torchdefine.analysis.correlation import CorrelationMap
+    from torchdefine.analysis.run_summary import RunSummary
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#999999")
 """Okabe and Ito's colours; every line also has a dash pattern of its own."""
@@ -67,15 +68,17 @@ def curve_figure(runs: Sequence[RunSummary], by: Axis = "tokens") -> Figure:
 
         figure = figure_class(figsize=(7.2, 4.0), layout="constrained")
         axes = figure.add_subplot()
+        has_thin_line = False
         for index, run in enumerate(runs):
             style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
             valid, train = _points(run.valid, by), _points(run.train, by)
             if valid and train:
+                has_thin_line = True
                 axes.plot(*zip(*train, strict=True), linewidth=0.7, alpha=0.6, **style)
             if valid or train:
                 label = _in_legend(run.name if valid else f"{run.name} (training)")
                 axes.plot(*zip(*(valid or train), strict=True), label=label, marker="o", markersize=3.5, **style)
-        if any(_points(run.valid, by) and _points(run.train, by) for run in runs):
+        if has_thin_line:
             axes.plot([], [], color="#888888", linewidth=0.7, label="training")
         counted = {u for run in runs if (u := run.fact("valid_unigram_perplexity"))}
         if len(counted) == 1:  # that of other vocabularies is another
@@ -100,7 +103,7 @@ def _in_legend(label: str) -> str:
 
 def undrawn_curves(runs: Sequence[RunSummary]) -> list[str]:
     """Sentences on runs of which a picture of curves shows nothing, or not all validations, or not the training."""
-    sentences = []
+    sentences, smoothed = [], []
     for run in runs:
         finite = len(_points(run.valid, "step"))
         train = [record for record in run.train if "perplexity" in record]
@@ -110,7 +113,8 @@ def undrawn_curves(runs: Sequence[RunSummary]) -> list[str]:
             sentences.append(f"{run.name} is not drawn: its perplexity is not finite.")
         elif finite < len(run.valid):
             sentences.append(f"{run.name} is drawn in part: its perplexity is not finite everywhere.")
-    smoothed = [run.name for run in runs if run.train and not any("perplexity" in record for record in run.train)]
+        if run.train and not train:
+            smoothed.append(run.name)
     if smoothed:
         whose = smoothed[0] if len(smoothed) == 1 else f"{len(smoothed)} runs"
         sentences.append(f"The training of {whose} is not drawn: a smoothed loss gives no perplexity.")
@@ -174,6 +178,16 @@ def maps_figure(rows: Sequence[tuple[str, Sequence[CorrelationMap]]]) -> Figure:
         return figure
 
 
+def _draw_map(axes: Axes, correlation: CorrelationMap) -> Any:
+    width = len(correlation.cosines)
+    numbers = f"mean {correlation.mean_off_diagonal:.3f}, rank {correlation.effective_rank:.0f} of {width}"
+    axes.set_title(correlation.name, fontsize=9)
+    axes.set_xlabel(numbers, fontsize=8)
+    axes.set_ylabel("dimension", fontsize=8)
+    axes.set(xticks=[], yticks=[])
+    return axes.imshow(correlation.values.float().numpy(), vmin=0, vmax=1, cmap=MAP_COLOURS, interpolation="nearest")
+
+
 def groups_figure(layers: Sequence[CorrelationMap]) -> Figure:
     """Mean absolute cosine between the groups of every layer that has some: the orthogonality figure."""
     grouped = [layer for layer in layers if layer.groups > 1]
@@ -182,27 +196,17 @@ def groups_figure(layers: Sequence[CorrelationMap]) -> Figure:
     with drawing() as figure_class:
         figure = figure_class(figsize=(3.2 * len(grouped) + 0.8, 3.4), layout="constrained")
         for axes, layer in zip(figure.subplots(1, len(grouped), squeeze=False)[0], grouped, strict=True):
-            means = layer.between_groups().numpy()
-            image = axes.imshow(means, vmin=0, vmax=1, cmap=MAP_COLOURS)
-            for (row, column), value in [((i, j), means[i, j]) for i in range(len(means)) for j in range(len(means))]:
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white", fontsize=8)
+            means = layer.between_groups()
+            image = axes.imshow(means.numpy(), vmin=0, vmax=1, cmap=MAP_COLOURS)
+            for row, values in enumerate(means.tolist()):
+                for column, value in enumerate(values):
+                    axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white", fontsize=8)
             ticks = range(layer.groups)
-            axes.set(title=layer.name, xlabel="group", ylabel="group", xticks=ticks, yticks=ticks)
-            axes.set_xticklabels([str(t + 1) for t in ticks])
-            axes.set_yticklabels([str(t + 1) for t in ticks])
+            axes.set(title=layer.name, xlabel="group", ylabel="group")
+            axes.set_xticks(ticks, [str(tick + 1) for tick in ticks])
+            axes.set_yticks(ticks, [str(tick + 1) for tick in ticks])
         figure.colorbar(image, ax=figure.axes, fraction=0.04, label="mean |cosine|")
         return figure
-
-
-def _draw_map(axes: Axes, correlation: CorrelationMap) -> Any:
-    image = axes.imshow(correlation.values.float().numpy(), vmin=0, vmax=1, cmap=MAP_COLOURS, interpolation="nearest")
-    axes.set_title(correlation.name, fontsize=9)
-    width = len(correlation.cosines)
-    numbers = f"mean {correlation.mean_off_diagonal:.3f}, rank {correlation.effective_rank:.0f} of {width}"
-    axes.set_xlabel(numbers, fontsize=8)
-    axes.set_ylabel("dimension", fontsize=8)
-    axes.set(xticks=[], yticks=[])
-    return image
 
 
 def save_figure(figure: Figure, path: Path) -> None:

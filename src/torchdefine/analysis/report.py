@@ -1,30 +1,29 @@
-"""One self-contained HTML file about runs: opens from disk, needs no network, follows a light or a dark theme."""
+"""Pictures and reports of runs: one self-contained HTML file that opens from disk, or single pictures for a paper."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from string import Template
+from typing import TYPE_CHECKING, Any
 
+from torchdefine.analysis import correlation, pictures
 from torchdefine.analysis.comparison import Comparison, compare_runs
 from torchdefine.analysis.correlation import CorrelationMap, embedding_maps
 from torchdefine.analysis.fairness import NO_SUCH_SETTING, differing_settings
-from torchdefine.analysis.maps import layer_rows, layout_rows, numbers_table, standard_table
 from torchdefine.analysis.neighbours import frequent_words, nearest_neighbours
-from torchdefine.analysis.pictures import (
-    AXIS_NAMES,
-    curve_figure,
-    groups_figure,
-    inline_svg,
-    maps_figure,
-    parameter_figure,
-)
-from torchdefine.analysis.run_summary import RunSummary, instead_of_the_best
+from torchdefine.analysis.run_summary import RunSummary, instead_of_the_best, summarise
 from torchdefine.analysis.tables import html_table
-from torchdefine.files import Progress, write_text
+from torchdefine.errors import UserError
+from torchdefine.files import Meter, Progress, write_text
 from torchdefine.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+log = logging.getLogger(__name__)
 
 RANK_EXPLAINED = (
     "The effective rank says how many independent dimensions would be as rich as these: all of them where every "
@@ -35,74 +34,118 @@ GROUPS_EXPLAINED = (
     "Each entry is the mean absolute cosine between the dimensions of two groups, and on the diagonal within one: 0 "
     "where groups have learned independent things."
 )
+MAPS_EXPLAINED = (
+    "<p>Entry (i, j) is the absolute cosine between dimensions i and j of the finished vectors over the whole "
+    "vocabulary: 1 on the diagonal, 0 where two dimensions are independent. Under every map stand the mean of all "
+    "entries off the diagonal, and its effective rank.</p>"
+)
+SAMPLE_LENGTH, SAMPLE_SEED = 40, 1
 NO_WEIGHTS = "<p>No run has written weights that can be read.</p>"
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """What a reader may choose."""
+def draw(
+    kind: str, folders: Sequence[str | Path], path: Path, *, by: pictures.Axis = "tokens", centred: bool = False
+) -> list[str]:
+    """Draw one kind of picture of the runs into a file; ``by`` is for curves and ``centred`` for maps.
 
-    words: Sequence[str] | None = None
-    """To show the neighbours of; frequent ones of each run's own vocabulary by default."""
-    prompt: str = "The"
-    length: int = 40
-    seed: int = 1
+    Gives a sentence for every run that could not be drawn.
+    """
+    runs = summarise(folders)
+    if kind in ("curves", "parameters"):
+        figure = pictures.curve_figure(runs, by) if kind == "curves" else pictures.parameter_figure(runs)
+    else:
+        figure = _map_figure(kind, runs, centred)
+    pictures.save_figure(figure, path)
+    return pictures.undrawn_curves(runs) if kind == "curves" else []
+
+
+def _map_figure(kind: str, runs: list[RunSummary], centred: bool) -> Figure:
+    if kind != "maps" and len(runs) != 1:
+        raise UserError(f"The picture {kind!r} is of one run, but {len(runs)} were given: draw one after another.")
+    maps = {}
+    for summary in runs:
+        run = summary.open()
+        if run is None:
+            raise UserError(f"The run in {summary.folder.path} has written no weights that can be read.")
+        if note := instead_of_the_best(run):
+            log.warning(note)
+        maps[summary.name] = embedding_maps(run.embedding, centred=centred)
+    if kind == "maps":
+        return pictures.maps_figure(correlation.layout_rows(runs, _finished(maps)))
+    ((name, stages),) = maps.items()
+    if kind == "groups":
+        return pictures.groups_figure(list(stages.values()))
+    if "layer 1" not in stages:
+        raise UserError(f"The run {name} has no DeFINE unit, so it has no layers to draw: use the kind maps.")
+    return pictures.maps_figure(correlation.layer_rows(stages))
+
+
+def _finished(maps: dict[str, dict[str, CorrelationMap]]) -> dict[str, CorrelationMap]:
+    """The maps of the finished vectors, called like their runs."""
+    return {name: CorrelationMap(name, stages["finished"].cosines) for name, stages in maps.items()}
 
 
 def write_report(
-    folders: Sequence[str | Path], path: Path, options: ReportOptions | None = None, progress: Progress | None = None
+    folders: Sequence[str | Path],
+    path: Path,
+    words: Sequence[str] | None = None,
+    prompt: str = "The",
+    progress: Progress | None = None,
 ) -> None:
-    """Write the report of one or more runs; what a run does not have yet is said, not left out in silence."""
-    options = options or ReportOptions()
+    """Write the report of one or more runs; what a run does not have yet is said, not left out in silence.
+
+    It shows the neighbours of ``words``, by default of frequent ones of each run's own vocabulary, and how the models
+    continue ``prompt``.
+    """
     comparison = compare_runs(folders)
-    opened: list[tuple[RunSummary, Run]] = []
-    for done, summary in enumerate(comparison.runs, start=1):
-        run = summary.open()
-        if run is not None:
-            opened.append((summary, run))
-        if progress:
-            progress(done, 2 * len(comparison.runs))
+    runs = comparison.runs
+    meter = Meter(2 * len(runs), progress)
+    opened: dict[str, Run] = {}
+    for summary in runs:
+        if (run := summary.open()) is not None:
+            opened[summary.name] = run
+        meter.advance(1)
     maps = {}
-    for done, (summary, run) in enumerate(opened, start=1):
-        maps[summary.name] = embedding_maps(run.embedding)
-        if progress:
-            progress(len(comparison.runs) + done, len(comparison.runs) + len(opened))
-    sections = [
-        ("Result", _result_section(comparison, [note for _, run in opened if (note := instead_of_the_best(run))])),
-        ("Parameters", _parameter_section(comparison.runs)),
-        ("While they learned", _curve_section(comparison.runs)),
-        ("Correlation maps", _map_section(comparison.runs, maps)),
-        ("What they write", _sample_section(opened, options)),
-        ("Nearest neighbours", _neighbour_section(opened, options)),
-        ("Settings", _settings_section(comparison.runs)),
-        ("How this came about", _origin_section(comparison.runs)),
-    ]
-    write_text(path, _page(comparison.runs, sections))
+    for name, run in opened.items():
+        maps[name] = embedding_maps(run.embedding)
+        meter.advance(1)
+    meter.finish()
+    sections = {
+        "Result": _result_section(comparison, filter(None, map(instead_of_the_best, opened.values()))),
+        "Parameters": _parameter_section(runs),
+        "While they learned": _curve_section(runs),
+        "Correlation maps": _map_section(runs, maps),
+        "What they write": _sample_section(opened, prompt),
+        "Nearest neighbours": _neighbour_section(opened, words),
+        "Settings": _settings_section(runs),
+        "How this came about": "".join(map(_origin, runs)),
+    }
+    write_text(path, _page(runs, sections))
 
 
-def _result_section(comparison: Comparison, notes: Sequence[str]) -> str:
+def _result_section(comparison: Comparison, notes: Iterable[str]) -> str:
     warnings = "".join(f'<p class="warning">{html.escape(w)}</p>' for w in (*comparison.warnings, *notes))
-    return f"{_wide(html_table(comparison.columns, comparison.rows()))}{_paragraph(comparison.note)}{warnings}"
+    return f"{_table(comparison.columns, comparison.rows())}{_paragraph(comparison.note)}{warnings}"
 
 
 def _parameter_section(runs: list[RunSummary]) -> str:
     if not any(run.parameters for run in runs):
         return "<p>No run has counted its parameters yet.</p>"
-    return _figure(inline_svg(parameter_figure(runs), "Parameters of every run by part"))
+    return _picture(pictures.parameter_figure(runs), "Parameters of every run by part")
 
 
 def _curve_section(runs: list[RunSummary]) -> str:
     """Three axes behind radio buttons: no script, and a keyboard reaches them."""
     if not any(run.valid or run.train for run in runs):
         return "<p>Nothing has been logged yet.</p>"
-    buttons, panels = [], []
-    for number, (axis, name) in enumerate(AXIS_NAMES.items()):
-        checked = " checked" if number == 0 else ""
-        buttons.append(
-            f'<input type="radio" name="axis" id="by-{axis}"{checked}><label for="by-{axis}">by {name}</label>'
-        )
-        picture = inline_svg(curve_figure(runs, axis), f"Perplexity by {name}")
-        panels.append(f'<div class="panel by-{axis}">{_figure(picture)}</div>')
+    buttons: list[str] = []
+    panels = []
+    for axis, name in pictures.AXIS_NAMES.items():
+        checked = "" if buttons else " checked"
+        button = f'<input type="radio" name="axis" id="by-{axis}"{checked}>'
+        buttons.append(f'{button}<label for="by-{axis}">by {name}</label>')
+        picture = _picture(pictures.curve_figure(runs, axis), f"Perplexity by {name}")
+        panels.append(f'<div class="panel by-{axis}">{picture}</div>')
     points = sum(len(run.valid) for run in runs)
     few = "<p>A single validation so far: a point, not yet a curve.</p>" if points == 1 else ""
     return f'<div class="tabs">{"".join(buttons)}{"".join(panels)}</div>{few}'
@@ -111,9 +154,9 @@ def _curve_section(runs: list[RunSummary]) -> str:
 def _map_section(runs: list[RunSummary], maps: dict[str, dict[str, CorrelationMap]]) -> str:
     if not maps:
         return NO_WEIGHTS
-    finished = {name: CorrelationMap(name, stages["finished"].cosines) for name, stages in maps.items()}
-    rows = layout_rows([run for run in runs if run.name in finished], finished)
-    reference = standard_table(runs, finished)
+    finished = _finished(maps)
+    rows = correlation.layout_rows([run for run in runs if run.name in finished], finished)
+    reference = correlation.standard_table(runs, finished)
     explained = RANK_EXPLAINED
     if reference is not None:
         explained += (
@@ -121,143 +164,109 @@ def _map_section(runs: list[RunSummary], maps: dict[str, dict[str, CorrelationMa
             "equal maps."
         )
     parts = [
-        "<p>Entry (i, j) is the absolute cosine between dimensions i and j of the finished vectors over the whole "
-        "vocabulary: 1 on the diagonal, 0 where two dimensions are independent. Under every map stand the mean of all "
-        "entries off the diagonal, and its effective rank.</p>",
-        _figure(inline_svg(maps_figure(rows), "Correlation maps of the finished vectors")),
-        _wide(html_table(*numbers_table(list(finished.values()), reference))),
+        MAPS_EXPLAINED,
+        _picture(pictures.maps_figure(rows), "Correlation maps of the finished vectors"),
+        _table(*correlation.numbers_table(finished.values(), reference)),
         _paragraph(explained),
     ]
     for name, stages in maps.items():
         if any(stage.groups > 1 for stage in stages.values()):
-            layers = inline_svg(maps_figure(layer_rows(stages)), f"Correlation maps of {name}, layer by layer")
-            groups = inline_svg(groups_figure(list(stages.values())), f"Cosines between the groups of {name}")
-            table = html_table(*numbers_table(list(stages.values())))
+            layers = _picture(
+                pictures.maps_figure(correlation.layer_rows(stages)), f"Correlation maps of {name}, layer by layer"
+            )
+            groups = _picture(pictures.groups_figure(list(stages.values())), f"Cosines between the groups of {name}")
             parts.append(
                 f"<details><summary>{html.escape(name)}, layer by layer</summary>"
-                f"{_figure(layers)}{_wide(table)}<h3>Between the groups of a layer</h3>"
-                f"<p>{GROUPS_EXPLAINED}</p>{_figure(groups)}</details>"
+                f"{layers}{_table(*correlation.numbers_table(stages.values()))}<h3>Between the groups of a layer</h3>"
+                f"<p>{GROUPS_EXPLAINED}</p>{groups}</details>"
             )
     return "".join(parts)
 
 
-def _sample_section(opened: list[tuple[RunSummary, Run]], options: ReportOptions) -> str:
+def _sample_section(opened: dict[str, Run], prompt: str) -> str:
     """What each run writes; a sentence that several have before it is said once."""
     parts, leads = [] if opened else [NO_WEIGHTS], {""}
-    for summary, run in opened:
-        sample = run.sample(options.prompt, options.length, options.seed)
+    for name, run in opened.items():
+        sample = run.sample(prompt, SAMPLE_LENGTH, SAMPLE_SEED)
         if sample is None:
             continue
         if sample.lead not in leads:
             leads.add(sample.lead)
             parts.append(_paragraph(sample.lead))
-        parts += [f"<h3>{html.escape(summary.name)}</h3>", _paragraph(sample.note)]
-        if sample.text:
-            parts.append(f"<blockquote>{html.escape(sample.text)}</blockquote>")
-        if sample.table is not None:
-            parts.append(_wide(html_table(*sample.table)))
+        text = f"<blockquote>{html.escape(sample.text)}</blockquote>" if sample.text else ""
+        table = "" if sample.table is None else _table(*sample.table)
+        parts.append(f"<h3>{html.escape(name)}</h3>{_paragraph(sample.note)}{text}{table}")
     return "".join(parts)
 
 
-def _neighbour_section(opened: list[tuple[RunSummary, Run]], options: ReportOptions) -> str:
+def _neighbour_section(opened: dict[str, Run], chosen: Sequence[str] | None) -> str:
     lead = "Words whose finished vectors point the same way: 1 is the same direction, 0 a right angle."
-    if not options.words:
+    if not chosen:
         lead += " The words are frequent ones of each run's own vocabulary; --words chooses others."
     parts = [_paragraph(lead)] if opened else [NO_WEIGHTS]
-    for summary, run in opened:
+    for name, run in opened.items():
         if (tokens := run.names_of_tokens) is None:
             continue
-        words = options.words or frequent_words(tokens)
+        words = chosen or frequent_words(tokens)
         found = nearest_neighbours(run.embedding.table(), tokens, words)
         rows = [[word, ", ".join(f"{other} {cosine:.2f}" for other, cosine in near)] for word, near in found.items()]
-        table = _wide(html_table(["word", "nearest by cosine"], rows)) if rows else ""
+        table = _table(["word", "nearest by cosine"], rows) if rows else ""
         without = ", ".join(word for word in words if word not in found)
         note = f"No token of its vocabulary, so without neighbours: {without}." if without else ""
-        if not words:
-            note = "No word was seen often enough."
-        parts.append(f"<h3>{html.escape(summary.name)}</h3>{table}{_paragraph(note)}")
+        note = note if words else "No word was seen often enough."
+        parts.append(f"<h3>{html.escape(name)}</h3>{table}{_paragraph(note)}")
     return "".join(parts)
 
 
 def _settings_section(runs: list[RunSummary]) -> str:
     """Where the recipes differ, first; the whole recipes below."""
-    rows = differing_settings([run.recipe for run in runs])
-    table = _wide(html_table(["setting", *(run.name for run in runs)], rows)) if rows else ""
-    lead = "<p>The runs have the same settings.</p>"
+    rows, lead, table = differing_settings([run.recipe for run in runs]), "The runs have the same settings.", ""
     if rows:
-        lead = f"<p>Settings in which the runs differ; {NO_SUCH_SETTING} where one has none:</p>"
-    if len(runs) == 1:
-        lead = ""
+        lead = f"Settings in which the runs differ; {NO_SUCH_SETTING} where one has none:"
+        table = _table(["setting", *(run.name for run in runs)], rows)
     whole = "".join(
         f"<details><summary>{html.escape(run.name)}: the whole recipe</summary>"
         f"<pre tabindex='0'>{html.escape(run.recipe.to_yaml())}</pre></details>"
         for run in runs
     )
-    return f"{lead}{table}{whole}"
+    return f"{_paragraph(lead if len(runs) > 1 else '')}{table}{whole}"
 
 
-def _origin_section(runs: list[RunSummary]) -> str:
-    parts = []
-    for run in runs:
-        data = run.fact("data") or {}
-        evaluation = (run.fact("evaluation") or {}).get("test", {})
-        facts: dict[str, Any] = {
-            "seed": run.recipe.train.seed,
-            "text": f"{data['corpus']}, {data['vocabulary_size']:,} tokens in the vocabulary" if data else None,
-            "evaluation": evaluation.get("protocol"),
-            "commit": run.fact("commit") or "an installed package",
-            "hardware": _listed(run.fact("hardware")),
-            "versions": _listed(run.fact("versions")),
-        }
-        items = "".join(f"<dt>{k}</dt><dd>{html.escape(str(v))}</dd>" for k, v in facts.items() if v is not None)
-        parts.append(f"<h3>{html.escape(run.name)}</h3><dl>{items}</dl>")
-    return "".join(parts)
-
-
-def _listed(values: dict[str, Any] | None) -> str | None:
-    return ", ".join(f"{k} {v}" for k, v in values.items() if v is not None) if values else None
-
-
-def _recipe_of(run: RunSummary) -> str:
-    """The name of a run's recipe, with what it is."""
-    return ": ".join(part for part in (run.recipe.name, run.recipe.description) if part)
+def _origin(run: RunSummary) -> str:
+    data = run.fact("data") or {}
+    facts: dict[str, Any] = {
+        "seed": run.recipe.train.seed,
+        "text": f"{data['corpus']}, {data['vocabulary_size']:,} tokens in the vocabulary" if data else None,
+        "evaluation": run.evaluation("test").get("protocol"),
+        "commit": run.fact("commit") or "an installed package",
+    }
+    for name in ("hardware", "versions"):
+        facts[name] = ", ".join(f"{k} {v}" for k, v in (run.fact(name) or {}).items() if v is not None) or None
+    items = "".join(f"<dt>{k}</dt><dd>{html.escape(str(v))}</dd>" for k, v in facts.items() if v is not None)
+    return f"<h3>{html.escape(run.name)}</h3><dl>{items}</dl>"
 
 
 def _paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>" if text else ""
 
 
-def _wide(table: str) -> str:
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table that scrolls by itself where the page is too narrow for it."""
-    return f'<div class="wide" tabindex="0">{table}</div>'
+    return f'<div class="wide" tabindex="0">{html_table(header, rows)}</div>'
 
 
-def _figure(svg: str) -> str:
-    return f'<figure tabindex="0">{svg}</figure>'
+def _picture(figure: Figure, description: str) -> str:
+    return f'<figure tabindex="0">{pictures.inline_svg(figure, description)}</figure>'
 
 
-def _page(runs: list[RunSummary], sections: list[tuple[str, str]]) -> str:
-    anchors = "".join(f'<li><a href="#part-{i}">{html.escape(title)}</a></li>' for i, (title, _) in enumerate(sections))
-    body = "".join(
-        f'<section id="part-{i}"><h2>{html.escape(title)}</h2>{content}</section>'
-        for i, (title, content) in enumerate(sections)
-    )
-    style = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
+def _page(runs: list[RunSummary], sections: dict[str, str]) -> str:
+    anchors = body = recipes = ""
+    for index, (title, content) in enumerate(sections.items()):
+        anchors += f'<li><a href="#part-{index}">{html.escape(title)}</a></li>'
+        body += f'<section id="part-{index}"><h2>{html.escape(title)}</h2>{content}</section>'
+    for run in runs:
+        recipe = ": ".join(filter(None, (run.recipe.name, run.recipe.description)))
+        recipes += f"<dt>{html.escape(run.name)}</dt><dd>{html.escape(recipe)}</dd>"
     title = html.escape(", ".join(run.name for run in runs))
-    recipes = "".join(f"<dt>{html.escape(run.name)}</dt><dd>{html.escape(_recipe_of(run))}</dd>" for run in runs)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>torchdefine: {title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header><h1>{title}</h1><dl>{recipes}</dl><nav aria-label="Sections"><ul>{anchors}</ul></nav></header>
-<main>{body}</main>
-</body>
-</html>
-"""
+    page = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
+    return page.substitute(title=title, recipes=recipes, anchors=anchors, body=body)

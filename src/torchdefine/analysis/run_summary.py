@@ -48,21 +48,19 @@ class RunSummary:
         return min((r["perplexity"] for r in self.valid), default=None) if split == "valid" else None
 
     def fact(self, name: str) -> Any:
-        """Something of the result or else of the head of the log: commit, versions, hardware, tokens, seconds …"""
+        """Something of the result or else of the log: commit, versions, hardware, tokens, seconds …"""
         if self.result is not None:
             return self.result.get(name)
         last = max((*self.train, *self.valid), key=lambda r: r["step"], default={})
         return self.start.get(name, last.get(name))
 
-    def of_test(self, name: str) -> Any:
-        """Something of the evaluation of the test text; None where there is none."""
-        return (self.fact("evaluation") or {}).get("test", {}).get(name)
+    def evaluation(self, split: str) -> dict[str, Any]:
+        """What was measured on a text; empty where there is none."""
+        found: dict[str, Any] = (self.fact("evaluation") or {}).get(split, {})
+        return found
 
     def open(self) -> Run | None:
-        """The run with its best weights, or its last ones; None if it has written none that can be read.
-
-        ``instead_of_the_best`` says which it has, where these are not the ones to be expected.
-        """
+        """The run with its best weights, or its last ones; None if it has written none that can be read."""
         for checkpoint in ("best", "last"):
             try:
                 run: Run = load_run(self.folder.path, checkpoint=checkpoint, device="cpu")
@@ -79,29 +77,15 @@ def instead_of_the_best(run: Run) -> str:
     return f"The best weights of {run.folder.path} cannot be read, so that its last ones are shown: restore the file."
 
 
-def _last_part(path: Path) -> str:
-    """The name of a folder, also of one that is written as . or .."""
-    return path.name if path.name not in ("", "..") else path.resolve().name
-
-
 def summarise(paths: Sequence[str | Path]) -> list[RunSummary]:
     """Summaries in the order given, named by the last part of each path where that tells them apart."""
-    last = [_last_part(Path(path)) for path in paths]
-    names = last if len(set(last)) == len(last) else [str(path) for path in paths]
+    given = [Path(path) for path in paths]
+    last = [path.resolve().name if path.name in ("", "..") else path.name for path in given]
+    names = last if len(set(last)) == len(last) else list(map(str, paths))
     summaries = []
-    for name, path in zip(names, paths, strict=True):
+    for name, path in zip(names, given, strict=True):
         folder = RunFolder(path)
-        records = folder.records()
-        by_kind = {kind: [r for r in records if r.get("kind") == kind] for kind in ("start", "valid", "train")}
-        summaries.append(
-            RunSummary(
-                name,
-                folder,
-                folder.recipe(),
-                folder.read_result() if folder.result.exists() else None,
-                by_kind["start"][-1] if by_kind["start"] else {},
-                by_kind["valid"],
-                by_kind["train"],
-            )
-        )
+        recipe, result = folder.recipe(), folder.read_result() if folder.result.exists() else None
+        start, valid, train = (folder.records(kind) for kind in ("start", "valid", "train"))
+        summaries.append(RunSummary(name, folder, recipe, result, start[-1] if start else {}, valid, train))
     return summaries

@@ -1,16 +1,22 @@
-"""Tables for people: on a terminal, and the same rows in HTML."""
+"""Tables for people: on a terminal, the same rows in HTML, and who owns the parameters of a model."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from torchdefine.embedding import Plan
+    from torchdefine.task import Recipe, Tokens
 
 NOT_FINITE = "not finite"
 """Stands in a column of numbers."""
-GAP = 2
-"""Spaces between two columns."""
 FOLDED_WIDTH = 12
 """Of a column of words, at least."""
+PART_NAMES = {"define": "unit", "context": "context model", "input_output": "input and output tables", "total": "total"}
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
@@ -23,15 +29,14 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str 
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    needed = GAP * (len(header) - 1)
-    for index, name in enumerate(header):
-        numeric = all(_is_number(row[index]) for row in rows)
-        longest = max(cell_len(cell) for cell in (name, *(row[index] for row in rows)))
+    needed = 2 * (len(header) - 1)  # between the columns
+    for name, *cells in zip(header, *rows, strict=True):
+        numeric = all(map(_is_number, cells))
+        longest = max(cell_len(cell) for cell in (name, *cells))
         least = longest if numeric else min(longest, FOLDED_WIDTH)
         needed += least
-        table.add_column(
-            name, justify="right" if numeric else "left", min_width=least, no_wrap=numeric, overflow="fold"
-        )
+        side = "right" if numeric else "left"
+        table.add_column(name, justify=side, min_width=least, no_wrap=numeric, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)  # a name may have brackets
@@ -43,17 +48,56 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str 
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    numeric = [all(_is_number(row[index]) for row in rows) for index in range(len(header))]
+    numeric = [all(map(_is_number, cells)) for _, *cells in zip(header, *rows, strict=True)]
 
-    def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{' class=number' if is_number else ''}>{html.escape(cell)}</{tag}>"
-            for cell, is_number in zip(row, numeric, strict=True)
-        )
+    def line(tag: str, row: Sequence[str]) -> str:
+        starts = (f"<{tag}{' class=number' if is_number else ''}>" for is_number in numeric)
+        cells = "".join(f"{start}{html.escape(cell)}</{tag}>" for start, cell in zip(starts, row, strict=True))
+        return f"<tr>{cells}</tr>"
 
-    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table>\n<thead><tr>{cells('th', header)}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    body = "\n".join(line("td", row) for row in rows)
+    return f"<table>\n<thead>{line('th', header)}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
 def _is_number(cell: str) -> bool:
     return not cell or cell[0] in "0123456789–+-" or cell == NOT_FINITE
+
+
+def parameter_report(recipe: Recipe, tokens: Tokens | None = None) -> tuple[dict[str, Any], Plan | None]:
+    """Parameters by part, in millions, beside the published ones, with the exact counts; and the plan of the unit.
+
+    The model is built without its memory; its vocabulary is the recipe's, or that of a run's ``tokens``.
+    """
+    from torchdefine.task import find_task
+
+    model: Any
+    with _Unfilled():
+        model, size = find_task(recipe.task).count(recipe, tokens)
+    counts = model.parameters_by_part()
+    facts = {
+        "recipe": recipe.name,
+        "vocabulary_size": size,
+        **{part: round(counts[part] / 1e6, 6) for part in PART_NAMES},
+        **{f"published_{part}": recipe.published.get(part) for part in PART_NAMES},
+        "counts": counts,
+    }
+    return facts, getattr(list(model.embeddings().values())[-1].unit, "plan", None)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Draws no fresh weights: where there is no memory for them, torch would load its compiler to draw them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in ("normal_", "uniform_"):  # a tensor's own, or those of torch.nn.init
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def print_parameters(report: dict[str, Any]) -> None:
+    rows = []
+    for part, name in PART_NAMES.items():
+        count, published = report["counts"][part], report[f"published_{part}"]
+        paper = "–" if published is None else f"{published:.2f}"
+        rows.append([name, f"{count / 1e6:.4f}", paper, f"{count / report['counts']['total']:.1%}"])
+    note = f"Millions of parameters of {report['recipe']} with a vocabulary of {report['vocabulary_size']:,}."
+    print_table(["part", "ours", "paper", "fraction"], rows, note)

@@ -16,7 +16,9 @@ SPINS = "1000"
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit: 0 done, 1 failed, 2 misused."""
-    _let_idle_threads_sleep()
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        # Beside other work on the machine, threads that wait busily make steps many times slower. Torch reads it once.
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     try:
         from torchdefine.cli.command_line import run_command
 
@@ -25,12 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _say_interrupted()
         sys.exit(1)
     sys.exit(0)
-
-
-def _let_idle_threads_sleep() -> None:
-    """Beside other work on the machine, threads that wait busily make steps many times slower. Torch reads it once."""
-    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 @contextmanager

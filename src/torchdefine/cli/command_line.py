@@ -12,21 +12,11 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TextIO
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from torchdefine import __version__
-from torchdefine.cli import (
-    ended_by_interrupts,
-    exporting,
-    inference,
-    looking,
-    models,
-    recipes,
-    runs,
-    training,
-    translation,
-)
+from torchdefine.cli import ended_by_interrupts, inference, recipes, runs, training
 from torchdefine.errors import MachineError, UserError
 from torchdefine.spelling import closest, did_you_mean
 
@@ -58,78 +48,66 @@ DESCRIPTION = """Deep factorised token embeddings: train language models and tra
 
 def run_command(arguments: Sequence[str] | None = None) -> None:
     """Run a command; exits with 1 if it failed and with 2 if it was misused."""
-    for name in ("stdout", "stderr"):  # the caller closed them, so nothing is to be printed
-        if getattr(sys, name) is None:
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the caller closed it, so nothing is to be printed
             setattr(sys, name, io.StringIO())
-        _write_all_characters(getattr(sys, name))
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # rather than end a command that has done its work
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        words, settings = _without_settings(sys.argv[1:] if arguments is None else arguments)
+        words, settings = list(sys.argv[1:] if arguments is None else arguments), dict[str, Any]()
+        if words and words[0] in WITH_SETTINGS:
+            words, settings = _without_settings(words)
         parser, known = _parser()
         if words and not words[0].startswith("-") and words[0] not in known:
             raise UserError(f"The command {words[0]!r} is unknown{did_you_mean(words[0], known)}")
         options, rest = parser.parse_known_args(words)
-        overrides = _overrides([*settings, *rest], options.command, known[options.command])
+        if rest:
+            settings[""] = {_setting_without_section(rest[0], options.command, known[options.command]): None}
         with ended_by_interrupts():
             import torch
-
-            import torchdefine.recipe  # noqa: F401
         torch.set_flush_denormal(True)  # the process is the command's: numbers below 1e-38 as zero are faster
-        options.run(options, overrides)
-    except UserError as error:
-        _fail(error, 2)
-    except MachineError as error:
-        _fail(error, 1)
+        options.run(options, settings)
+    except (UserError, MachineError) as error:
+        _fail(error, 2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:  # the reader of our output is gone
         os._exit(1)
     except OSError as error:
         from torchdefine.files import NOT_ALLOWED
 
-        what, where = error.strerror or error, f" ({error.filename})" if error.filename else ""
+        what = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
         if error.errno in NOT_ALLOWED:
-            _fail(f"{what}{where}: choose another path, or check its permissions.", 2)
-        _fail(f"{what}{where}.", 1)
+            _fail(f"{what}: choose another path, or check its permissions.", 2)
+        _fail(f"{what}.", 1)
     except (MemoryError, RuntimeError) as error:
         if "allocate" not in str(error) and not isinstance(error, MemoryError):
             raise
         _fail("There is not enough memory for this: use a smaller model or batch.", 1)
 
 
-def _write_all_characters(stream: TextIO) -> None:
-    """Let a stream write what its encoding lacks as \\u2013, say, rather than end a command that has done its work."""
-    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-        stream.reconfigure(errors="backslashreplace")
-
-
 def _fail(message: object, code: int) -> NoReturn:
-    if code == 2:
-        _let_the_first_process_speak()
+    """Say why the command ends, and end it.
+
+    Under torchrun all processes of a machine refuse the same command, and as soon as one exits, all are ended: the
+    first one speaks while the others wait. One that is still there after the wait says its own reason.
+    """
+    if code == 2 and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(SECONDS_TO_SPEAK)
     print(f"torchdefine: {message}", file=sys.stderr)
     sys.exit(code)
 
 
-def _let_the_first_process_speak() -> None:
-    """Under torchrun all processes of a machine refuse the same command, but only the first needs to say so.
-
-    The others wait: torchrun ends all processes as soon as one exits, so if another exited silently first, nothing
-    would be said. A process that is still running after the wait prints its own reason.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(SECONDS_TO_SPEAK)
-
-
 class _Parser(argparse.ArgumentParser):
-    """``texts`` make what help shows before and after the options, if it takes long imports to know it."""
-
-    texts: tuple[Callable[[], str], Callable[[], str]] | None = None
+    last: Callable[[], str] = str
+    """What help shows last, if it takes long imports to know it."""
 
     def error(self, message: str) -> NoReturn:
         _fail(f"{message[0].upper()}{message[1:]}. See `{self.prog} --help`.", 2)
 
     def format_help(self) -> str:
-        if self.texts is not None:
-            with ended_by_interrupts():
-                self.description, self.epilog = (text() for text in self.texts)
+        with ended_by_interrupts():
+            self.epilog = self.last()
         return super().format_help()
 
 
@@ -141,56 +119,48 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
 
     def command(
-        name: str,
-        run: Callable[..., None],
-        summary: str,
-        more: str | Callable[[], str] = "",
-        last: Callable[[], str] = str,
-    ) -> argparse.ArgumentParser:
+        name: str, run: Callable[..., None], summary: str, more: str = "", last: Callable[[], str] = str
+    ) -> Callable[..., Any]:
         added: _Parser = commands.add_parser(name, help=summary, formatter_class=shape, allow_abbrev=False)
-        added.texts = (lambda: f"{summary}\n\n{more if isinstance(more, str) else more()}", last)
+        added.description, added.last = f"{summary}\n\n{more}", last
         added.set_defaults(run=run)
-        return added
+        return added.add_argument
 
-    for room in (recipes, training, runs, translation, inference, exporting, looking, models):
+    for room in (recipes, training, runs, inference):
         room.add_commands(command)
     return parser, {name: list(sub._option_string_actions) for name, sub in commands.choices.items()}
 
 
-def _without_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A command line without its settings and their values, and these: the parser may mistake one for the recipe."""
-    words: list[str] = []
-    settings: list[str] = []
-    of_a_setting = False
-    for word in arguments:
-        is_setting = SETTING.fullmatch(word) is not None
-        is_value = of_a_setting and not word.startswith("--")
-        (settings if is_setting or is_value else words).append(word)
-        of_a_setting = is_setting and "=" not in word
-    return words, settings
+def _without_settings(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """A command line without its settings, and these by section: the parser might take a value for the recipe.
 
-
-def _overrides(rest: list[str], command: str, options: list[str]) -> dict[str, dict[str, Any]]:
-    """The rest of the command line by section: ``--optim.lr 1e-3``, ``--optim.lr=1e-3``, or ``--unit define``.
-
-    Whether a recipe has such a setting is known where it is read; the section of one without any is "".
+    They are written ``--optim.lr 1e-3``, ``--optim.lr=1e-3``, or ``--unit define``. The recipe checks their names.
     """
+    words: list[str] = []
     found: dict[str, dict[str, Any]] = {}
-    words: Iterator[str] = iter(rest)
-    for word in words:
+    rest = iter(arguments)
+    for word in rest:
+        if not SETTING.fullmatch(word):
+            words.append(word)
+            continue
         dotted, given, value = word[2:].partition("=")
-        is_setting = SETTING.fullmatch(word) is not None
-        near = None if is_setting else closest(dotted, [option[2:] for option in options if option.startswith("--")])
-        if word.startswith("--") and near:
-            raise UserError(f"The argument {word!r} is not understood: did you mean --{near}?")
-        if not word.startswith("--") or command not in WITH_SETTINGS:
-            raise UserError(f"The argument {word!r} is not understood: see `torchdefine {command} --help`.")
+        section, dot, name = dotted.partition(".")
         if not given:
-            value = next(words, "")
-        section, dot, name = dotted.partition(".") if is_setting else ("", ".", dotted)
-        if is_setting and (not value or (not given and value.startswith("--"))):
+            value = next(rest, "")
+        if not value or (not given and value.startswith("--")):
             raise UserError(f"The setting --{dotted} needs a value: --{dotted} {'VALUE' if dot else 'KIND'}.")
         if section in NO_SECTIONS:
             raise UserError(f"The setting {dotted!r} is unknown: {section} is no section of a recipe.")
-        found.setdefault(section, {})[name if dot else "kind"] = value
-    return found
+        found.setdefault(section, {})[name or "kind"] = value
+    return words, found
+
+
+def _setting_without_section(word: str, command: str, options: list[str]) -> str:
+    """The name in ``--lr``, whose section a recipe can tell; whatever else the parser did not know is refused."""
+    name = word[2:].partition("=")[0]
+    near = closest(name, [option[2:] for option in options if option.startswith("--")])
+    if word.startswith("--") and near:
+        raise UserError(f"The argument {word!r} is not understood: did you mean --{near}?")
+    if not word.startswith("--") or command not in WITH_SETTINGS:
+        raise UserError(f"The argument {word!r} is not understood: see `torchdefine {command} --help`.")
+    return name

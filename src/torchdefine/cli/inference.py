@@ -1,110 +1,195 @@
-"""Commands that make a run cheaper to use."""
+"""Commands that make a model cheaper to use, and those that take it elsewhere."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
-from torchdefine.cli.shared import CHECKPOINTS, Command, add_device, print_json
+from torchdefine.cli.shared import CHECKPOINTS, Command, add_shared, bar, open_run, show
 from torchdefine.errors import UserError
-from torchdefine.tables import METHODS, Budget, table_method
 
-CACHE_DTYPES = ["fp32", "bf16", "fp16"]
-COMPRESSING = (
-    "\n".join(f"  {name:9} {entry.summary}" for name, entry in METHODS.items())
-    + """
+EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Transformer-XL, the step from token to
+  token; a translator its encoder and the step of its decoder. The folder holds them with weights, vocabulary,
+  settings, export.json and a model card. Every program is compared with the model before the folder appears."""
+
+ADAPTING = """  Many replacements are made, all are measured by what the model does with them, and the best that fits is
+  taken: low ranks, DeFINE and MLP units, numbers of few bits, codes, and mixtures of them. The new folder holds the
+  model, what lay beside it, adapt.json with every number, and front.svg. After `import torchdefine.adapt.huggingface`
+  it loads by AutoModel."""
+
+COMPRESSING = """
 Without a --budget, int8 and int4 take what they need, codes what --codebooks × --entries come to, and all others as
 much as codes of 32 × 16, but an eighth of the vectors at most. A run has one packed table: another compress replaces
 it. Only the vectors that the input looks up are packed; the output layer of a language model still needs the map's
 table. Then: eval RUN --compressed."""
-)
+
+OF_AN_EXPORT = ("folder", "out", "format", "license", "checkpoint", "cached", "compressed")
+"""What means nothing to a check."""
 
 
 def add_commands(command: Command) -> None:
-    """The commands that prepare a run for use."""
-    sub = command(
-        "cache",
-        _cache,
-        "Write the vectors of all tokens beside a run's weights, so that --cached inference needs no unit.",
-    )
-    sub.add_argument("folder", metavar="RUN", help="a run's folder")
-    sub.add_argument("--dtype", default="fp32", choices=CACHE_DTYPES, help="of the vectors (default: fp32)")
-    _add_shared(sub)
+    """The commands that prepare models for use."""
+    summary = "Write the vectors of all tokens beside a run's weights, so that --cached inference needs no unit."
+    option = command("cache", _cache, summary)
+    add_shared(option, "folder")
+    option("--dtype", default="fp32", choices=["fp32", "bf16", "fp16"], help="of the vectors (default: fp32)")
+    add_shared(option, "--checkpoint", "--device", "--json")
 
-    sub = command(
-        "compress", _compress, "Pack the vectors of all tokens into few bytes beside a run's weights.", COMPRESSING
-    )
-    sub.add_argument("folder", metavar="RUN", help="a run's folder")
-    sub.add_argument("--method", default="bits", metavar="NAME", choices=METHODS, help="how (default: bits)")
-    sub.add_argument("--budget", metavar="SIZE", help="bytes at most, as in 200KB")
-    sub.add_argument("--codebooks", type=int, metavar="M", help="codes of a token (default: 32)")
-    sub.add_argument("--entries", type=int, metavar="K", help="of a codebook: 2, 4, 8 … 256 (default: 16)")
-    sub.add_argument("--steps", type=int, help="of training codes or a unit, at most (default: 4000 or 2000)")
-    sub.add_argument("--seed", type=int, help="of that training (default: 0)")
-    _add_shared(sub)
+    summary = "Pack the vectors of all tokens into few bytes beside a run's weights."
+    option = command("compress", _compress, summary, last=methods_help)
+    add_shared(option, "folder")
+    option("--method", default="bits", metavar="NAME", help="one of those below (default: bits)")
+    option("--budget", metavar="SIZE", help="bytes at most, as in 200KB")
+    option("--codebooks", type=int, metavar="M", help="codes of a token (default: 32)")
+    option("--entries", type=int, metavar="K", help="of a codebook: 2, 4, 8 … 256 (default: 16)")
+    option("--steps", type=int, help="of training codes or a unit, at most (default: 4000 or 2000)")
+    option("--seed", type=int, help="of that training (default: 0)")
+    add_shared(option, "--checkpoint", "--device", "--json")
+
+    summary = "Write a run as programs that run without torchdefine, with a card."
+    option = command("export", _export, summary, EXPORTING)
+    option("folder", metavar="RUN", nargs="?", help="a run's folder")
+    formats = "needed: torch-export for .pt2 files that torch.export.load reads, onnx for onnxruntime"
+    option("--format", choices=["torch-export", "onnx"], help=formats)
+    option("--out", help="needed: the new folder")
+    option("--license", metavar="TEXT", help="the licence to name in the card")
+    option("--checkpoint", choices=CHECKPOINTS, help="which weights (default: best)")
+    option("--check", metavar="FOLDER", help="check an export instead: its files, and that its programs run")
+    add_shared(option, "--cached", "--compressed", "--json")
+
+    summary = "Replace the token table of a Hugging Face model by the best smaller one."
+    option = command("adapt", _adapt, summary, ADAPTING)
+    option("folder", metavar="MODEL_DIR", help="a folder that save_pretrained wrote, with its tokenizer")
+    option("--budget", required=True, help="for the table: 4MB, 512KiB, or '4M parameters' in float32")
+    option("--text", required=True, help="a file of plain text like the text that the model will read")
+    option("--out", required=True, help="the new model's folder")
+    option("--quick", action="store_true", help="leave out methods that are trained: units and codes")
+    option("--distill", type=int, default=200, help="steps of self-distillation, 0 for none (default: 200)")
+    option("--choosing", type=int, default=300, help="sentences to compare candidates on (default: 300)")
+    option("--held-out", type=int, default=2000, help="sentences to judge the result on (default: 2000)")
+    add_shared(option, "--device", "--json")
 
 
-def _add_shared(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
-    add_device(sub)
-    sub.add_argument("--json", action="store_true", help="print JSON")
+def methods_help() -> str:
+    """Every way of packing, also those that others registered."""
+    from torchdefine.tables import METHODS
+
+    listed = "\n".join(f"  {name:9} {entry.summary}" for name, entry in METHODS.items())
+    return f"methods:\n{listed}\n{COMPRESSING}"
 
 
 def _cache(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.run import load_run
-    from torchdefine.training.progress import work_bar
-
-    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
-    with work_bar("computing vectors") as progress:
+    run = open_run(options)
+    with bar("computing vectors") as progress:
         written = run.cache(options.dtype, progress)
-    if options.json:
-        print_json({"run": str(options.folder), "files": {str(file): size for file, size in written.items()}})
-        return
-    for file, size in written.items():
-        print(f"{file}: {size:,} bytes")
+    facts = {"run": options.folder, "files": {str(file): size for file, size in written.items()}}
+    show(options, facts, (f"{file}: {size:,} bytes" for file, size in written.items()))
 
 
 def _compress(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.run import load_run
-    from torchdefine.training.progress import work_bar
+    from torchdefine.tables import Budget
 
     settings, budget = _settings(options), None if options.budget is None else Budget.of(options.budget)
     if budget is not None and budget.floats_only:
         raise UserError(f"The budget {options.budget!r} counts parameters, not bytes: use 200KB, say.")
-    run = load_run(options.folder, checkpoint=options.checkpoint, device=options.device)
-    with work_bar(f"packing by {options.method}") as progress:
+    run = open_run(options)
+    with bar(f"packing by {options.method}") as progress:
         made = run.compress(options.method, budget, progress=progress, **settings)
-    if options.json:
-        files = {str(file): one.to_dict() for file, one in made.items()}
-        print_json({"run": str(options.folder), "files": files})
-        return
+    lines = []
     for file, one in made.items():
-        print(
-            f"{file}: {one.bytes:,} bytes as {one.label}, {one.vectors_bytes / one.bytes:.1f} times smaller than the "
-            f"vectors ({one.vectors_bytes:,}) and {one.map_bytes / one.bytes:.1f} times than the map they "
-            f"come from ({one.map_bytes:,})"
+        of_vectors, of_map = one.vectors_bytes / one.bytes, one.map_bytes / one.bytes
+        lines.append(
+            f"{file}: {one.bytes:,} bytes as {one.label}, {of_vectors:.1f} times smaller than the vectors "
+            f"({one.vectors_bytes:,}) and {of_map:.1f} times than the map they come from ({one.map_bytes:,})"
         )
         weighted = one.lost_by_frequency
         by_use = "" if weighted is None else f", {weighted:.2%} if tokens count as often as they occur"
-        print(f"{one.lost:.2%} of the vectors' variance is lost{by_use}.")
+        lines.append(f"{one.lost:.2%} of the vectors' variance is lost{by_use}.")
     weights = "" if options.checkpoint == "best" else f" --checkpoint {options.checkpoint}"
-    print(f"Measure what that costs: torchdefine eval {shlex.quote(options.folder)} --compressed{weights}")
+    lines.append(f"Measure what that costs: torchdefine eval {shlex.quote(options.folder)} --compressed{weights}")
+    show(options, {"run": options.folder, "files": {str(file): one.to_dict() for file, one in made.items()}}, lines)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """The settings of a method; an option that would have no effect is refused."""
+    from torchdefine.tables import table_method
+
+    method: Any = table_method(options.method)
     names = ("codebooks", "entries", "steps", "seed")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    known = {field.name for field in fields(METHODS[options.method].kind)}  # type: ignore[arg-type]
+    known = {field.name for field in fields(method)}
     known |= {"steps", "seed"} if "training" in known else set()
     for name in given:
         if name not in known:
             raise UserError(f"--{name} means nothing to the method {options.method}: leave it out.")
     if options.budget is not None and "codebooks" in given:
         raise UserError("--budget and --codebooks both say how large the codes are: give one of them.")
-    training = {name: given.pop(name) for name in ("steps", "seed") if name in given}
-    if training:
-        given["training"] = replace(table_method(options.method).training, **training)  # type: ignore[attr-defined]
+    if training := {name: given.pop(name) for name in ("steps", "seed") if name in given}:
+        given["training"] = replace(method.training, **training)
     return given
+
+
+def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    lines = []
+    if options.check is not None:
+        if any(getattr(options, name) for name in OF_AN_EXPORT):
+            raise UserError("--check takes the folder of an export and nothing else: leave all other options out.")
+        from torchdefine.export import check_export
+
+        folder, facts = Path(options.check), check_export(options.check).facts
+        lines.append(f"{folder} is whole, and its programs run.")
+    elif options.folder and options.out and options.format:
+        from torchdefine.files import check_new_folder
+
+        check_new_folder(options.out)
+        options.device, options.checkpoint = "cpu", options.checkpoint or "best"
+        folder, run = Path(options.out), open_run(options)
+        with bar("exporting") as progress:
+            facts = run.export(folder, options.format, license=options.license, progress=progress)
+    else:
+        raise UserError("An export needs a run and two options: torchdefine export RUN --format FORMAT --out FOLDER.")
+    for program in facts["programs"].values():
+        size = sum(file["bytes"] for name, file in facts["files"].items() if name.startswith(program["file"]))
+        difference = f"largest difference to the model {program['largest_difference']:.1e}"
+        lines.append(f"{folder / program['file']}: {size:,} bytes, {difference}")
+    show(options, {"folder": str(folder), **facts}, [*lines, f"The card is {folder / 'README.md'}."])
+
+
+def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.adapt.huggingface import transformers
+    from torchdefine.adapt.shrink import ShrinkOptions, shrink_model
+    from torchdefine.training.distributed import Processes
+
+    their_log = transformers.logging  # its bars and notes would mix with ours
+    their_log.set_verbosity_error()
+    their_log.disable_progress_bar()
+    sizes = {"choosing": options.choosing, "held_out": options.held_out, "distill_steps": options.distill}
+    settings = ShrinkOptions(**sizes, quick=options.quick, device=str(Processes().device(options.device)))
+    shrunk = shrink_model(options.folder, options.text, options.out, options.budget, options=settings, stage=_stage)
+    if not options.json:
+        for fitted in shrunk.fitted.values():
+            fitted.print()
+    likeness, (before, after) = shrunk.likeness, (size / 1e6 for size in shrunk.file_bytes)
+    lines = [
+        str(shrunk.replacement),
+        f"On {shrunk.held_out:,} held-out sentences, mean cosine {likeness.mean_cosine:.4f} and rank "
+        f"correlation {likeness.rank_correlation:.4f} to the old model.",
+    ]
+    if any(table.heads for table in shrunk.replacement.tables):
+        lines.append(
+            "The output layer uses the new table too, but only hidden states were compared: measure the model's "
+            "perplexity before you use it."
+        )
+    lines.append(f"Weights {before:,.1f} → {after:,.1f} MB on disk, in {shrunk.seconds:,.0f} s.")
+    show(options, shrunk.to_dict(), [*lines, f"The model is in {shrunk.folder}."])
+
+
+def _stage(what: str) -> Any:
+    """A bar on a terminal, a line everywhere else."""
+    if not sys.stderr.isatty():
+        print(what, file=sys.stderr)
+    return bar(what)

@@ -1,18 +1,20 @@
-"""Commands that show recipes: the list, one as a page, its parameters."""
+"""Commands that show recipes and runs to people."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchdefine.cli.shared import Command, add_json, data_settings, print_json
+from torchdefine.cli.shared import Command, add_shared, bar, data_settings, print_json, show
 from torchdefine.errors import UserError
 
 if TYPE_CHECKING:
-    from torchdefine.analysis.parameters import ParameterReport
     from torchdefine.recipe import Recipe
+    from torchdefine.task import Tokens
 
 RECIPES = """  torchdefine recipes                              the list, with parameters and published numbers
   torchdefine recipes demo                         those whose names begin with demo
@@ -27,6 +29,12 @@ COUNTING = """  torchdefine params table1a/r3
 Settings of data, embedding, unit, source, context and output change the parameters: `torchdefine train --help`
 explains them all."""
 
+PICTURES = """  curves      validation perplexity of every run, and that of training as a thin line
+  parameters  the parameters of each part, one stacked bar per run
+  maps        correlation maps of the finished vectors: standard, projected, DeFINE
+  layers      correlation maps of one run with a DeFINE unit, layer by layer and group by group
+  groups      mean cosines between the groups of every layer of such a run"""
+
 COMMENTS_FROM = 44
 """Column of the defaults beside settings that differ from them."""
 PUBLISHED = {
@@ -38,20 +46,35 @@ PUBLISHED = {
 
 
 def add_commands(command: Command) -> None:
-    """The commands that show recipes."""
-    sub = command(
-        "recipes", _recipes, "List what there is to train, or show one recipe with all its settings.", RECIPES
-    )
-    sub.add_argument(
-        "recipe", nargs="?", help="a recipe's name, or a YAML file, to show; or the beginning of names, such as demo"
-    )
-    add_json(sub)
+    """The commands that show recipes and runs."""
+    summary = "List what there is to train, or show one recipe with all its settings."
+    option = command("recipes", _recipes, summary, RECIPES)
+    names = "a recipe's name, or a YAML file, to show; or the beginning of names, such as demo"
+    option("recipe", nargs="?", help=names)
+    add_shared(option, "--json")
 
-    sub = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", COUNTING)
-    sub.add_argument("recipe", help="a recipe's name, a YAML file, or a run's folder")
-    sub.add_argument("--data", help="a folder with text, or a named corpus, whose vocabulary to count with")
-    sub.add_argument("--plan", action="store_true", help="print the layers of the unit too")
-    add_json(sub)
+    option = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", COUNTING)
+    option("recipe", help="a recipe's name, a YAML file, or a run's folder")
+    option("--data", help="a folder with text, or a named corpus, whose vocabulary to count with")
+    option("--plan", action="store_true", help="print the layers of the unit too")
+    add_shared(option, "--json")
+
+    option = command("compare", _compare, "Put runs side by side: parameters, perplexities, speed, what to beware of.")
+    add_shared(option, "folders", "--json")
+
+    option = command("report", _report, "Write one HTML file about runs, finished or not; it opens from disk.")
+    add_shared(option, "folders")
+    option("--out", help="the HTML file (default: report.html in the first run's folder)")
+    option("--words", help="words to show the neighbours of, with commas between (default: frequent ones)")
+    option("--prompt", default="The", help="the text that the runs continue (default: The)")
+
+    option = command("plot", _plot, "Draw one picture of runs for a paper: PNG, SVG or PDF.", PICTURES)
+    option("kind", choices=["curves", "parameters", "maps", "layers", "groups"], help="which picture")
+    add_shared(option, "folders")
+    option("--out", required=True, help="the file to write, ending in .png, .svg or .pdf")
+    axes = ["tokens", "step", "seconds"]
+    option("--by", choices=axes, help="the horizontal axis of curves (default: tokens)")
+    option("--centred", action="store_true", help="maps of Pearson's correlations instead of the paper's")
 
 
 def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
@@ -60,12 +83,9 @@ def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
     below = recipes_below(options.recipe or "")
     if options.recipe is not None and not below:
         recipe = load_recipe(options.recipe)
-        if options.json:
-            plain = recipe.to_plain()
-            settings = {section: plain.pop(section) for section in recipe.sections()}
-            print_json({**plain, "settings": settings, "differing": _differing(recipe)})
-        else:
-            print("\n".join(recipe_page(recipe)))
+        plain = recipe.to_plain()
+        settings = {section: plain.pop(section) for section in recipe.sections()}
+        show(options, {**plain, "settings": settings, "differing": _differing(recipe)}, recipe_page(recipe))
         return
     recipes = [load_recipe(name) for name in below or recipe_names()]
     if options.json:
@@ -78,26 +98,20 @@ def _print_recipes(recipes: list[Recipe]) -> None:
     """Our own first, which are smaller, then those with published numbers."""
     from torchdefine.analysis.tables import print_table
 
-    own = [recipe for recipe in recipes if not recipe.published]
-    published = [recipe for recipe in recipes if recipe.published]
-    if own:
+    if own := [[recipe.name, recipe.description] for recipe in recipes if not recipe.published]:
         smallest = "demo/… are the smallest: minutes on two cores, with the text that comes with the package."
-        print_table(
-            ["recipe", "what it trains"],
-            [[recipe.name, recipe.description] for recipe in own],
-            note=smallest * any(recipe.name.startswith("demo/") for recipe in own) + "\n",
-        )
-    if published:
+        has_demo = any(name.startswith("demo/") for name, _ in own)
+        print_table(["recipe", "what it trains"], own, note=smallest * has_demo + "\n")
+    if published := [recipe for recipe in recipes if recipe.published]:
         rows = [
             [r.name, r.description, *(f"{r.published[key]:.2f}" if key in r.published else "–" for key in PUBLISHED)]
             for r in published
         ]
-        print_table(
-            ["recipe", "what it trains", *PUBLISHED.values()],
-            rows,
-            note="Numbers are published ones, of whole trainings by the paper's authors, or of AWD-LSTM and of "
-            "mixtures; what we measured ourselves is in the project's results.\n",
+        note = (
+            "Numbers are published ones, of whole trainings by the paper's authors, or of AWD-LSTM and of mixtures; "
+            "what we measured ourselves is in the project's results.\n"
         )
+        print_table(["recipe", "what it trains", *PUBLISHED.values()], rows, note)
     print("`torchdefine recipes RECIPE` shows its settings, `torchdefine params RECIPE` builds the model and counts.")
 
 
@@ -110,8 +124,8 @@ def recipe_page(recipe: Recipe) -> Iterator[str]:
         shown = ", ".join(f"{name.replace('_', ' ')} {number:g}" for name, number in recipe.published.items())
         yield f"# Published, parameters in millions: {shown}"
     yield f"format_version: {FORMAT_VERSION}"
-    yield _setting("description", recipe.description)
-    yield _setting("task", recipe.task)
+    yield f"description: {_in_yaml(recipe.description)}"
+    yield f"task: {recipe.task}"
     yield "# What differs from its default comes first in every section; comments have the rest."
     differing = _differing(recipe)
     for section, defaults in recipe.defaults().items():
@@ -119,32 +133,25 @@ def recipe_page(recipe: Recipe) -> Iterator[str]:
         yield ""
         yield f"{section}:" if own else f"# {section}:"
         for name, value in own.items():
-            yield f"  {_setting(name, value):<{COMMENTS_FROM}} # default {_value(defaults[name])}"
+            yield f"  {f'{name}: {_in_yaml(value)}':<{COMMENTS_FROM}} # default {_in_yaml(defaults[name])}"
         for name, value in defaults.items():
             if name not in own:
-                yield f"{'  # ' if own else '#   '}{_setting(name, value)}"
+                yield f"{'  # ' if own else '#   '}{name}: {_in_yaml(value)}"
 
 
 def _differing(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """The settings that have another value than their default, by section."""
     from torchdefine.config import plain_value
 
-    found = {
-        section: {
-            name: value
-            for name, default in defaults.items()
-            if (value := plain_value(getattr(getattr(recipe, section), name))) != default
-        }
-        for section, defaults in recipe.defaults().items()
-    }
-    return {section: values for section, values in found.items() if values}
+    found: dict[str, dict[str, Any]] = {}
+    for section, defaults in recipe.defaults().items():
+        for name, default in defaults.items():
+            if (value := plain_value(getattr(getattr(recipe, section), name))) != default:
+                found.setdefault(section, {})[name] = value
+    return found
 
 
-def _setting(name: str, value: Any) -> str:
-    return f"{name}: {_value(value)}"
-
-
-def _value(value: Any) -> str:
+def _in_yaml(value: Any) -> str:
     """A value as YAML in one line."""
     import yaml
 
@@ -154,18 +161,19 @@ def _value(value: Any) -> str:
 
 
 def _params(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
-    from torchdefine.analysis.parameters import print_parameters
+    from torchdefine.analysis.tables import parameter_report, print_parameters
 
-    report = _counted(options, overrides)
+    report, plan = parameter_report(*_counted(options, overrides))
     if options.json:
-        print_json(report.to_dict())
-    else:
-        print_parameters(report, with_plan=options.plan)
+        print_json(report)
+        return
+    print_parameters(report)
+    if options.plan and plan is not None:
+        print(f"\n{plan}")
 
 
-def _counted(options: argparse.Namespace, overrides: dict[str, Any]) -> ParameterReport:
-    """A recipe's parameters with the vocabulary of its text or of ``--data``; a run's with its own vocabulary."""
-    from torchdefine.analysis.parameters import parameter_report
+def _counted(options: argparse.Namespace, overrides: dict[str, Any]) -> tuple[Recipe, Tokens | None]:
+    """A recipe to be counted with the vocabulary of its text or of ``--data``; a run's with its own vocabulary."""
     from torchdefine.recipe import load_recipe
     from torchdefine.run import RunFolder
     from torchdefine.task import find_task
@@ -180,8 +188,43 @@ def _counted(options: argparse.Namespace, overrides: dict[str, Any]) -> Paramete
     if changes or (folder.exists() and folder.changes()):  # the published numbers are of another model
         recipe = dataclasses.replace(recipe, published={})
     if "vocabulary_size" in data:
-        return parameter_report(recipe)
+        return recipe, None
     if data.keys() & set(task.vocabulary_settings):  # not the vocabulary whose size the recipe or the run states
         stated = {"vocabulary_size": None} if hasattr(recipe.data, "vocabulary_size") else {}
-        return parameter_report(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **stated)))
-    return parameter_report(recipe, task.load_tokens(folder.path) if folder.exists() else None)
+        return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **stated)), None
+    return recipe, task.load_tokens(folder.path) if folder.exists() else None
+
+
+def _compare(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.analysis.comparison import compare_runs, print_comparison
+
+    comparison = compare_runs(options.folders)
+    if options.json:
+        print_json(comparison.to_dict())
+    else:
+        print_comparison(comparison)
+
+
+def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.analysis.report import write_report
+
+    path = Path(options.out) if options.out else Path(options.folders[0]) / "report.html"
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"The report is HTML: {path} must end in .html.")
+    words = [word.strip() for word in options.words.split(",") if word.strip()] if options.words else None
+    with bar("looking at the runs") as progress:
+        write_report(options.folders, path, words, options.prompt, progress)
+    print(f"The report is in {path}.")
+
+
+def _plot(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.analysis.report import draw
+
+    if options.by is not None and options.kind != "curves":
+        raise UserError(f"--by is the horizontal axis of curves, and {options.kind} have none: leave it out.")
+    if options.centred and options.kind in ("curves", "parameters"):
+        raise UserError(f"--centred is for correlations, and {options.kind} show none: leave it out.")
+    out = Path(options.out)
+    for sentence in draw(options.kind, options.folders, out, by=options.by or "tokens", centred=options.centred):
+        print(sentence, file=sys.stderr)
+    print(f"The picture is in {out}.")

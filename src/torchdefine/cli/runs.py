@@ -1,86 +1,96 @@
-"""Commands that use a run."""
+"""Commands that use a run: measure it, let it write or translate, average its weights."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
+import time
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
-from torchdefine.cli.shared import Command, add_json, add_loading, add_run, loading, print_json, refuse_idle
+from torchdefine.cli.shared import LOADING, Command, add_shared, bar, open_run, print_json, refuse_idle, show
 from torchdefine.errors import UserError
 
 MEASURING = ("batch_size", "length", "memory", "clamp", "neural_cache", "tune_cache")
 """Options of eval that the runs of some tasks take."""
+OF_THE_BEAM = ("length_penalty", "max_ratio", "max_extra", "batch_size")
+"""Options that change the settings of beam search that are called so; --beam changes its size."""
 
 
 def add_commands(command: Command) -> None:
     """The commands that use a run."""
-    sub = command("eval", _eval, "Measure a run's perplexity on a text; a translator's BLEU and chrF too.")
-    add_run(sub)
-    sub.add_argument("--split", default="test", help="train, valid or test (default: test)")
-    sub.add_argument("--data", help="another text than the run's own: a folder, a text file, or a named corpus")
-    sub.add_argument("--batch-size", type=int, help="streams the text is cut into; 1 is exact (default: the recipe's)")
-    sub.add_argument("--length", type=int, help="tokens a step (default: the recipe's)")
-    sub.add_argument("--memory", type=int, help="positions that a Transformer-XL remembers (default: the recipe's)")
-    sub.add_argument(
-        "--clamp", type=int, help="the largest distance that a Transformer-XL tells apart (default: the recipe's)"
-    )
-    sub.add_argument(
-        "--neural-cache", metavar="WINDOW,THETA,WEIGHT", help="look back at the text itself, as in 500,1.0,0.1"
-    )
-    sub.add_argument(
-        "--tune-cache",
-        action="store_true",
-        default=None,
-        help="choose the three numbers of --neural-cache on the validation text first",
-    )
-    add_loading(sub)
-    add_json(sub)
+    own = "(default: the recipe's)"
+    option = command("eval", _eval, "Measure a run's perplexity on a text; a translator's BLEU and chrF too.")
+    add_shared(option, "folder")
+    option("--split", default="test", help="train, valid or test (default: test)")
+    option("--data", help="another text than the run's own: a folder, a text file, or a named corpus")
+    option("--batch-size", type=int, help=f"streams the text is cut into; 1 is exact {own}")
+    option("--length", type=int, help=f"tokens a step {own}")
+    option("--memory", type=int, help=f"positions that a Transformer-XL remembers {own}")
+    option("--clamp", type=int, help=f"the largest distance that a Transformer-XL tells apart {own}")
+    option("--neural-cache", metavar="WINDOW,THETA,WEIGHT", help="look back at the text itself, as in 500,1.0,0.1")
+    tuning = "choose the three numbers of --neural-cache on the validation text first"
+    option("--tune-cache", action="store_true", default=None, help=tuning)
+    add_shared(option, *LOADING, "--json")
 
-    sub = command("generate", _generate, "Let a run continue a text.")
-    add_run(sub)
-    sub.add_argument(
-        "--prompt",
-        default="",
-        help="the text to continue, words as in the training text (default: none, a text begins)",
+    option = command("generate", _generate, "Let a run continue a text.")
+    add_shared(option, "folder")
+    option("--prompt", default="", help="words as in the training text (default: none, a text begins)")
+    option("--length", type=int, default=100, help="tokens to draw (default: 100)")
+    option("--temperature", type=float, default=0.8, help="below 1 is more cautious, 0 greedy (default: 0.8)")
+    option("--top-k", type=int, help="draw among the k most probable tokens only")
+    option("--top-p", type=float, help="draw among the most probable tokens of this probability together")
+    option("--seed", type=int, help="any number, for the same text every time (default: another text each time)")
+    add_shared(option, *LOADING, "--json")
+
+    option = command("translate", _translate, "Translate text line by line; as many lines come out as go in.")
+    add_shared(option, "folder")
+    option("--input", help="the text to translate, plain or packed (default: standard input)")
+    option("--refs", help="true translations, line by line; BLEU and chrF go to standard error")
+    option("--beam", type=int, help=f"hypotheses that the search keeps; 1 is greedy {own}")
+    option("--length-penalty", type=float, help=f"exponent of Wu's length penalty {own}")
+    option(
+        "--max-ratio", type=float, help=f"a translation has at most this many tokens for each of the source's … {own}"
     )
-    sub.add_argument("--length", type=int, default=100, help="tokens to draw (default: 100)")
-    sub.add_argument("--temperature", type=float, default=0.8, help="below 1 is more cautious, 0 greedy (default: 0.8)")
-    sub.add_argument("--top-k", type=int, help="draw among the k most probable tokens only")
-    sub.add_argument("--top-p", type=float, help="draw among the most probable tokens of this probability together")
-    sub.add_argument(
-        "--seed", type=int, help="any number, for the same text every time (default: another text each time)"
-    )
-    add_loading(sub)
-    add_json(sub)
+    option("--max-extra", type=int, help=f"… and this many more {own}")
+    option("--n-best", type=int, default=1, help="translations of each line, with tabs between (default: 1)")
+    option("--sample", action="store_true", help="draw translations instead of searching for the best")
+    option("--temperature", type=float, help="of --sample: below 1 is more cautious (default: 1)")
+    option("--top-k", type=int, help="of --sample: among the k most probable tokens only")
+    option("--top-p", type=float, help="of --sample: among the most probable tokens of this probability together")
+    option("--seed", type=int, help="of --sample (default: 1)")
+    option("--batch-size", type=int, help=f"sentences at once; changes speed, not the result {own}")
+    add_shared(option, *LOADING, "--json")
+
+    option = command("average", _average, "Average the weights that a run has kept (--train.keep) into one checkpoint.")
+    add_shared(option, "folder")
+    option("--last", type=int, help="how many of the latest ones (default: all)")
+    add_shared(option, "--json")
 
 
 def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.run import RunFolder, load_run
+    from torchdefine.run import RunFolder
     from torchdefine.task import find_task
-    from torchdefine.training.progress import work_bar
 
     folder = RunFolder(options.folder)
     task = find_task(folder.recipe().task)
-    given = {name: value for name in MEASURING if (value := getattr(options, name)) is not None}
     taken = signature(task.run.measure).parameters  # type: ignore[attr-defined]
-    refuse_idle(options, [name for name in given if name not in taken], f"to a model for {task.name}")
+    refuse_idle(options, [name for name in MEASURING if name not in taken], f"to a model for {task.name}")
+    given = {name: value for name in MEASURING if (value := getattr(options, name)) is not None}
     if {"neural_cache", "tune_cache"} <= given.keys():
         raise UserError("Give --neural-cache or --tune-cache, not both.")
-    run = load_run(options.folder, **loading(options))
+    run = open_run(options)
     if not folder.result.exists():
         print("The run is not finished: these are intermediate weights.", file=sys.stderr)
-    with work_bar("evaluating") as progress:
+    with bar("evaluating") as progress:
         measured = run.measure(options.split, data=options.data, progress=progress, **given)
-    if options.json:
-        print_json({"run": str(options.folder), "split": options.split, **measured.facts})
-    else:
-        print("\n".join(measured.lines))
+    show(options, {"run": options.folder, "split": options.split, **measured.facts}, measured.lines)
 
 
 def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    from torchdefine.run import RunFolder, load_run
+    from torchdefine.run import RunFolder
     from torchdefine.run.run import check_can
     from torchdefine.tasks.sampling import SamplingOptions
 
@@ -88,15 +98,91 @@ def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     check_can(folder.recipe(), "generate", folder)  # first: a run without weights must not be told to get some
     if options.temperature == 0:
         refuse_idle(options, ("top_k", "top_p"), "at a temperature of 0")
-    run = load_run(options.folder, **loading(options))
-    outside = run.unknown_words(options.prompt)
-    if outside:
+    run = open_run(options)
+    if outside := run.unknown_words(options.prompt):
         print(f"Outside the vocabulary, so read as <unk>: {', '.join(outside)}.", file=sys.stderr)
     unknown = run.tokenization.unk_id
     sampling = SamplingOptions(options.temperature, options.top_k, options.top_p, () if unknown is None else (unknown,))
     text = run.generate(options.prompt, options.length, sampling, seed=options.seed)
+    between = " " if run.tokenization.kind == "words" else ""
+    show(options, {"prompt": options.prompt, "continuation": text}, [f"{options.prompt}{between}{text}".strip()])
+
+
+def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.run import RunFolder
+    from torchdefine.run.run import check_can
+    from torchdefine.task import find_task
+
+    folder = RunFolder(options.folder)
+    recipe = folder.recipe()
+    check_can(recipe, "translate", folder)
+    task: Any = find_task(recipe.task)
+    how = task.run.options(recipe, **_ways_to_translate(options))
+    if options.refs:
+        task.check_packages()
+    run = open_run(options)  # before waiting for standard input
+    lines, references = _texts(options)
+    started = time.monotonic()
+    with bar("translating") as progress:
+        found = run.translate(lines, how, progress=progress, on_long_line=_tell_of_long_line)
+    seconds = max(time.monotonic() - started, 1e-9)
+    scores = run.score([best[0].text for best in found], references) if references else None
     if options.json:
-        print_json({"prompt": options.prompt, "continuation": text})
+        shown = [[dataclasses.asdict(translation) for translation in best] for best in found]
+        scored = {} if scores is None else dataclasses.asdict(scores)
+        print_json({"translations": shown, "sentences_per_second": round(len(found) / seconds, 2), **scored})
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write("".join("\t".join(t.text for t in best) + "\n" for best in found).encode())
+    sys.stdout.buffer.flush()
+    if scores is not None:
+        print("\n".join(scores.lines()), file=sys.stderr)
+
+
+def _ways_to_translate(options: argparse.Namespace) -> dict[str, Any]:
+    """What the command line changes of the recipe's search."""
+    from torchdefine.tasks.sampling import SamplingOptions
+
+    if options.sample:
+        refuse_idle(options, ("beam",), "to --sample")
     else:
-        between = " " if run.tokenization.kind == "words" else ""
-        print(f"{options.prompt}{between}{text}".strip())
+        refuse_idle(options, ("temperature", "top_k", "top_p", "seed"), "without --sample")
+    if options.temperature == 0:
+        refuse_idle(options, ("top_k", "top_p"), "at a temperature of 0")
+    temperature = 1.0 if options.temperature is None else options.temperature
+    sampling = SamplingOptions(temperature, options.top_k, options.top_p) if options.sample else None
+    given = {"size": options.beam, "seed": options.seed, **{name: getattr(options, name) for name in OF_THE_BEAM}}
+    given = {name: value for name, value in given.items() if value is not None}
+    return {"seed": 1, **given, "sampling": sampling, "n_best": options.n_best}
+
+
+def _texts(options: argparse.Namespace) -> tuple[list[str], list[str] | None]:
+    """The lines to translate, and their true translations where these were given."""
+    from torchdefine.data.text_files import decode_text, read_text
+
+    def lines_of(path: str) -> list[str]:
+        return [line for block in read_text(Path(path), may_be_empty=True) for line in block.lines]
+
+    lines = lines_of(options.input) if options.input else decode_text(sys.stdin.buffer.read(), "The standard input")
+    if not lines:
+        print("There is no line to translate.", file=sys.stderr)
+    if not options.refs:
+        return lines, None
+    references = lines_of(options.refs)
+    if len(references) != len(lines):
+        raise UserError(f"{options.refs} has {len(references):,} lines, but {len(lines):,} are to be translated.")
+    return lines, references
+
+
+def _tell_of_long_line(number: int, tokens: int, pieces: int) -> None:
+    print(f"Line {number:,} has {tokens:,} tokens and was translated in {pieces} pieces.", file=sys.stderr)
+
+
+def _average(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    from torchdefine.run import average_run
+
+    folder, steps = average_run(options.folder, options.last)
+    listed = ", ".join(f"{step:,}" for step in steps)
+    sentence = f"The mean of the weights of the steps {listed} is in {folder.average}: use it by --checkpoint average."
+    facts = {"run": options.folder, "averaged_steps": steps, "checkpoint": str(folder.average)}
+    show(options, facts, [sentence])

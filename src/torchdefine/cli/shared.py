@@ -5,15 +5,57 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torchdefine.errors import UserError
 
-Command = Callable[..., argparse.ArgumentParser]
+Option = Callable[..., Any]
+"""The ``add_argument`` of a command."""
+Command = Callable[..., Option]
 """Adds a command: its name, its function, a summary, and text before and after the options in its help."""
 
 CHECKPOINTS = ["best", "last", "average"]
+SHARED: dict[str, dict[str, Any]] = {
+    "folder": {"metavar": "RUN", "help": "a run's folder"},
+    "folders": {"metavar": "RUN", "nargs": "+", "help": "runs' folders"},
+    "--checkpoint": {"default": "best", "choices": CHECKPOINTS, "help": "which weights (default: best)"},
+    "--cached": {"action": "store_true", "help": "look up what `torchdefine cache` wrote for these weights"},
+    "--compressed": {"action": "store_true", "help": "look up what `torchdefine compress` wrote for these weights"},
+    "--device": {"help": "cpu or cuda (default: a GPU if there is one)"},
+    "--json": {"action": "store_true", "help": "print JSON"},
+}
+LOADING = ("--checkpoint", "--cached", "--compressed", "--device")
+"""How to open a run."""
+
+
+def add_shared(option: Option, *names: str) -> None:
+    """Add arguments that mean the same to every command."""
+    for name in names:
+        option(name, **SHARED[name])
+
+
+def open_run(options: argparse.Namespace) -> Any:
+    """The run in a command's folder, by those of ``LOADING`` that the command has."""
+    from torchdefine.run import load_run
+
+    return load_run(options.folder, **{n[2:]: getattr(options, n[2:]) for n in LOADING if hasattr(options, n[2:])})
+
+
+def bar(what: str) -> AbstractContextManager[Any]:
+    """A bar for long work."""
+    from torchdefine.training.progress import work_bar
+
+    return work_bar(what)
+
+
+def show(options: argparse.Namespace, facts: Any, lines: Iterable[str]) -> None:
+    """Print what a command found: the facts as JSON where that was asked for, else the lines."""
+    if options.json:
+        print_json(facts)
+    else:
+        print("\n".join(lines))
 
 
 def print_json(value: Any) -> None:
@@ -22,40 +64,6 @@ def print_json(value: Any) -> None:
 
     escaped = (sys.stdout.encoding or "utf-8").lower() not in ("utf-8", "utf8")
     print(json.dumps(finite_only(value), indent=2, ensure_ascii=escaped, allow_nan=False))
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """The run that a command uses."""
-    parser.add_argument("folder", metavar="RUN", help="a run's folder")
-
-
-def add_loading(parser: argparse.ArgumentParser) -> None:
-    """How to open the run that a command uses."""
-    parser.add_argument("--checkpoint", default="best", choices=CHECKPOINTS, help="which weights (default: best)")
-    add_cached(parser)
-    add_device(parser)
-
-
-def add_cached(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--cached", action="store_true", help="look up what `torchdefine cache` wrote for these weights"
-    )
-    parser.add_argument(
-        "--compressed", action="store_true", help="look up what `torchdefine compress` wrote for these weights"
-    )
-
-
-def loading(options: argparse.Namespace) -> dict[str, Any]:
-    """What ``add_loading`` asked for."""
-    return {name: getattr(options, name) for name in ("checkpoint", "device", "cached", "compressed")}
 
 
 def data_settings(options: argparse.Namespace, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,13 +75,9 @@ def data_settings(options: argparse.Namespace, given: Mapping[str, Any]) -> dict
     return {**given, "corpus": options.data}
 
 
-def flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def refuse_idle(options: argparse.Namespace, names: Sequence[str], where: str) -> None:
     """Refuse options that were given though they have no effect."""
-    given = [flag(name) for name in names if getattr(options, name) is not None]
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
     if given:
         means, them = ("mean", "them") if len(given) > 1 else ("means", "it")
         raise UserError(f"{', '.join(given)} {means} nothing {where}: leave {them} out.")

@@ -6,15 +6,14 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchdefine.cli.shared import Command, add_device, data_settings, print_json
+from torchdefine.cli.shared import Command, add_shared, bar, data_settings, show
 from torchdefine.errors import UserError
 
 if TYPE_CHECKING:
-    from torchdefine.config import Kinds
     from torchdefine.run import Run
     from torchdefine.task import Section
 
@@ -38,30 +37,24 @@ SETTINGS = """settings:
 
 def add_commands(command: Command) -> None:
     """The commands that read texts and train."""
-    sub = command("train", _train, "Train a recipe on a text.", TRAINING, settings_help)
-    sub.add_argument(
-        "recipe",
-        nargs="?",
-        help="a recipe's name, or a YAML file; with --resume not needed: the run has its own",
-    )
-    sub.add_argument(
-        "--data", help="a folder with train, valid and test text, one that `encode` wrote, or a named corpus"
-    )
-    sub.add_argument("--out", help="the run's folder (default: a new one under runs/)")
-    sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    add_device(sub)
-    sub.add_argument("--tensorboard", action="store_true", help="write TensorBoard logs into the run's folder too")
-    sub.add_argument("--json", action="store_true", help="print the result as JSON")
+    text = "a folder with train, valid and test text, or a named corpus"
+    option = command("train", _train, "Train a recipe on a text.", TRAINING, settings_help)
+    option("recipe", nargs="?", help="a recipe's name, or a YAML file; with --resume the run has its own")
+    option("--data", help=f"{text}, or a folder that `encode` wrote")
+    option("--out", help="the run's folder (default: a new one under runs/)")
+    option("--resume", action="store_true", help="go on with the run in --out")
+    option("--tensorboard", action="store_true", help="write TensorBoard logs into the run's folder too")
+    add_shared(option, "--device", "--json")
 
-    sub = command("encode", _encode, "Turn a text into tokens beforehand, in a folder that can be moved.", ENCODING)
-    sub.add_argument("recipe", help="the recipe that will be trained, for its data settings: a name, or a YAML file")
-    sub.add_argument("--data", help="a folder with train, valid and test text, or a named corpus")
-    sub.add_argument("--out", required=True, help="a new folder for the tokens")
+    option = command("encode", _encode, "Turn a text into tokens beforehand, in a folder that can be moved.", ENCODING)
+    option("recipe", help="the recipe that will be trained, for its data settings: a name, or a YAML file")
+    option("--data", help=text)
+    option("--out", required=True, help="a new folder for the tokens")
 
-    sub = command(
-        "demo", _demo, "Train five small language models on the shipped text and compare them: a few minutes."
+    option = command(
+        "demo", _demo, "Train five small language models on the shipped text and compare them, in minutes."
     )
-    sub.add_argument("--out", default="runs/demo", help="where the runs and the report go (default: runs/demo)")
+    option("--out", default="runs/demo", help="where the runs and the report go (default: runs/demo)")
 
 
 def settings_help() -> str:
@@ -71,77 +64,61 @@ def settings_help() -> str:
     lines = [SETTINGS]
     shown: dict[str, list[str]] = {}
     for name in task_names():
-        sections = {section: list(_section(section, of)) for section, of in find_task(name).recipe.sections().items()}
         lines += ["", f"Settings of the task {name}{' that others have not' if shown else ''}:"]
-        for section, rows in sections.items():
+        for section, of in find_task(name).recipe.sections().items():
+            rows = list(_rows(section, of))
             new = [row for row in rows if row not in shown.get(section, [])]
             if any(row.startswith("  --") for row in new):
                 lines += ["", f"{section}:", *new]
-        shown = {**sections, **shown}
+            shown.setdefault(section, rows)
     return "\n".join(lines)
 
 
-def _section(section: str, of: Section) -> Iterator[str]:
+def _rows(section: str, of: Section) -> Iterator[str]:
+    """The settings of a part: first what all its kinds have, then the rest of each; equal kinds stand together."""
     from torchdefine.config import Kinds, explain
 
+    def row(name: str, explanation: str, default: str) -> str:
+        return f"  --{f'{section}.{name}':<28} {explanation} [{default}]"
+
+    kinds_of: dict[Any, list[str]] = {}
     if isinstance(of, Kinds):
-        yield from _kinds(section, of)
+        yield row("kind", f"Which {of.part}: {', '.join(of)}.", of.default)
+        for kind in of:
+            kinds_of.setdefault(of.config(kind), []).append(kind)
     else:
-        yield from _rows(section, explain(of))
-
-
-def _kinds(section: str, of: Kinds) -> Iterator[str]:
-    """What all kinds have, then the rest of each; kinds with the same settings stand together."""
-    from torchdefine.config import explain
-
-    by_config: dict[Any, list[str]] = {}
-    for kind in of:
-        by_config.setdefault(of.config(kind), []).append(kind)
-    own = {", ".join(kinds): explain(config) for config, kinds in by_config.items()}
-    common = [row for row in next(iter(own.values())) if all(row in rows for rows in own.values())]
-    yield f"  --{f'{section}.kind':<28} Which {of.part}: {', '.join(of)}. [{of.default}]"
-    yield from _rows(section, common)
-    for kinds, rows in own.items():
-        if rest := [row for row in rows if row not in common]:
-            yield f"  {kinds}:"
-            yield from _rows(section, rest)
-
-
-def _rows(section: str, explained: Iterable[Any]) -> Iterator[str]:
-    return (f"  --{f'{section}.{one.name}':<28} {one.explanation} [{one.default}]" for one in explained)
+        kinds_of[of] = [section]
+    explained = {
+        ", ".join(kinds): [row(one.name, one.explanation, one.default) for one in explain(config)]
+        for config, kinds in kinds_of.items()
+    }
+    common = [one for one in next(iter(explained.values())) if all(one in rows for rows in explained.values())]
+    yield from common
+    for kinds, rows in explained.items():
+        if rest := [one for one in rows if one not in common]:
+            yield from (f"  {kinds}:", *rest)
 
 
 def _train(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from torchdefine.run import train
     from torchdefine.run.result import shortfall
-    from torchdefine.training.progress import TensorBoardReporter, default_reporter, work_bar
+    from torchdefine.training.progress import Reporter, TensorBoardReporter, default_reporter
 
     data = data_settings(options, overrides.pop("data", {}))
-    reporter: Any = default_reporter()
+    reporter: Reporter = default_reporter()
     if options.tensorboard:
         if not options.out:
             raise UserError("TensorBoard logs go into the run's folder: name it with --out.")
         reporter = TensorBoardReporter(reporter, str(Path(options.out) / "tensorboard"))
-    with work_bar("reading the text") as progress:
-        run = train(
-            options.recipe,
-            data=data,
-            out=options.out,
-            resume=options.resume,
-            device=options.device,
-            reporter=reporter,
-            progress=progress,
-            **overrides,
-        )
+    how = {name: getattr(options, name) for name in ("out", "resume", "device")}
+    with bar("reading the text") as progress:
+        run = train(options.recipe, data=data, reporter=reporter, progress=progress, **how, **overrides)
     if os.environ.get("RANK", "0") != "0":  # under torchrun one process speaks for all
         return
     trouble = shortfall(run.result)
-    if options.json:
-        print_json(run.result)
-        if trouble:
-            print(trouble, file=sys.stderr)
-        return
-    print("\n".join([*_what_it_reached(run), *([trouble] if trouble else [])]))
+    if options.json and trouble:
+        print(trouble, file=sys.stderr)
+    show(options, run.result, filter(None, [*_what_it_reached(run), trouble]))
 
 
 def _what_it_reached(run: Run) -> Iterator[str]:
@@ -157,8 +134,7 @@ def _what_it_reached(run: Run) -> Iterator[str]:
             unigram = result.get(f"{split}_unigram_perplexity")
             beside = f" (unigram {unigram:,.1f})" if unigram else ""
             yield f"{split} perplexity {shown_perplexity(result[f'{split}_perplexity'])}{beside}"
-    if earlier := best_before_the_end(result):
-        yield earlier
+    yield best_before_the_end(result)
     if not result["evaluation"]:
         yield (
             "Nothing was measured, for there is neither a valid nor a test text: add one to the folder of the text, or "
@@ -171,12 +147,11 @@ def _what_it_reached(run: Run) -> Iterator[str]:
 def _encode(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from torchdefine.run.starting import wanted_recipe
     from torchdefine.task import find_task
-    from torchdefine.training.progress import work_bar
 
     data = data_settings(options, overrides.pop("data", {}))
     recipe, _ = wanted_recipe(options.recipe, data, overrides)
     task = find_task(recipe.task)
-    with work_bar("reading the text") as progress:
+    with bar("reading the text") as progress:
         texts = task.encode(recipe, options.out, progress)
     for sentence in task.about_data(recipe, texts):
         print(sentence)
