@@ -151,7 +151,7 @@ def test_whole_numbers_always_have_a_largest() -> None:
 
 def test_text_has_no_nul_and_no_half_characters() -> None:
     for odd in ("a\0b", "\ud800"):
-        with pytest.raises(UserError, match=r"must be text in UTF-8"):
+        with pytest.raises(UserError, match=r"data.corpus .* is not in UTF-8, or has a NUL in it"):
             convert(str, odd, "data.corpus")
 
 

@@ -251,24 +251,20 @@ def _convert_mapping(declared: Any, value: Any, place: str) -> dict[str, Any]:
     return {str(name): convert(declared, item, f"{place}.{name}") for name, item in value.items()}
 
 
-_WANTED = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text in UTF-8"}
+_WANTED = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
 _DIGITS = re.compile(r"\s*-?\d{1,40}\s*")
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def _convert_plain(declared: type, value: Any, place: str) -> Any:
+    if declared is str and isinstance(value, str) and ("\0" in value or not is_text(value)):
+        raise UserError(f"{place} {shorter(value)} is not in UTF-8, or has a NUL in it: choose another.")
     with suppress(ValueError, OverflowError, KeyError):
         if declared is bool:
             return value if isinstance(value, bool) else _TRUTH[str(value).lower()]
         if isinstance(value, str | int | float) and not isinstance(value, bool):
-            return {str: _text, int: _whole_number, float: _finite_number}[declared](value)
+            return _READERS[declared](value)
     raise UserError(f"{place} is {shorter(value)}, but must be {_WANTED[declared]}.")
-
-
-def _text(value: Any) -> str:
-    if "\0" in str(value) or not is_text(str(value)):
-        raise ValueError
-    return str(value)
 
 
 def _whole_number(value: Any) -> int:
@@ -284,6 +280,9 @@ def _finite_number(value: Any) -> float:
     if not math.isfinite(float(value)):
         raise ValueError
     return float(value)
+
+
+_READERS: dict[type, Callable[[Any], Any]] = {str: str, int: _whole_number, float: _finite_number}
 
 
 def to_plain(config: Any) -> dict[str, Any]:

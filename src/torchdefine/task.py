@@ -64,6 +64,15 @@ class Recipe:
         facts = {"name": self.name, "description": self.description, "published": self.published, "task": self.task}
         return {**facts, **{name: to_plain(getattr(self, name)) for name in self.sections()}}
 
+    def bound_settings(self) -> dict[str, Any]:
+        """What decides the weights and what is computed with them: all settings but paths, since files may be moved."""
+        bound = {}
+        for name in self.sections():
+            config = getattr(self, name)
+            paths = {f.name for f in dataclasses.fields(config) if f.metadata.get("path")}
+            bound[name] = {own: value for own, value in to_plain(config).items() if own not in paths}
+        return {"task": self.task, **bound}
+
     def defaults(self) -> dict[str, dict[str, Any]]:
         """The default of every setting of the kinds that the recipe has, by section."""
         return {

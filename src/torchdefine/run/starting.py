@@ -138,6 +138,8 @@ def take_weights(model: Any, recipe: Any, folder: RunFolder) -> None:
     if not other.best.exists():
         raise UserError(f"train.start_from {other.path} has no best weights: name a run's folder.")
     weights = read_checkpoint(other.best, only="model")
+    if weights.facts.get("run") != other.identity():
+        raise UserError(f"{other.best} belongs to another run than that in {other.path}: put the run's own file back.")
     if weights.facts.get("vocabulary_sha256") != folder.fingerprints["vocabulary_sha256"]:
         cure = "the words of another text are another vocabulary, so give both runs one tokenizer by data.tokenizer"
         if (tokenizer := other.path / TOKENIZER_FILE).is_file():
