@@ -14,14 +14,18 @@ def printable(text: object) -> str:
 
 
 class UserError(ValueError):
-    """Something the user gave cannot be used: the message names it, the rule and the way out (exit code 2)."""
+    """Something the user gave cannot be used: the message names it, the rule and the way out."""
+
+    exit_code = 2
 
     def __init__(self, sentence: object = "") -> None:
         super().__init__(printable(sentence))
 
 
 class MachineError(RuntimeError):
-    """The machine failed, not the user: a full disk, a lost network, a number that overflowed (exit code 1)."""
+    """The machine failed, not the user: a full disk, a lost network, a number that overflowed."""
+
+    exit_code = 1
 
     def __init__(self, sentence: object = "") -> None:
         super().__init__(printable(sentence))

@@ -197,7 +197,8 @@ def seal_of(value: Any) -> str:
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
     """JSON that only this package writes, with the hash of all the rest of it."""
-    write_json(path, {**value, "seal": seal_of(value)})
+    rest = {name: item for name, item in value.items() if name != "seal"}
+    write_json(path, {**rest, "seal": seal_of(rest)})
 
 
 def read_sealed(path: Path, way_out: str) -> dict[str, Any]:

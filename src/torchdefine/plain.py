@@ -6,7 +6,7 @@ import html
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -156,6 +156,24 @@ def _yaml_problem(text: str, error: yaml.YAMLError) -> str:
     if mark.buffer is not None and mark.buffer[mark.pointer : mark.pointer + 1] == "\t":
         return f" in line {mark.line + 1}, which has a tab: indent by spaces"
     return f" in line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+
+
+class PrintedStream:
+    """A stream that a person reads: whatever is written to it is printable."""
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        return self.raw.write(printable(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+def raw_stream(stream: Any) -> Any:
+    """The stream below, for a library that draws with control characters of its own."""
+    return stream.raw if isinstance(stream, PrintedStream) else stream
 
 
 _MARKUP = re.compile(r"[\[\]`*|\\~]")

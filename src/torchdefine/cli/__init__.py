@@ -13,9 +13,12 @@ from typing import NoReturn
 SPINS = "1000"
 """How often an idle thread of torch's looks for work before it sleeps, a tenth of what is usual."""
 
+INTERRUPTED = 130
+"""The exit code of what Ctrl-C ended, as shells have it."""
+
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command and exit: 0 done, 1 failed, 2 misused."""
+    """Run a command and exit: 0 done, 1 the machine failed, 2 misused, 130 interrupted."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         # Beside other work on the machine, threads that wait busily make steps many times slower. Torch reads it once.
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
@@ -25,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         run_command(arguments)
     except KeyboardInterrupt:
         _say_interrupted()
-        sys.exit(1)
+        sys.exit(INTERRUPTED)
     sys.exit(0)
 
 
@@ -39,7 +42,7 @@ def ended_by_interrupts() -> Iterator[None]:
 
     def end(*_: object) -> NoReturn:
         _say_interrupted()
-        os._exit(1)
+        os._exit(INTERRUPTED)
 
     signal.signal(signal.SIGINT, end)
     try:

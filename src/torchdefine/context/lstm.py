@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, rate, setting
+from torchdefine.config import DEEPEST, WIDEST, Config, rate, setting
 from torchdefine.ops import has_kernel, locked_dropout, lstm
 
 LSTMState = list[tuple[Tensor, Tensor]]
@@ -22,10 +22,10 @@ class LSTMConfig(Config):
     """Stacked LSTM layers. Every dropout has one mask for all positions of a segment."""
 
     kind: str = "lstm"
-    layers: int = setting(1, "How many layers.", at_least=1)
-    hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1)
+    layers: int = setting(1, "How many layers.", at_least=1, at_most=DEEPEST)
+    hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1, at_most=WIDEST)
     output_dim: int | None = setting(
-        None, "Width of the last layer; with tied weights map_dim, else hidden_dim.", at_least=1
+        None, "Width of the last layer; with tied weights map_dim, else hidden_dim.", at_least=1, at_most=WIDEST
     )
     input_dropout: float = rate("Dropout rate of the inputs of the first layer.")
     hidden_dropout: float = rate("Dropout rate between the layers.")

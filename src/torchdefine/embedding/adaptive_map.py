@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchdefine.config import setting
+from torchdefine.config import DEEPEST, setting
 from torchdefine.embedding.map import (
     MapConfig,
     VocabularyFacts,
@@ -31,7 +31,7 @@ class AdaptiveConfig(MapConfig):
     cutoffs: tuple[int, ...] = setting(
         (20_000, 40_000, 200_000), "Ranks by frequency at which the second and later bands start."
     )
-    division: int = setting(4, "How many times narrower each band is than the one before.", at_least=1)
+    division: int = setting(4, "How many times narrower each band is than the one before.", at_least=1, at_most=DEEPEST)
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> AdaptiveMap:
         cutoffs = fitting_cutoffs("embedding", self.cutoffs, vocabulary.size, divisors=(8, 2))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, setting
+from torchdefine.config import WIDEST, Config, setting
 from torchdefine.embedding.group_linear import UnitVariance
 from torchdefine.embedding.unit import activation_moments
 
@@ -27,7 +27,9 @@ class ProjectionConfig(Config):
     """One matrix behind the map."""
 
     kind: str = "projection"
-    embedding_dim: int | None = setting(None, "Width of the vectors that it gives; the map's by default.", at_least=1)
+    embedding_dim: int | None = setting(
+        None, "Width of the vectors that it gives; the map's by default.", at_least=1, at_most=WIDEST
+    )
     equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
 
     def build(self, input_dim: int) -> nn.Module:
@@ -39,7 +41,7 @@ class MLPConfig(ProjectionConfig):
     """One hidden layer behind the map."""
 
     kind: str = "mlp"
-    expand_dim: int = setting(1024, "Width of the hidden layer.", at_least=1)
+    expand_dim: int = setting(1024, "Width of the hidden layer.", at_least=1, at_most=WIDEST)
 
     def build(self, input_dim: int) -> nn.Module:
         return DenseMLP(input_dim, self.expand_dim, self.embedding_dim or input_dim, self.equalised)

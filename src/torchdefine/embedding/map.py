@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchdefine.config import Config, rate, setting
+from torchdefine.config import WIDEST, Config, rate, setting
 from torchdefine.errors import UserError
 
 
@@ -35,7 +35,7 @@ class MapConfig(Config):
     """What every map has; a map of your own inherits it and says how it is built."""
 
     kind: str = ""
-    map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1)
+    map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1, at_most=WIDEST)
     scaled: bool = setting(False, "Multiply the map's vectors by the square root of map_dim.")
     scale: float | None = setting(None, "Multiply the map's vectors by this number instead.", above=0)
     init_std: float | None = setting(None, "Standard deviation of the fresh table; else 1 / sqrt(map_dim).", above=0)
@@ -71,7 +71,9 @@ class ProjectiveConfig(MapConfig):
     """One table and a projection."""
 
     kind: str = "projective"
-    output_dim: int | None = setting(None, "Width of the vectors; the unit's embedding_dim, else map_dim.", at_least=1)
+    output_dim: int | None = setting(
+        None, "Width of the vectors; the unit's embedding_dim, else map_dim.", at_least=1, at_most=WIDEST
+    )
     projection_std: float | None = setting(
         None, "Standard deviation of the fresh projection; 1 / sqrt(map_dim) by default.", above=0
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from torchdefine.config import Config, rate, setting
+from torchdefine.config import DEEPEST, WIDEST, Config, rate, setting
 from torchdefine.errors import UserError
 from torchdefine.spelling import did_you_mean
 
@@ -44,11 +44,18 @@ class UnitConfig(Config):
     """A DeFINE unit, or the variant of it named by ``kind``: ``UnitConfig.of("hgt", norm="layer")``."""
 
     kind: str = "define"
-    embedding_dim: int | None = setting(None, "Width of the vectors, the paper's m; the map's by default.", at_least=1)
-    expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k.", at_least=1)
-    depth: int = setting(3, "Layers of the unit, the paper's N, the reduce layer included.", at_least=1)
+    embedding_dim: int | None = setting(
+        None, "Width of the vectors, the paper's m; the map's by default.", at_least=1, at_most=WIDEST
+    )
+    expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k.", at_least=1, at_most=WIDEST)
+    depth: int = setting(
+        3, "Layers of the unit, the paper's N, the reduce layer included.", at_least=1, at_most=DEEPEST
+    )
     max_groups: int | None = setting(
-        None, "Most groups of a layer, the paper's g_max; 2^(depth - 1) by default, at most 16.", at_least=1
+        None,
+        "Most groups of a layer, the paper's g_max; 2^(depth - 1) by default, at most 16.",
+        at_least=1,
+        at_most=DEEPEST,
     )
     groups: GroupScheme = setting(
         "halving",
@@ -64,13 +71,14 @@ class UnitConfig(Config):
     reach_expand_dim: bool = setting(True, "Whether the last expansion layer is expand_dim wide; as published: no.")
     rounding: Rounding = setting("nearest", "How widths between map_dim and expand_dim are rounded.")
     multiple_of: int | None = setting(
-        None, "Round widths to a multiple of this; of the most groups by default.", at_least=1
+        None, "Round widths to a multiple of this; of the most groups by default.", at_least=1, at_most=WIDEST
     )
     reduce: bool = setting(True, "Whether the last layer reduces to embedding_dim; else it expands to expand_dim.")
     fixed_width: int | None = setting(
         None,
         "One width of all expansion layers; by default they grow, or have expand_dim / 2 with skip residual.",
         at_least=1,
+        at_most=WIDEST,
     )
     shuffle: bool = setting(False, "Deal the outputs of every expansion layer out over the groups (GLT + shuffle).")
     norm: Norm = setting("none", "Affine norm of the expansion layers: over all features, or within each group.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdefine.config import setting
+from torchdefine.config import DEEPEST, setting
 from torchdefine.embedding import AdaptiveMap, TokenEmbedding, VocabularyFacts
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, locked_dropout
@@ -23,7 +23,7 @@ class MixtureConfig(OutputConfig):
     """A mixture of softmaxes, adaptive ones over an adaptive embedding, else full ones."""
 
     kind: str = "mixture"
-    components: int = setting(15, "Softmaxes that are mixed.", at_least=1)
+    components: int = setting(15, "Softmaxes that are mixed.", at_least=1, at_most=DEEPEST)
     latent_dropout: float = setting(0.0, "Dropout rate of the components' vectors.", at_least=0, below=1)
     bias: bool = setting(True, "Whether full components have a bias for every word.")
 

@@ -76,6 +76,8 @@ def for_five_validations(steps: int) -> int:
 class Interrupted(MachineError):
     """Training was asked to stop; the checkpoint lets it go on."""
 
+    exit_code = 130
+
 
 class Diverged(MachineError):
     """The loss or its gradient is not finite, or the loss scale collapsed: the run is lost, a sweep may go on."""
