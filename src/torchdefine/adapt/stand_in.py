@@ -73,7 +73,7 @@ class StandIn(Face, LooksUp):
 
     def vectors(self, ids: Tensor) -> Tensor:
         """(…) → (…, m), unscaled."""
-        found: Tensor = (self.table if self.looked_up is None else self.looked_up)(ids)
+        found: Tensor = (self.table if self.looked_up is None or self.has_other_weights() else self.looked_up)(ids)
         return found.to(self.weight.dtype)
 
     def all_vectors(self) -> Tensor:

@@ -47,10 +47,10 @@ def write_cache(path: Path, embedding: TokenEmbedding, dtype: str = "fp32", prog
         text = json.dumps({"__metadata__": sealed, "table": table}).encode()
         return struct.pack("<Q", HEADER_BYTES) + text.ljust(HEADER_BYTES)
 
-    with atomic_file(path) as file, embedding.computing(), in_evaluation(embedding):
+    with atomic_file(path) as file, in_evaluation(embedding, computing=True) as twin:
         file.write(header())
         for ids in id_chunks(embedding):
-            vectors = embedding(ids).to(kept_as)  # (chunk, m)
+            vectors = twin(ids).to(kept_as)  # (chunk, m)
             raw = bytes_of_tensor(vectors.cpu().contiguous())
             checksum = crc32(raw, checksum)
             file.write(raw)
