@@ -50,7 +50,8 @@ def twins(module: nn.Module, made: dict[nn.Module, nn.Module] | None = None) -> 
         twin.__dict__ = {**module.__dict__, "training": False, "_compiled_call_impl": None}
         for name in ("_parameters", "_buffers", "_modules"):
             twin.__dict__[name] = dict(module.__dict__[name])
-        for parts in (twin._modules, twin.__dict__):  # some parts are referred to and not registered
+        kept: list[dict[str, Any]] = [twin.__dict__["_modules"], twin.__dict__]
+        for parts in kept:  # some parts are referred to and not registered
             for name, part in parts.items():
                 if isinstance(part, nn.Module):
                     parts[name] = twins(part, made)[part]

@@ -71,6 +71,9 @@ def add_commands(command: Command) -> None:
     option("--distill", type=whole, default=200, help="steps of self-distillation, 0 for none (default: 200)")
     option("--choosing", type=whole, default=300, help="sentences to compare candidates on (default: 300)")
     option("--held-out", type=whole, default=2000, help="sentences to judge the result on (default: 2000)")
+    option(
+        "--trust-code", action="store_true", help="run code that lies in the model's folder, which is never run else"
+    )
     add_shared(option, "--device", "--json")
 
 
@@ -168,7 +171,8 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     their_log.set_verbosity_error()
     their_log.disable_progress_bar()
     sizes = {"choosing": options.choosing, "held_out": options.held_out, "distill_steps": options.distill}
-    settings = ShrinkOptions(**sizes, quick=options.quick, device=str(Processes().device(options.device)))
+    asked = {"quick": options.quick, "trust_code": options.trust_code}
+    settings = ShrinkOptions(**sizes, **asked, device=str(Processes().device(options.device)))
     shrunk = shrink_model(options.folder, options.text, options.out, options.budget, options=settings, stage=_stage)
     if not options.json:
         for fitted in shrunk.fitted.values():
