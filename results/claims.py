@@ -64,7 +64,7 @@ def claims_table(folder: Path, in_short: bool = False) -> str:
     stages = {pair["stage"] for claim in claims for pair in claim["pairs"]}
     rows = {stage: read_rows(folder / stage) for stage in stages}
     apart = largest_difference_of_seeds({stage: finished_rows(folder / stage) for stage in stages})
-    header = ("claim", "stage", "row", "against", "valid", "test", "the paper's test", "seen")
+    header = ("claim", "stage", "row", "against", "valid", "test", "paper's test", "supported?")
     lines = ["| " + " | ".join(header) + " |", "|---|---|---|---|---:|---:|---:|---|"]
     untested = []
     for claim in claims:
@@ -127,8 +127,8 @@ def verdict(test: float, no_worse: bool, apart: float | None) -> str:
     if no_worse:
         return "yes" if test <= no_worse_by(apart) else "no"
     if abs(test) <= SEEDS_APART * apart:
-        return "too near to tell"
-    return "yes" if test < 0 else "no: the opposite"
+        return "within seed noise"
+    return "yes" if test < 0 else "no, the opposite"
 
 
 def no_worse_by(apart: float) -> float:
@@ -138,12 +138,11 @@ def no_worse_by(apart: float) -> float:
 
 def how_it_is_judged(apart: float | None) -> str:
     known = "no row has run with two seeds yet" if apart is None else f"here {apart:.1%}"
-    at_most = f", by no more than {no_worse_by(apart):.1%}" if apart is not None else ""
+    no_worse = "" if apart is None else f'"Yes" for "no worse" means at most {no_worse_by(apart):.1%} higher. '
     return (
-        "Differences are between perplexities, the means over seeds, and below zero where the row does better. One "
-        f"counts that is more than {SEEDS_APART} times as large as the largest between two seeds of one row ({known}), "
-        'which few seeds measure badly. Where a row need only do no worse, "yes" says that it is not seen to '
-        f"be{at_most}. Steps are called clipped whose gradient was above the limit, of those that were logged after "
-        "the first tenth; at rate 10 that was not recorded. Training is far shorter than the paper's: what is not seen "
-        "here may come with more of it, and what is seen may go."
+        "Percentages compare perplexities, averaged over seeds. Below zero, the row is better. A difference counts if "
+        f"it is more than {SEEDS_APART} times the largest difference between two seeds of one row ({known}). Few seeds "
+        f"estimate this badly. {no_worse}A step is clipped if its gradient norm was above the limit. This counts the "
+        "logged steps after the first tenth; at rate 10 it was not recorded. Training is far shorter than the paper's. "
+        "Longer training may show differences that are not seen here, or remove those that are."
     )

@@ -11,7 +11,7 @@ from look_up_tables import look_up_section
 from map_tables import correlation_section
 from recipe_tables import recipe_section
 from stage_tables import all_stages
-from translation_tables import translation_section, write_front_page, write_translation_page
+from translation_tables import translation_section, write_translation_page
 
 HERE = Path(__file__).parent
 INTRODUCTION = """# Measured results
@@ -44,8 +44,6 @@ def main() -> None:
         ]
     )
     (HERE / "README.md").write_text(page)
-    laptops = (HERE / "tatoeba" / name for name in ("laptop.json", "laptop-define.json"))
-    write_front_page(*(json.loads(path.read_text()) for path in laptops))
     write_translation_page(HERE / "europarl")
     write_evidence_page(stages)
 

@@ -1,10 +1,18 @@
-"""What the README and the docs call a setting is one."""
+"""The README and the code of the pages run as they say, and what they call a setting is one."""
 
+import contextlib
+import functools
+import io
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import torchdefine
+from torchdefine.cli.command_line import make_parser
+from torchdefine.context import CONTEXTS
 from torchdefine.task import find_task, task_names
 
 ROOT = Path(__file__).parents[1]
@@ -12,6 +20,37 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SETTINGS = {name for task in task_names() for name in find_task(task).recipe.settings()}
 SECTIONS = {name.split(".")[0] for name in SETTINGS}
 NO_SETTINGS = {"train.txt", "embedding.weight", "embedding.safetensors"}
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readme_fits_three_screens() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_readmes_code_runs_and_prints_what_it_says() -> None:
+    blocks = re.findall(r"```(python|text)\n(.*?)```", README, re.DOTALL)
+    assert [kind for kind, _ in blocks] == ["python", "text", "python"]
+    names: dict[str, Any] = {}
+    printed = io.StringIO()
+    for kind, block in blocks:
+        if kind == "text":
+            assert printed.getvalue() == block
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, "README.md", "exec"), names)
+    size = sum(parameter.numel() for parameter in names["embedding"].parameters())
+    assert f"{size / 1e6:.1f} M parameters instead of {267_735 * 384 / 1e6:.1f} M" in README
+
+
+def test_the_readmes_commands_are_understood() -> None:
+    parser, _ = make_parser()
+    commands = re.findall(r"^torchdefine (.*?)(?:  +#.*)?$", README, re.MULTILINE)
+    assert len(commands) > 5
+    for command in commands:
+        parser.parse_args(shlex.split(command))
 
 
 def settings_in(text: str) -> set[str]:
@@ -28,3 +67,27 @@ def test_settings_are_found_in_a_text() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_settings_of_a_page_exist(page: Path) -> None:
     assert settings_in(page.read_text()) <= SETTINGS
+
+
+def python_of(page: str) -> str:
+    """The Python of a page, its blocks one after the other."""
+    text = (ROOT / "docs" / page).read_text()
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", ["unit.md", "transformer-xl.md"])
+def test_the_code_of_a_page_runs(page: str) -> None:
+    exec(compile(python_of(page), page, "exec"), {"__name__": "docs"})
+
+
+def test_a_context_model_of_ones_own_trains_as_the_page_says(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"data": corpus, "train": {"steps": 2}, "embedding": {"kind": "standard"}, "output": {"kind": "full"}}
+    monkeypatch.setattr(torchdefine, "train", functools.partial(torchdefine.train, **small), raising=False)
+    monkeypatch.setattr(CONTEXTS, "_kinds", dict(CONTEXTS._kinds))
+    monkeypatch.chdir(tmp_path)
+    code = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL | re.MULTILINE)
+    page: dict = {"__name__": "docs"}
+    exec(compile(code[-1], "training.md", "exec", dont_inherit=True), page)
+    assert isinstance(page["run"].model.context, page["GRU"])

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from torchdefine.errors import UserError
 from torchdefine.plain import LARGEST, is_text, read_yaml
+from torchdefine.plugins import Plugged
 from torchdefine.spelling import did_you_mean
 
 C = TypeVar("C", bound="Config")
@@ -35,9 +36,9 @@ _RULES: dict[str, Callable[[Any, Any], bool]] = {
 }
 MOST = 1 << 31
 """Of any number that counts something, unless its setting says otherwise."""
-WIDEST = 1 << 20
+MOST_WIDE = 1 << 20
 """Of a vector."""
-DEEPEST = 1000
+MOST_DEEP = 1000
 """Of layers upon each other, and of parts of a layer beside each other."""
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
@@ -125,21 +126,21 @@ class Kinds:
     def __init__(self, part: str, *configs: type[Config]) -> None:
         """The first one is the default."""
         self.part = part
-        self._kinds: dict[str, tuple[type[Config], dict[str, Any]]] = {}
+        self._kinds: Plugged[tuple[type[Config], dict[str, Any]]] = Plugged(part, {}, lambda config: (config, {}))
         for config in configs:
             self.register(config)
-        self.default = next(iter(self))
+        self.default = next(iter(self._kinds))
 
     def register(self, config: type[C], name: str | None = None, **defaults: Any) -> type[C]:
         """Add a kind, by the default of its field ``kind`` or under another name with other defaults."""
         name = name or str(config.kind)  # type: ignore[attr-defined]
-        if name in self._kinds:
+        if name in self._kinds.keys():  # noqa: SIM118 (one that another package offers may be registered by it)
             raise UserError(f"The {self.part} {name!r} is registered already: use another name.")
         self._kinds[name] = (config, defaults)
         return config
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kinds)
+        return iter(self._kinds.names())
 
     def config(self, kind: str) -> type[Config]:
         """The settings of a kind."""
@@ -307,22 +308,14 @@ def _default(f: dataclasses.Field[Any]) -> Any:
     return {} if f.default is dataclasses.MISSING else f.default
 
 
-class Explained(NamedTuple):
-    """A setting for ``--help``."""
-
-    name: str
-    default: str
-    explanation: str
-
-
-def explain(config: type[Config]) -> list[Explained]:
-    """Every setting of a part but its kind."""
+def explain(config: type[Config]) -> list[tuple[str, str, str]]:
+    """Every setting of a part but its kind, for ``--help``: name, explanation and default."""
     rows = []
     for f in dataclasses.fields(config):
         if f.name != "kind":
             inner = _without_none(_types(config)[f.name])
             choices = f" One of {', '.join(get_args(inner))}." if get_origin(inner) is Literal else ""
-            rows.append(Explained(f.name, shown(_default(f)), f.metadata["help"] + choices))
+            rows.append((f.name, f.metadata["help"] + choices, shown(_default(f))))
     return rows
 
 

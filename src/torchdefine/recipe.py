@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from torchdefine.config import convert, shown
-from torchdefine.errors import UserError
+from torchdefine.errors import UnknownSetting, UserError
 from torchdefine.files import read_text
 from torchdefine.plain import read_yaml
-from torchdefine.spelling import did_you_mean, did_you_mean_section, did_you_mean_setting
+from torchdefine.spelling import did_you_mean, did_you_mean_section, listed
 from torchdefine.task import FORMAT_VERSION, Recipe, find_task
 from torchdefine.training.loop import decided_by_validations, for_five_validations
 
@@ -74,7 +74,7 @@ def _check_names(recipe: type[Recipe], values: Mapping[str, Any]) -> None:
         for name in given if isinstance(given, Mapping) else ():
             dotted = f"{section}.{name}".lstrip(".")
             if dotted not in known:
-                raise UserError(f"The setting {dotted!r} is unknown{did_you_mean_setting(dotted, known)}")
+                raise UnknownSetting(dotted, known)
         if section not in recipe.sections():
             raise UserError(f"{section} is no section of a recipe{did_you_mean_section(section, given, known)}")
 
@@ -159,8 +159,7 @@ def _recipe_text(name: str) -> tuple[str, str]:
             resume = f"torchdefine train --out {shlex.quote(str(own.parent))} --resume"
             raise UserError(f"{name} is a run and no recipe: go on with it by `{resume}`, or name its recipe, {own}.")
         if below := recipes_below(name):
-            some = ", ".join(below[:8]) + (f" and {len(below) - 8} more" if len(below) > 8 else "")
-            raise UserError(f"{name!r} is no recipe, but some begin so: name one of {some}.")
+            raise UserError(f"{name!r} is no recipe, but some begin so: name one of {listed(below)}.")
         close = did_you_mean(name, recipe_names())
         way_out = close if "did you mean" in close else ": `torchdefine recipes` lists them all."
         raise UserError(f"The recipe {name!r} is unknown{way_out}")
@@ -175,4 +174,5 @@ def _parse(name: str, text: str) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         raise UserError(f"The recipe {name} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
     # A section whose lines are all comments is empty.
-    return {name: value for name, value in values.items() if value is not None and name != "format_version"}
+    versions = ("format_version", "torchdefine_version")
+    return {name: value for name, value in values.items() if value is not None and name not in versions}

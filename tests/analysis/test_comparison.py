@@ -15,7 +15,7 @@ from tests.training.test_loop import StopAt
 from torchdefine import train
 from torchdefine.analysis.comparison import Comparison, compare_runs
 from torchdefine.analysis.run_summary import RunSummary
-from torchdefine.data.tokenizer import train_bpe
+from torchdefine.data.tokenizer import train_subwords
 from torchdefine.embedding import UnitConfig, make_plan
 from torchdefine.files import write_sealed
 from torchdefine.recipe import load_recipe
@@ -246,7 +246,7 @@ def test_an_unk_that_stands_in_the_text_is_no_difference(recipe_file: Path, tmp_
     texts.mkdir()
     for split, lines in (("train", 200), ("valid", 40), ("test", 40)):
         (texts / f"{split}.txt").write_text("strawberries <unk> unbelievable\n" * lines)
-    train_bpe([texts / "train.txt"], 262).save(tmp_path / "bpe.json")
+    train_subwords([texts / "train.txt"], 262).save(tmp_path / "bpe.json")
     plain = {**PLAIN, "train": SHORT}
     train(recipe_file, out=tmp_path / "words", data=texts, **plain)
     train(

@@ -8,7 +8,7 @@ import pytest
 
 tokenizers = pytest.importorskip("tokenizers")
 
-from torchdefine.data.tokenizer import SMALLEST_BPE, SubwordTokenizer, load_tokenization, train_bpe  # noqa: E402
+from torchdefine.data.tokenizer import SMALLEST_BPE, SubwordTokenizer, load_tokenization, train_subwords  # noqa: E402
 from torchdefine.data.vocabulary import Tokenization, Vocabulary  # noqa: E402
 from torchdefine.errors import UserError  # noqa: E402
 
@@ -19,7 +19,13 @@ TEXT = "the cat sat on the mat\n  the naïve cat, 猫\n\nthe end\n"
 def trained(tmp_path_factory: pytest.TempPathFactory) -> SubwordTokenizer:
     path = tmp_path_factory.mktemp("text") / "train.txt"
     path.write_text(TEXT * 20, encoding="utf-8")
-    return train_bpe([path], 300)
+    return train_subwords([path], 300)
+
+
+def test_the_packages_own_object_is_at_hand(trained: SubwordTokenizer) -> None:
+    assert isinstance(trained.tokenizer, tokenizers.Tokenizer)
+    assert trained.tokenizer.get_vocab_size() == len(trained)
+    assert trained.tokenizer.encode("the cat").ids == trained.encode("the cat")[:-1]  # without the end of the line
 
 
 @pytest.fixture
@@ -117,18 +123,18 @@ def test_progress_ends_with_the_total(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_text(TEXT, encoding="utf-8")
     calls: list[tuple[int, int]] = []
-    train_bpe([path], 300, progress=lambda done, total: calls.append((done, total)))
+    train_subwords([path], 300, progress=lambda done, total: calls.append((done, total)))
     size = path.stat().st_size
     assert calls[-1] == (size, size)
 
 
 def test_training_refuses_what_it_cannot_use(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="vocabulary_size is 259, but must be at least 260"):
-        train_bpe([tmp_path / "train.txt"], 259)
+        train_subwords([tmp_path / "train.txt"], 259)
     with pytest.raises(UserError, match=r"text file .*train\.txt does not exist"):
-        train_bpe([tmp_path / "train.txt"], 300)
+        train_subwords([tmp_path / "train.txt"], 300)
     with pytest.raises(UserError, match="at least one text file"):
-        train_bpe([], 300)
+        train_subwords([], 300)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"not json", b"\xff"])

@@ -53,7 +53,7 @@ def make_artefacts(run: Path, corpus: Path, room: Path) -> dict[str, tuple[Path,
 
     return {
         "an encoded text": (room / "tokens", _tokens, ["corpus.json", "vocab.txt", "train.tokens", "test.tokens"]),
-        "an embedding": (room / "embedding", _embedding, ["embedding.safetensors"]),
+        "an embedding": (room / "embedding", _embedding, ["embedding.safetensors", "embedding.json"]),
         "a packed table": (room / "table", _table, ["table.safetensors"]),
         "cached vectors": (room / "run", _looked_up("cached"), beside(cached)),
         "compressed vectors": (room / "run", _looked_up("compressed"), beside(packed)),

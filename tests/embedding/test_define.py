@@ -13,7 +13,6 @@ import torchdefine
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap, UnitConfig
 from torchdefine.embedding import VARIANTS, TokenEmbedding, make_plan, table
 from torchdefine.errors import UserError
-from torchdefine.files import write_safetensors
 
 
 def small(**changes) -> DeFINE:
@@ -162,7 +161,7 @@ def test_config_and_files_round_trip(embedding: DeFINE, tmp_path: Path) -> None:
     embedding.double().save(tmp_path / "here")
     loaded = DeFINE.load(tmp_path / "here").eval()
     assert torch.equal(loaded(IDS), embedding(IDS))
-    assert sorted(p.name for p in (tmp_path / "here").iterdir()) == ["embedding.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "here").iterdir()) == ["embedding.json", "embedding.safetensors"]
 
 
 def test_loading_leaves_the_random_state_alone(embedding: DeFINE, tmp_path: Path) -> None:
@@ -307,29 +306,44 @@ def test_bad_arguments_build_nothing() -> None:
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     small().save(tmp_path)
+    for name in ("embedding.safetensors", "embedding.json"):
+        whole = (tmp_path / name).read_bytes()
+        for at in range(8, len(whole), len(whole) // 60):
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << at % 8
+            (tmp_path / name).write_bytes(flipped)
+            with pytest.raises(UserError):
+                DeFINE.load(tmp_path)
+        (tmp_path / name).write_bytes(whole)
     weights = tmp_path / "embedding.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-100])
+    weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(UserError, match=r"embedding\.safetensors is damaged or cut short"):
         DeFINE.load(tmp_path)
-    for at in range(8, len(whole), len(whole) // 60):
-        flipped = bytearray(whole)
-        flipped[at] ^= 1 << at % 8
-        weights.write_bytes(flipped)
-        with pytest.raises(UserError):
-            DeFINE.load(tmp_path)
     weights.unlink()
-    with pytest.raises(UserError, match=r"embedding\.safetensors does not exist: save"):
+    with pytest.raises(UserError, match=r"has no embedding\.safetensors"):
         DeFINE.load(tmp_path)
-    state, config = small().state_dict(), small().to_config()
-    later = {**config, "version": 99}
-    lacking = {name: value for name, value in config.items() if name != "unit"}
-    for settings, message in ((json.dumps(later), "version 99"), (json.dumps(lacking), "damaged"), ("{", "valid JSON")):
-        write_safetensors(weights, state, {"settings": settings})
-        with pytest.raises(UserError, match=message):
-            DeFINE.load(tmp_path)
+    settings = tmp_path / "embedding.json"
+    config = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**config, "version": 99}))
+    with pytest.raises(UserError, match="version 99"):
+        DeFINE.load(tmp_path)
+    settings.write_text(json.dumps({name: value for name, value in config.items() if name != "unit"}))
+    with pytest.raises(UserError, match="is damaged"):
+        DeFINE.load(tmp_path)
+    settings.write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        DeFINE.load(tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         DeFINE.load(tmp_path / "nowhere")
+
+
+def test_a_save_that_was_killed_between_its_files_is_no_mixture(tmp_path: Path) -> None:
+    before, after = DeFINE(50, 24, 16, 32), DeFINE(50, 24, 8, 48)
+    before.save(tmp_path)
+    old = (tmp_path / "embedding.json").read_bytes()
+    after.save(tmp_path)
+    (tmp_path / "embedding.json").write_bytes(old)
+    assert torch.equal(DeFINE.load(tmp_path).eval()(IDS), after.eval()(IDS))
 
 
 def test_it_says_what_it_saves() -> None:

@@ -19,7 +19,7 @@ from torchdefine.embedding import VocabularyFacts
 from torchdefine.errors import UserError
 from torchdefine.recipe import load_recipe, merged
 from torchdefine.tasks.language import build_language_model
-from torchdefine.training.batches import Batch, Part
+from torchdefine.training.step import Batch, Part
 
 RESULTS = Path(__file__).parent.parent.parent / "results"
 
@@ -624,16 +624,16 @@ def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
     keep("decisive", "R3", seed=1, test_perplexity=80.0, valid_perplexity=81.0)
     assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-11.1%", "-8.2%", "no row has two seeds to judge by"]
     assert ("R3", "R2 scaled") not in table_rows(tuned)
-    assert "deeper is better, with a table of one width: 3 of 3 pairs of rows." in claims.claims_table(tuned)
+    assert "Deeper is better with a table of one width: 3 of 3 pairs of rows." in claims.claims_table(tuned)
     keep("decisive", "R3", seed=2, test_perplexity=84.0, valid_perplexity=81.0)  # seeds are 5 % apart
-    assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-8.9%", "-8.2%", "too near to tell"]
+    assert table_rows(tuned)["R3", "R2"] == ["-14.7%", "-8.9%", "-8.2%", "within seed noise"]
     keep("decisive", "R2 scaled", seed=1, test_perplexity=70.0, valid_perplexity=81.0)
-    assert table_rows(tuned)["R3", "R2 scaled"] == ["+0.0%", "+17.1%", "–", "no: the opposite"]
+    assert table_rows(tuned)["R3", "R2 scaled"] == ["+0.0%", "+17.1%", "–", "no, the opposite"]
     keep("decisive", "R2 and a projection", seed=1, test_perplexity=100.0, valid_perplexity=100.0)
     assert table_rows(tuned)["R3", "R2 and a projection"][-1] == "yes"
     assert "5.0%" in claims.claims_table(tuned)
     in_short = claims.claims_table(tuned, in_short=True)
-    assert "| R3 | R2 scaled | +0.0% | +17.1% | – | no: the opposite |" in in_short
+    assert "| R3 | R2 scaled | +0.0% | +17.1% | – | no, the opposite |" in in_short
     assert "| R2 and a projection |" not in in_short
     assert "- DeFINE is better than an adaptive table: 4 of 6 pairs of rows." in in_short
     assert "- DeFINE is better than an adaptive table: 22 of 25 pairs of rows." in claims.claims_table(tuned)
@@ -641,7 +641,7 @@ def test_a_claim_is_judged_by_the_difference_of_seeds(tuned: Path) -> None:
     assert table_rows(tuned)["R3", "R2"][-1] == "yes, but R2 is not scaled"
     for name in ("HGT", "linear"):
         keep("ablation", name, seed=1, test_perplexity=100.0, valid_perplexity=100.0)
-    assert "| +0.0% | +0.0% | -0.7% | not judged: linear sees the input again |" in claims.claims_table(tuned)
+    assert "| +0.0% | +0.0% | -0.7% | not judged: linear has the skip connection |" in claims.claims_table(tuned)
     broken = tuned / "decisive" / "R2-1.json"
     broken.write_text(json.dumps({**json.loads(broken.read_text()), "diverged": "at once"}))
     assert table_rows(tuned)["R3", "R2"] == ["diverged"] * 4
@@ -660,7 +660,7 @@ def test_a_pair_is_judged_as_it_says_and_beside_how_often_its_rows_were_clipped(
     }
     pair = {"row": "R3", "against": "R2"}
     often = "; *R3* was clipped in 100% of its steps; *R2* was clipped in 100% of its steps"
-    assert claims.pair_cells(pair, rows, 0.001)[-1] == f"no: the opposite{often}"
+    assert claims.pair_cells(pair, rows, 0.001)[-1] == f"no, the opposite{often}"
     assert claims.pair_cells({**pair, "no_worse": True}, rows, 0.001)[-1] == f"yes{often}"
 
 

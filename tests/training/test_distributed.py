@@ -68,7 +68,7 @@ def test_two_processes_refuse_a_command_with_one_voice(recipe_file: Path, tmp_pa
     (taken := tmp_path / "taken").mkdir()
     (taken / "letter.txt").write_text("somebody's")
     refused = {
-        "The setting 'optim.lrr' is unknown": command(2, recipe_file, tmp_path / "new", "--optim.lrr", "3"),
+        "The setting --optim.lrr is unknown": command(2, recipe_file, tmp_path / "new", "--optim.lrr", "3"),
         f"{taken} holds letter.txt already, but no run": command(2, recipe_file, taken),
         "There is neither a folder nor a corpus called nowhere": command(
             2, recipe_file, tmp_path / "new", "--data", "nowhere"

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchdefine import __version__
 from torchdefine.adapt.behaviour import Behaviour
 from torchdefine.adapt.distill import Distillation, distill
 from torchdefine.adapt.fit import FitOptions, fit
@@ -73,6 +74,7 @@ class Shrunk:
         return {
             "format": "torchdefine adaptation",
             "version": REPORT_VERSION,
+            "torchdefine_version": __version__,
             "held_out": {"sentences": self.held_out, **self.likeness._asdict()},
             "weights_bytes_before": self.file_bytes[0],
             "weights_bytes_after": self.file_bytes[1],
@@ -172,7 +174,8 @@ def _fitted(
     )
     with stage(f"measuring the sensitivity of {table.name}") as progress:
         sensitivity = choosing.sensitivity(progress=progress)
-    polish = partial(distill, teaching, options=Distillation(steps)) if steps else None
+    distilled = partial(distill, teaching, options=Distillation(steps))
+    polish = (lambda table, progress: distilled(table, progress=progress)) if steps else None
     methods = [name for name, entry in METHODS.items() if entry.in_fit and (entry.quick or not options.quick)]
     settings = FitOptions(choosing.similarity, "mean cosine", sensitivity, polish, methods=methods)
     zero_padding = padding if padding is not None and not weight[padding].any() else None

@@ -8,6 +8,8 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchdefine.analysis import correlation, pictures
 from torchdefine.analysis.comparison import Comparison, compare_runs
 from torchdefine.analysis.correlation import CorrelationMap, embedding_maps
@@ -165,20 +167,22 @@ def _map_section(runs: list[RunSummary], maps: dict[str, dict[str, CorrelationMa
         )
     parts = [
         MAPS_EXPLAINED,
-        _picture(pictures.maps_figure(rows), "Correlation maps of the finished vectors"),
+        _maps(rows),
         _table(*correlation.numbers_table(finished.values(), reference)),
         _paragraph(explained),
     ]
     for name, stages in maps.items():
         if any(stage.groups > 1 for stage in stages.values()):
-            layers = _picture(
-                pictures.maps_figure(correlation.layer_rows(stages)), f"Correlation maps of {name}, layer by layer"
+            groups = "".join(
+                _picture(pictures.groups_figure([stage]), f"Cosines between the groups of {name}, {stage.name}")
+                for stage in stages.values()
+                if stage.groups > 1
             )
-            groups = _picture(pictures.groups_figure(list(stages.values())), f"Cosines between the groups of {name}")
+            layers, numbers = correlation.layer_rows(stages), _table(*correlation.numbers_table(stages.values()))
             parts.append(
-                f"<details><summary>{escaped(name)}, layer by layer</summary>"
-                f"{layers}{_table(*correlation.numbers_table(stages.values()))}<h3>Between the groups of a layer</h3>"
-                f"<p>{GROUPS_EXPLAINED}</p>{groups}</details>"
+                f"<details><summary>{escaped(name)}, layer by layer</summary>{_maps(layers)}{numbers}"
+                f"<h3>Between the groups of a layer</h3><p>{GROUPS_EXPLAINED}</p>"
+                f'<div class="groups">{groups}</div></details>'
             )
     return "".join(parts)
 
@@ -257,6 +261,21 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _picture(figure: Figure, description: str) -> str:
     return f'<figure tabindex="0">{pictures.inline_svg(figure, description)}</figure>'
+
+
+def _maps(rows: correlation.Rows) -> str:
+    """Pictures side by side, as many as fit, with their words below them: a phone has room for two."""
+    found = []
+    for title, maps in rows:
+        for one in maps:
+            name = one.name if one.name.startswith(title) else f"{title}: {one.name}"
+            numbers = pictures.map_numbers(one)
+            found.append(
+                f'<figure><img src="{pictures.map_image(one.values)}" alt="Correlation map of {escaped(name)}">'
+                f"<figcaption>{escaped(name)}<br>{numbers}</figcaption></figure>"
+            )
+    scale = pictures.map_image(torch.linspace(0, 1, 64)[None])
+    return f'<div class="maps">{"".join(found)}</div><p class="scale">0 <img src="{scale}" alt="to"> 1</p>'
 
 
 def _page(runs: list[RunSummary], sections: dict[str, str]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.overrides import TorchFunctionMode
 
+from torchdefine.embedding.token_embedding import PART_NAMES
 from torchdefine.errors import printable
 from torchdefine.plain import escaped, raw_stream
 
@@ -19,7 +20,6 @@ NOT_FINITE = "not finite"
 """Stands in a column of numbers."""
 FOLDED_WIDTH = 12
 """Of a column of words, at least."""
-PART_NAMES = {"define": "unit", "context": "context model", "input_output": "input and output tables", "total": "total"}
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:

@@ -10,15 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+INTERRUPTED = 130
+"""The exit code that shells give a command that Ctrl-C ended."""
 SPINS = "1000"
 """How often an idle thread of torch's looks for work before it sleeps, a tenth of what is usual."""
 
-INTERRUPTED = 130
-"""The exit code of what Ctrl-C ended, as shells have it."""
-
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command and exit: 0 done, 1 the machine failed, 2 misused, 130 interrupted."""
+    """Run a command and exit: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         # Beside other work on the machine, threads that wait busily make steps many times slower. Torch reads it once.
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

@@ -12,13 +12,14 @@ import os
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from torchdefine import __version__
-from torchdefine.cli import ended_by_interrupts, inference, recipes, runs, training
-from torchdefine.errors import MachineError, UserError
+from torchdefine.cli import completion, ended_by_interrupts, inference, recipes, runs, training
+from torchdefine.errors import MachineError, UnknownSetting, UserError
 from torchdefine.plain import PrintedStream
 from torchdefine.spelling import closest, did_you_mean
 
@@ -51,12 +52,16 @@ DESCRIPTION = """Deep factorised token embeddings: train language models and tra
 def run_command(arguments: Sequence[str] | None = None) -> None:
     """Run a command; exits with 1 if the machine failed, with 2 if it was misused, with 130 if it was interrupted."""
     with _printed_streams():
-        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+        _speak_alone()
+        settings: dict[str, dict[str, Any]] = {}
         try:
             try:
-                _run(list(sys.argv[1:] if arguments is None else arguments))
+                _run(list(sys.argv[1:] if arguments is None else arguments), settings)
             finally:
                 _flush()
+        except UnknownSetting as error:
+            written = [f"{section}.{name}".lstrip(".") for section, given in settings.items() for name in given]
+            _fail(error.as_option() if error.dotted in written else error, error.exit_code)
         except (UserError, MachineError) as error:
             _fail(error, error.exit_code)
         except BrokenPipeError:  # the reader of our output is gone
@@ -74,20 +79,26 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
             _fail(f"{what}.", 1)
 
 
-def _run(words: list[str]) -> None:
-    settings: dict[str, dict[str, Any]] = {}
+def _run(words: list[str], settings: dict[str, dict[str, Any]]) -> None:
+    """``settings`` takes those of the recipe, by section."""
     if any("\0" in word for word in words):
         raise UserError("An argument has a NUL character in it, which no path and no setting can have.")
     if words and words[0] in WITH_SETTINGS:
-        words, settings = _without_settings(words)
-    parser, known = _parser()
-    if words and not words[0].startswith("-") and words[0] not in known:
+        words, given = _without_settings(words)
+        settings.update(given)
+    parser, known = make_parser()
+    if not words:
+        parser.print_help()
+        return
+    if not words[0].startswith("-") and words[0] not in known:
         raise UserError(f"The command {words[0]!r} is unknown{did_you_mean(words[0], known)}")
     options, rest = parser.parse_known_args(words)
     if rest:
         settings[""] = {_setting_without_section(rest[0], options.command, known[options.command]): None}
     with ended_by_interrupts():
         import torch
+    if "TORCH_LOGS" not in os.environ:
+        logging.getLogger("torch").setLevel(logging.ERROR)  # it has a handler of its own
     torch.set_flush_denormal(True)  # the process is the command's: numbers below 1e-38 as zero are faster
     options.run(options, settings)
 
@@ -135,6 +146,15 @@ def what_the_machine_lacks(error: BaseException | None) -> str:
     return ""
 
 
+def _speak_alone() -> None:
+    """Show our own messages, and of other packages errors alone: their warnings tell a user of the command nothing."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(lambda record: record.name.startswith("torchdefine") or record.levelno >= logging.ERROR)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    if not sys.warnoptions:  # python -W and PYTHONWARNINGS ask for them
+        warnings.simplefilter("ignore")
+
+
 def _fail(message: object, code: int) -> NoReturn:
     """Say why the command ends, and end it.
 
@@ -164,8 +184,8 @@ class _Parser(argparse.ArgumentParser):
         return super().format_help()
 
 
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
-    """The parser of the command line, and the commands' names with their options."""
+def make_parser() -> tuple[argparse.ArgumentParser, dict[str, Any]]:
+    """The parser of the command line, and those of the commands by their names."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog="torchdefine", description=DESCRIPTION, formatter_class=shape, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"torchdefine {__version__}")
@@ -179,9 +199,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
         added.set_defaults(run=run)
         return added.add_argument
 
-    for room in (recipes, training, runs, inference):
+    for room in (recipes, training, runs, inference, completion):
         room.add_commands(command)
-    return parser, {name: list(sub._option_string_actions) for name, sub in commands.choices.items()}
+    return parser, dict(commands.choices)
 
 
 def _without_settings(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
@@ -208,10 +228,11 @@ def _without_settings(arguments: Sequence[str]) -> tuple[list[str], dict[str, di
     return words, found
 
 
-def _setting_without_section(word: str, command: str, options: list[str]) -> str:
+def _setting_without_section(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     """The name in ``--lr``, whose section a recipe can tell; whatever else the parser did not know is refused."""
     name = word[2:].partition("=")[0]
-    near = closest(name, [option[2:] for option in options if option.startswith("--")])
+    options = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
+    near = closest(name, [*options, *(WITH_KINDS if command in WITH_SETTINGS else ())])
     if word.startswith("--") and near:
         raise UserError(f"The argument {word!r} is not understood: did you mean --{near}?")
     if not word.startswith("--") or command not in WITH_SETTINGS:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torchdefine.cli.shared import CHECKPOINTS, Command, add_shared, bar, open_run, show, whole
 from torchdefine.errors import UserError
+from torchdefine.packing import METHODS
 
 EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Transformer-XL, the step from token to
   token; a translator its encoder and the step of its decoder. The folder holds them with weights, vocabulary,
@@ -78,9 +79,6 @@ def add_commands(command: Command) -> None:
 
 
 def methods_help() -> str:
-    """Every way of packing, also those that others registered."""
-    from torchdefine.tables import METHODS
-
     listed = "\n".join(f"  {name:9} {entry.summary}" for name, entry in METHODS.items())
     return f"methods:\n{listed}\n{COMPRESSING}"
 

@@ -18,6 +18,8 @@ MEASURING = ("batch_size", "length", "memory", "clamp", "neural_cache", "tune_ca
 OF_THE_BEAM = ("length_penalty", "max_ratio", "max_extra", "batch_size")
 """Options that change the settings of beam search that are called so; --beam changes its size."""
 
+UNFINISHED = "The run is not finished: these are intermediate weights."
+
 
 def add_commands(command: Command) -> None:
     """The commands that use a run."""
@@ -83,7 +85,7 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
         raise UserError("Give --neural-cache or --tune-cache, not both.")
     run = open_run(options)
     if not folder.result.exists():
-        print("The run is not finished: these are intermediate weights.", file=sys.stderr)
+        print(UNFINISHED, file=sys.stderr)
     with bar("evaluating") as progress:
         measured = run.measure(options.split, data=options.data, progress=progress, **given)
     show(options, {"run": options.folder, "split": options.split, **measured.facts}, measured.lines)
@@ -110,6 +112,7 @@ def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import RunFolder
+    from torchdefine.run.result import shortfall
     from torchdefine.run.run import check_can
     from torchdefine.task import find_task
 
@@ -121,6 +124,8 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if options.refs:
         task.check_packages()
     run = open_run(options)  # before waiting for standard input
+    if trouble := shortfall(run.result) if folder.result.exists() else UNFINISHED:
+        print(trouble, file=sys.stderr)
     lines, references = _texts(options)
     started = time.monotonic()
     with bar("translating") as progress:
@@ -132,9 +137,13 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
         scored = {} if scores is None else dataclasses.asdict(scores)
         print_json({"translations": shown, "sentences_per_second": round(len(found) / seconds, 2), **scored})
         return
-    sys.stdout.flush()
-    sys.stdout.buffer.write("".join("\t".join(t.text for t in best) + "\n" for best in found).encode())
-    sys.stdout.buffer.flush()
+    text = "".join("\t".join(t.text for t in best) + "\n" for best in found)
+    if sys.stdout.isatty():
+        print(text, end="")
+    else:  # a file or another program gets every character as it is
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
     if scores is not None:
         print("\n".join(scores.lines()), file=sys.stderr)
 

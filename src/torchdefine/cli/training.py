@@ -88,10 +88,7 @@ def _rows(section: str, of: Section) -> Iterator[str]:
             kinds_of.setdefault(of.config(kind), []).append(kind)
     else:
         kinds_of[of] = [section]
-    explained = {
-        ", ".join(kinds): [row(one.name, one.explanation, one.default) for one in explain(config)]
-        for config, kinds in kinds_of.items()
-    }
+    explained = {", ".join(kinds): [row(*one) for one in explain(config)] for config, kinds in kinds_of.items()}
     common = [one for one in next(iter(explained.values())) if all(one in rows for rows in explained.values())]
     yield from common
     for kinds, rows in explained.items():

@@ -41,12 +41,8 @@ WordRule = dict[str, Any]
 class TextConfig(DataConfig):
     """The text of a language model."""
 
-    min_count: int = setting(
-        1, "Words seen less often than this in the training text become <unk>; for words only.", at_least=1
-    )
-    max_size: int | None = setting(
-        None, "At most this many words in the vocabulary, the most frequent ones; for words only.", at_least=3
-    )
+    min_count: int = setting(1, "Words seen less often in training become <unk>; for words only.", at_least=1)
+    max_size: int | None = setting(None, "Most words in the vocabulary, by frequency; for words only.", at_least=3)
 
 
 @dataclass(frozen=True)
@@ -172,8 +168,6 @@ def _count_words(texts: Sequence[Path], rule: WordRule, meter: Meter) -> tuple[V
         counts.update(split_words(block.lines))
     vocabulary = Vocabulary.from_counts(counts, **rule)
     if len(vocabulary) < 3:
-        raise UserError(
-            f"The training text {texts[0]} has no word that is seen {rule['min_count']} times or more: give a longer "
-            "text or a smaller min_count."
-        )
+        problem = f"The training text {texts[0]} has no word that is seen {rule['min_count']} times or more"
+        raise UserError(f"{problem}: give a longer text or a smaller min_count.")
     return vocabulary, len(counts.keys() - {UNK, EOS})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from torchdefine.data.sources import PairedFiles
 from torchdefine.errors import MachineError, UserError
@@ -71,11 +71,8 @@ def decode_text(raw: bytes, name: str) -> list[str]:
     return _decode(raw, name).removesuffix("\n").split("\n") if raw else []
 
 
-class PairBlock(NamedTuple):
-    """Some pairs of lines, as they stand in the files."""
-
-    source: list[str]
-    target: list[str]
+PairBlock = tuple[list[str], list[str]]
+"""Lines of the source and of the target, as they stand in the files."""
 
 
 def read_pairs(files: PairedFiles, advance: Callable[[int], None] = lambda _: None) -> Iterator[PairBlock]:
@@ -91,7 +88,7 @@ def read_pairs(files: PairedFiles, advance: Callable[[int], None] = lambda _: No
             source, target = (sum(len(block.lines) for block in read_texts(side)) for side in sides)
             sizes = f"{files.source[0]} has {source:,} lines and {files.target[0]} has {target:,}"
             raise UserError(f"{sizes}, but line must stand for line: align them again.")
-        yield PairBlock([pair[0] for pair in chunk], [pair[1] for pair in chunk])
+        yield [pair[0] for pair in chunk], [pair[1] for pair in chunk]
 
 
 def _read_table(table: Path, advance: Callable[[int], None]) -> Iterator[PairBlock]:
@@ -101,7 +98,7 @@ def _read_table(table: Path, advance: Callable[[int], None]) -> Iterator[PairBlo
         for number, row in enumerate(rows, start=lines_before + 1):
             if len(row) < 2:
                 raise UserError(f"Line {number:,} of {table} has no second column: put a tab before the target.")
-        yield PairBlock([row[0] for row in rows], [row[1] for row in rows])
+        yield [row[0] for row in rows], [row[1] for row in rows]
         lines_before += len(rows)
 
 

@@ -10,24 +10,27 @@ from typing import Any, Self, cast
 
 import torch
 
+from torchdefine import __version__
 from torchdefine.config import to_plain
 from torchdefine.embedding.adaptive_map import AdaptiveMap
+from torchdefine.embedding.hub import Hub
 from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
 from torchdefine.embedding.plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
 from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
-from torchdefine.files import reading_safetensors, write_safetensors
+from torchdefine.files import read_json as read_json_file
+from torchdefine.files import read_sealed, reading_safetensors, write_safetensors, write_sealed
 from torchdefine.plain import read_json
 
 FORMAT = "torchdefine embedding"
 FORMAT_VERSION = 1
-WEIGHTS_FILE = "embedding.safetensors"
+CONFIG_FILE, WEIGHTS_FILE = "embedding.json", "embedding.safetensors"
 SAVE_AGAIN = "save the embedding there again"
 MAPS: dict[str, Any] = {"standard": StandardMap, "projective": ProjectiveMap, "adaptive": AdaptiveMap}
 
 
-class DeFINE(TokenEmbedding):
+class DeFINE(Hub, TokenEmbedding):
     """Token ids → vectors through a small table and a deep group-linear unit; (…) → (…, embedding_dim).
 
     Args:
@@ -110,14 +113,22 @@ class DeFINE(TokenEmbedding):
         return embedding
 
     def save(self, folder: str | Path) -> None:
-        """Write settings and weights into a folder, as one file that is there whole or not at all."""
-        settings = {"settings": json.dumps(self.to_config())}
-        write_safetensors(Path(folder) / WEIGHTS_FILE, self.state_dict(), settings)
+        """Write weights, which hold their settings, and the settings once more, for people and for the Hub."""
+        config = {**self.to_config(), "torchdefine_version": __version__}
+        write_safetensors(Path(folder) / WEIGHTS_FILE, self.state_dict(), {"settings": json.dumps(config)})
+        write_sealed(Path(folder) / CONFIG_FILE, config)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Read what ``save`` wrote; a file that was changed since is refused."""
-        path = Path(folder) / WEIGHTS_FILE
+        """Read what ``save`` wrote; files that were changed since are refused.
+
+        A save that was killed between the two leaves new weights with their own settings, and these count.
+        """
+        path, settings = Path(folder) / WEIGHTS_FILE, Path(folder) / CONFIG_FILE
+        check_version(read_json_file(settings))
+        read_sealed(settings, SAVE_AGAIN)
+        if not path.exists():
+            raise UserError(f"{folder} has no {WEIGHTS_FILE}: {SAVE_AGAIN}.")
         with reading_safetensors(path, if_missing=SAVE_AGAIN, if_damaged=SAVE_AGAIN) as file:
             config = read_json(file.metadata["settings"], f"The header of {path}")
             check_version(config)

@@ -70,12 +70,12 @@ def id_chunks(embedding: nn.Module) -> Iterator[Tensor]:
         yield torch.arange(start, min(start + TOKENS_AT_ONCE, total), device=device)
 
 
-def _weights_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor, int]]:
+def _weights_of(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, int]]:
     """Where each weight of a module stands, and how often it has been written to."""
     for part in twins(module):
         for name, tensor in part._parameters.items():
             if tensor is not None and not tensor.is_inference():
-                yield part._parameters, name, tensor, tensor._version
+                yield part, name, tensor, tensor._version
 
 
 class LooksUp(nn.Module):
@@ -116,7 +116,8 @@ class LooksUp(nn.Module):
         They were written to, or ``torch.func.functional_call`` has put others in their place.
         """
         return not torch.compiler.is_compiling() and any(
-            own.get(name) is not tensor or tensor._version != version for own, name, tensor, version in self._made_from
+            part._parameters.get(name) is not tensor or tensor._version != version
+            for part, name, tensor, version in self._made_from
         )
 
     @property

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
-from torchdefine.embedding.dense import DenseMLP, DenseProjection
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import LooksUp, finished_table
-from torchdefine.embedding.unit import DefineUnit, ExpansionLayer
+from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, ExpansionLayer
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
 
@@ -25,6 +24,9 @@ PARTS = (
     *(DefineUnit, ExpansionLayer, GroupLinear, nn.LayerNorm, nn.GroupNorm),
 )
 """What our maps and units are made of: each handles every token independently."""
+
+PART_NAMES = {"define": "unit", "context": "context model", "input_output": "input and output tables", "total": "total"}
+"""The parts of a model, by which parameters are counted."""
 
 FEWEST_IDS = 64
 MOST_DIFFERENT = 0.75
@@ -159,8 +161,7 @@ def embedded(embedding: TokenEmbedding, ids: Tensor, distinct: int | None = None
         pays = distinct <= MOST_DIFFERENT * ids.numel()
     shares = embedding.shares and embedding.looked_up is None and not torch.compiler.is_compiling()
     if not (shares and pays and ids.numel() >= FEWEST_IDS):
-        vectors: Tensor = embedding(ids)
-        return vectors
+        return embedding(ids)
     types, places = distinct_ids(ids, distinct)
     return F.embedding(places, embedding(types, each_once=True))
 
@@ -172,8 +173,7 @@ def distinct_ids(ids: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
     are fixed and spare places repeat id 0; it must not be smaller than the number of different ids. Ids are below 2³¹.
     """
     if room is None:
-        distinct, places = torch.unique(ids, return_inverse=True)
-        return distinct, places
+        return torch.unique(ids, return_inverse=True)
     ordered, order = ids.reshape(-1).int().sort()  # a GPU sorts byte by byte: four of them, not eight
     ranks = F.pad((ordered[1:] != ordered[:-1]).long(), (1, 0)).cumsum(0)  # (N,)
     places = torch.empty_like(ordered).scatter_(0, order, ranks.int())

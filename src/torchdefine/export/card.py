@@ -11,17 +11,11 @@ from typing import Any
 import torch
 
 from torchdefine.data import Tokenization, TokenizerPair
-from torchdefine.embedding import TokenEmbedding
+from torchdefine.embedding.token_embedding import PART_NAMES, TokenEmbedding
 from torchdefine.export.formats import ProgramFormat
 from torchdefine.export.program import CHECKED_AT, TOLERANCE, Exportable
 from torchdefine.plain import escaped
 
-PARTS = {
-    "define": "unit of the embedding",
-    "context": "context model",
-    "input_output": "input and output tables",
-    "total": "total",
-}
 IN_WORDS = {
     "StandardMap": "a standard table",
     "ProjectiveMap": "a projected table",
@@ -72,7 +66,7 @@ def model_card(
         one_line(about.description),
         exportable.description,
         "## Parameters",
-        _table(["part", "parameters"], [[PARTS[part], f"{count:,}"] for part, count in counts.items()]),
+        _table(["part", "parameters"], [[PART_NAMES[part], f"{count:,}"] for part, count in counts.items()]),
         "## Data and licence",
         f"Trained on `{one_line(about.corpus)}`.",
         _table(["text", "tokens", "SHA-256 of the text"], texts)

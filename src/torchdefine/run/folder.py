@@ -38,7 +38,7 @@ from torchdefine.files import (
 from torchdefine.plain import read_json as parse_json
 from torchdefine.recipe import FILE_ENDINGS, RUN_SETTINGS_FILE, load_recipe, recipe_names
 from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
-from torchdefine.spelling import option
+from torchdefine.spelling import listed, option
 from torchdefine.task import Tokens
 from torchdefine.training.checkpoint import Checkpoint
 
@@ -130,7 +130,9 @@ class RunFolder:
         files = self.path.iterdir() if self.path.is_dir() else []
         found = sorted(file.name for file in files if not is_unfinished(file))  # a run may be killed as it starts
         if found:
-            raise UserError(f"{self.path} holds {some(found, 3)} already, but no run: choose another {option('out')}.")
+            raise UserError(
+                f"{self.path} holds {listed(found, 3)} already, but no run: choose another {option('out')}."
+            )
 
     def begin(self, recipe: Any, tokens: Tokens, resume: bool = False) -> None:
         """Write what the run is; of one that goes on, where its text and tokenizer lie now."""
@@ -162,7 +164,7 @@ class RunFolder:
             raise UserError(f"{path} is a recipe and no run: train it first by `{train}`, and name that folder.")
         cure = f"{RUN_SETTINGS_FILE} is missing" if path.exists() else "there is no such folder"
         if within := sorted(str(config.parent) for config in path.glob(f"*/{RUN_SETTINGS_FILE}")):
-            cure = f"name a run that lies in it, such as {some(within, 6)}"
+            cure = f"name a run that lies in it, such as {listed(within, 6)}"
         raise UserError(f"{path} holds no run: {cure}.")
 
     def fingerprint(self, tokens: Tokens, recipe: Any, data: Any = None) -> None:
@@ -314,11 +316,6 @@ class RunFolder:
             raise UserError(f"{self.result} belongs to another run than that in {self.path}: {RESTORE}.")
         restored: dict[str, Any] = _restored(result)
         return restored
-
-
-def some(names: Sequence[str], most: int) -> str:
-    """The first of some names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _of_this_version(path: Path) -> dict[str, Any]:

@@ -87,8 +87,7 @@ class Run:
     @property
     def embedding(self) -> TokenEmbedding:
         """The embedding that pictures and neighbours show; for a translator, that of the target side."""
-        found: TokenEmbedding = list(self.model.embeddings().values())[-1]
-        return found
+        return list(self.model.embeddings().values())[-1]
 
     @property
     def names_of_tokens(self) -> Tokenization | None:
@@ -232,10 +231,8 @@ def average_checkpoints(folder: RunFolder, last: int | None = None) -> list[int]
     """Write the mean of the ``last`` kept checkpoints, all by default, as the run's average; returns their steps."""
     kept = folder.kept()
     if len(kept) < 2:
-        raise UserError(
-            f"The run in {folder.path} has kept {len(kept)} checkpoints, but an average needs two: train with "
-            "train.keep 5, say."
-        )
+        problem = f"The run in {folder.path} has kept {len(kept)} checkpoints, but an average needs two"
+        raise UserError(f"{problem}: train with train.keep 5, say.")
     if last is not None and not 2 <= last <= len(kept):
         raise UserError(f"The run in {folder.path} has kept {len(kept)} checkpoints: average 2 to {len(kept)} of them.")
     chosen = kept[-last:] if last is not None else kept

@@ -15,8 +15,8 @@ from torchdefine.errors import UserError
 from torchdefine.files import check_path
 from torchdefine.recipe import Recipe, load_recipe, short_name
 from torchdefine.run.checkpoint_file import read_checkpoint
-from torchdefine.run.folder import RunFolder, some
-from torchdefine.spelling import option
+from torchdefine.run.folder import RunFolder
+from torchdefine.spelling import listed, option
 from torchdefine.training.checkpoint import load_weights
 from torchdefine.training.distributed import Processes
 
@@ -151,7 +151,7 @@ def take_weights(model: Any, recipe: Any, folder: RunFolder) -> None:
         trained = other.recipe()
         found = [place for place, _, _ in _differences(trained.to_plain(), recipe.to_plain())]
         of_the_model = [place for place in found if place.split(".")[0] in MODEL_SECTIONS]
-        where = f" (they differ in {some(of_the_model, 4)})" if of_the_model else ""
+        where = f" (they differ in {listed(of_the_model, 4)})" if of_the_model else ""
         raise UserError(
             f"train.start_from {other.path} is a model of {trained.name}, whose weights do not fit into one of "
             f"{recipe.name}{where}: start from a run with the same model."

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from torchdefine import __version__
 from torchdefine.embedding.map import as_ids, check_table
 from torchdefine.errors import UserError
 from torchdefine.files import reading_safetensors, write_safetensors
@@ -69,7 +70,9 @@ class CompactTable(torch.nn.Module):
     def save(self, path: str | Path, facts: Mapping[str, Any] | None = None) -> None:
         """Write one safetensors file, whole or not at all; ``facts`` say what the table was made from."""
         header = {"config": json.dumps(self.to_config()), "facts": json.dumps(dict(facts or {}))}
-        write_safetensors(Path(path), self.state_dict(), {"format": FORMAT, **header})
+        write_safetensors(
+            Path(path), self.state_dict(), {"format": FORMAT, "torchdefine_version": __version__, **header}
+        )
 
 
 def check_version(config: Mapping[str, Any]) -> None:

@@ -130,12 +130,7 @@ class LanguageRun(Run):
         return Measured(lines, facts)
 
     def generate(
-        self,
-        prompt: str = "",
-        length: int = 100,
-        options: SamplingOptions | None = None,
-        *,
-        seed: int | None = None,
+        self, prompt: str = "", length: int = 100, options: SamplingOptions | None = None, *, seed: int | None = None
     ) -> str:
         """Continue a text, after a newline with a new line; unknown words are read as <unk>, which is never drawn."""
         if not isinstance(prompt, str):

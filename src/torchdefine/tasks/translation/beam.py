@@ -36,9 +36,7 @@ class BeamConfig(Config):
 
     size: int = setting(4, "Hypotheses that beam search keeps; 1 is greedy.", at_least=1)
     length_penalty: float = setting(0.6, "Exponent of Wu's length penalty; 0 for none.", at_least=0, below=math.inf)
-    max_ratio: float = setting(
-        1.5, "A translation has at most this many tokens for each of the source's …", at_least=0, below=math.inf
-    )
+    max_ratio: float = setting(1.5, "Most tokens of a translation for each of the source …", at_least=0, below=math.inf)
     max_extra: int = setting(10, "… and this many more.", at_least=1)
     batch_size: int = setting(64, "Sentences searched at once; changes speed, not the result.", at_least=1)
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from torchdefine.data.bitext import one_line
 from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 from torchdefine.files import Progress
 from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.tasks.translation.beam import BeamConfig, Hypothesis, TargetTokens, beam_search, sample_targets
@@ -29,14 +29,11 @@ class TranslationOptions:
     n_best: int = 1
 
     def __post_init__(self) -> None:
-        if self.n_best < 1:
-            raise UserError(f"n_best is {self.n_best}, but must be at least 1.")
+        check_count("n_best", self.n_best)
         if self.seed < 0:
             raise UserError(f"The seed is {self.seed}, but must not be negative: use 1, say.")
         if self.sampling is None and self.n_best > self.beam.size:
-            raise UserError(
-                f"A beam of {self.beam.size} has no {self.n_best} best translations: use one of {self.n_best} or more."
-            )
+            raise UserError(f"A beam of {self.beam.size} has no {self.n_best} translations: use {self.n_best} or more.")
 
 
 @dataclass(frozen=True)
@@ -125,17 +122,13 @@ class TranslationScores:
 def require_packages() -> None:
     """Called before any long work that ends with scores."""
     if missing := [name for name in ("tokenizers", "sacrebleu") if find_spec(name) is None]:
-        raise UserError(
-            f"Translation needs {' and '.join(missing)}, for subwords and BLEU: pip install 'torchdefine[mt]'."
-        )
+        raise UserError(f"Translation needs {' and '.join(missing)}: pip install 'torchdefine[mt]'.")
 
 
 def score_translations(translations: Sequence[str], references: Sequence[str]) -> TranslationScores:
     """Corpus BLEU and chrF of detokenised text against one reference a line."""
     if len(translations) != len(references):
-        raise UserError(
-            f"There are {len(translations):,} translations and {len(references):,} references: give one a line."
-        )
+        raise UserError(f"{len(translations):,} translations need as many references, not {len(references):,}.")
     if not translations:
         raise UserError("There are no translations to score.")
     require_packages()
