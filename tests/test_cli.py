@@ -701,3 +701,51 @@ def test_a_full_disk_is_the_machines_fault(
     done = torchdefine("train", recipe_file, "--out", out, "--resume", "--json")
     assert json.loads(done.stdout)["steps"] == 60
     assert not list(out.rglob("*.unfinished"))
+
+
+def test_a_page_of_help_that_a_full_device_does_not_take_is_a_failure() -> None:
+    for arguments in (["--help"], ["train", "--help"], ["--version"], ["recipes"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "torchdefine", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        assert (done.returncode, done.stderr) == (1, "torchdefine: No space left on device.\n")
+
+
+def test_numbers_of_any_length_and_nul_characters_are_refused(torchdefine: Command, finished: Path) -> None:
+    for name in ("--batch-size", "--length", "--memory", "--clamp"):
+        for number in ("1" * 30, "9" * 5000, "1e300", "-" + "9" * 30):
+            assert_refused(torchdefine("eval", finished, name, number), f"Argument {name}: ")
+    assert_refused(torchdefine("generate", finished, "--seed", "1" * 30), "The seed is 1111")
+    for setting in ("--embedding.map_dim", "--context.layers", "--train.steps", "--train.batch_size"):
+        refused = torchdefine("train", "demo/standard", setting, "1" * 30)
+        assert_refused(refused, f"{setting[2:]} is '111111")
+    assert_refused(torchdefine("train", "demo/standard", "--context.layers", "100000000"), "must be at least 1 and at")
+    code = "import sys; from torchdefine.cli import main; main(sys.argv[1].split(',') + ['a\\0b'])"
+    for words in ("eval", "train,demo/standard,--out"):
+        done = subprocess.run([sys.executable, "-c", code, words], capture_output=True, text=True)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "has a NUL character in it" in done.stderr
+
+
+def test_what_a_terminal_would_obey_is_shown(torchdefine: Command, finished: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "\x1b[2J\x07run\u202e"
+    shutil.copytree(finished, odd)
+    for arguments in (["eval", odd], ["compare", odd], ["eval", tmp_path / "\x1b[31mnone"], ["recipes", "\x9b31m"]):
+        done = torchdefine(*arguments)
+        assert not set("\x1b\x07\x9b\u202e") & set(done.stdout + done.stderr), arguments
+        assert done.stdout + done.stderr
+
+
+def test_a_lack_of_memory_or_descriptors_is_one_sentence(finished: Path) -> None:
+    limits = {"RLIMIT_AS": (300 << 20, 1500 << 20), "RLIMIT_NOFILE": (8, 14, 20)}
+    for name, sizes in limits.items():
+        for size in sizes:
+            code = (
+                f"import resource; resource.setrlimit(resource.{name}, ({size}, {size}))\n"
+                f"import sys; sys.argv = ['torchdefine', 'eval', {str(finished)!r}]\n"
+                "from torchdefine.cli import main; main()"
+            )
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+            assert done.returncode in (0, 1), (name, size, done.stderr)
+            assert "Traceback" not in done.stderr, (name, size, done.stderr)

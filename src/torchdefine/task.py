@@ -13,13 +13,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
-import yaml
 from torch import nn
 
 from torchdefine import __version__
 from torchdefine.config import Config, Kinds, defaults, to_plain
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.plain import write_yaml
 from torchdefine.plugins import Plugged
 from torchdefine.spelling import did_you_mean
 from torchdefine.training.distributed import Processes
@@ -66,6 +66,15 @@ class Recipe:
         facts = {"name": self.name, "description": self.description, "published": self.published, "task": self.task}
         return {**facts, **{name: to_plain(getattr(self, name)) for name in self.sections()}}
 
+    def bound_settings(self) -> dict[str, Any]:
+        """What decides the weights and what is computed with them: all settings but paths, since files may be moved."""
+        bound = {}
+        for name in self.sections():
+            config = getattr(self, name)
+            paths = {f.name for f in dataclasses.fields(config) if f.metadata.get("path")}
+            bound[name] = {own: value for own, value in to_plain(config).items() if own not in paths}
+        return {"task": self.task, **bound}
+
     def defaults(self) -> dict[str, dict[str, Any]]:
         """The default of every setting of the kinds that the recipe has, by section."""
         return {
@@ -75,7 +84,7 @@ class Recipe:
 
     def to_yaml(self) -> str:
         values = {"format_version": FORMAT_VERSION, "torchdefine_version": __version__, **self.to_plain()}
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        return write_yaml(values)
 
 
 class Tokens(Protocol):

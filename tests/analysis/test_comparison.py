@@ -17,6 +17,7 @@ from torchdefine.analysis.comparison import Comparison, compare_runs
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.data.tokenizer import train_subwords
 from torchdefine.embedding import UnitConfig, make_plan
+from torchdefine.files import write_sealed
 from torchdefine.recipe import load_recipe
 from torchdefine.training import Interrupted
 
@@ -363,7 +364,7 @@ def test_an_unfinished_run_is_shown_as_such(runs: list[Path], recipe_file: Path,
 def test_a_perplexity_that_is_not_finite_is_called_so(runs: list[Path], tmp_path: Path) -> None:
     shutil.copytree(runs[1], tmp_path / "infinite")
     path = tmp_path / "infinite" / "result.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "test_perplexity": None}))
+    write_sealed(path, {**json.loads(path.read_text()), "test_perplexity": None})
     comparison = compare_runs([runs[0], tmp_path / "infinite"])
     assert comparison.runs[1].perplexity("test") == math.inf
     assert column(comparison, "test")[1] == "not finite"

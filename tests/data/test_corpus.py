@@ -215,6 +215,30 @@ def test_damaged_cache_is_made_again(source: Path, cache: Path) -> None:
     assert encode_corpus(source, cache=cache).splits["train"].tokens.tolist() == expected
 
 
+@pytest.mark.parametrize("name", ["valid.tokens", "vocab.txt", "corpus.json"])
+def test_a_flipped_bit_in_the_cache_is_noticed_and_made_good(source: Path, cache: Path, name: str) -> None:
+    folder = encode_corpus(source, cache=cache).folder
+    sound = (folder / name).read_bytes()
+    for at in (0, len(sound) // 2, len(sound) - 2):
+        flipped = bytearray(sound)
+        flipped[at] ^= 2
+        (folder / name).write_bytes(flipped)
+        with pytest.raises(UserError, match=r"damaged|another vocabulary"):
+            Corpus.open(folder).splits["valid"].tokens.tolist()
+        encode_corpus(source, cache=cache)
+        assert (folder / name).read_bytes() == sound
+
+
+def test_a_text_in_the_place_of_one_of_the_same_size_and_time_is_encoded(source: Path, cache: Path) -> None:
+    before, times = encode_corpus(source, cache=cache), (source / "valid.txt").stat()
+    own = (source / "valid.txt").read_text()
+    (source / "valid.txt").write_text(own[::-1].strip() + "\n")
+    os.utime(source / "valid.txt", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert (source / "valid.txt").stat().st_size == times.st_size
+    after = encode_corpus(source, cache=cache)
+    assert after.splits["valid"].tokens_sha256 != before.splits["valid"].tokens_sha256
+
+
 def test_open_refuses_what_does_not_belong_together(source: Path, cache: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a folder with an encoded corpus"):
         Corpus.open(tmp_path)

@@ -1,4 +1,5 @@
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,19 @@ def test_encode_lines_is_encode_for_many_lines(trained: SubwordTokenizer) -> Non
     assert len(trained.encode_lines([])) == 0
 
 
+def test_threads_that_encode_lines_and_sentences_do_not_disturb_each_other(trained: SubwordTokenizer) -> None:
+    lines, sentences = ["the <eos> cat"] * 50, ["the <eos> mat"] * 50
+    wanted = trained.encode_lines(lines).tolist(), trained.encode_sentences(sentences)
+    assert wanted[0].count(trained.eos_id) == 100
+    assert not any(trained.eos_id in ids for ids in wanted[1])
+
+    def both(_: int) -> bool:
+        return (trained.encode_lines(lines).tolist(), trained.encode_sentences(sentences)) == wanted
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(both, range(200)))
+
+
 def test_words_and_subwords_are_saved_and_loaded_alike(tmp_path: Path, trained: SubwordTokenizer) -> None:
     tokenizations: list[Tokenization] = [trained, Vocabulary.from_counts({"the": 3, "<eos>": 2})]
     for tokenization, name in zip(tokenizations, ("tokenizer.json", "vocab.txt"), strict=True):
@@ -117,7 +131,7 @@ def test_progress_ends_with_the_total(tmp_path: Path) -> None:
 def test_training_refuses_what_it_cannot_use(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="vocabulary_size is 259, but must be at least 260"):
         train_subwords([tmp_path / "train.txt"], 259)
-    with pytest.raises(UserError, match=r"no file .*train\.txt"):
+    with pytest.raises(UserError, match=r"text file .*train\.txt does not exist"):
         train_subwords([tmp_path / "train.txt"], 300)
     with pytest.raises(UserError, match="at least one text file"):
         train_subwords([], 300)

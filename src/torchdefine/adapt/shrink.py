@@ -49,6 +49,7 @@ class ShrinkOptions(Config):
     held_out: int = setting(2_000, "Sentences that the result is judged on; no choice has seen them.", at_least=2)
     distill_steps: int = setting(200, "Steps of self-distillation; 0 for none.", at_least=0)
     quick: bool = setting(False, "Whether to leave out methods that take minutes: units and codes.")
+    trust_code: bool = setting(False, "Whether to run code that lies in the model's folder, which is never run else.")
     device: str = setting("cpu", "Where the model is run and the tables are made.")
 
 
@@ -101,7 +102,7 @@ def shrink_model(
     folder, out, allowed = Path(folder), Path(out), Budget.of(budget)
     check_new_folder(out)
     parts = sentence_parts(text, choosing=options.choosing, held_out=options.held_out)
-    model, tokenizer = open_model(folder, options.device)
+    model, tokenizer = open_model(folder, options.device, trust_code=options.trust_code)
     check_carried_over(folder, out)
     tables = {_place_in_use(model, table): table for table in choose(model)}
     numbers = sum(table.module.weight.numel() for table in tables.values())

@@ -111,7 +111,8 @@ class StandIn(LooksUp, Face):
 
     def vectors(self, ids: Tensor) -> Tensor:
         """(…) → (…, m), unscaled."""
-        found: Tensor = (self.table if self.looked_up is None else self.looked_up)(ids)
+        looks_up = self.looked_up is not None and not self.has_other_weights()
+        found: Tensor = (self.looked_up if looks_up else self.table)(ids)  # type: ignore[misc]
         return found.to(self.marker.dtype)
 
     def all_vectors(self) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 import math
 import re
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchdefine.embedding.token_embedding import PART_NAMES
 from torchdefine.errors import UserError
 from torchdefine.files import atomic_file
+from torchdefine.plain import escaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -244,4 +244,4 @@ def inline_svg(figure: Figure, description: str) -> str:
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r' id="[A-Za-z]+_?\d+(_\d+)?"', "", svg)  # numbered alike in every figure, and nothing refers to them
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{escaped(description)}" ', 1)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, rate, setting
+from torchdefine.config import MOST_DEEP, MOST_WIDE, Config, rate, setting
 from torchdefine.ops import has_kernel, locked_dropout, lstm
 
 LSTMState = list[tuple[Tensor, Tensor]]
@@ -22,9 +22,11 @@ class LSTMConfig(Config):
     """Stacked LSTM layers. Every dropout has one mask for all positions of a segment."""
 
     kind: str = "lstm"
-    layers: int = setting(1, "How many layers.", at_least=1)
-    hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1)
-    output_dim: int | None = setting(None, "Width of the last layer; else hidden_dim, or map_dim if tied.", at_least=1)
+    layers: int = setting(1, "How many layers.", at_least=1, at_most=MOST_DEEP)
+    hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1, at_most=MOST_WIDE)
+    output_dim: int | None = setting(
+        None, "Width of the last layer; else hidden_dim, or map_dim if tied.", at_least=1, at_most=MOST_WIDE
+    )
     input_dropout: float = rate("Dropout rate of the inputs of the first layer.")
     hidden_dropout: float = rate("Dropout rate between the layers.")
     recurrent_dropout: float = rate("Dropout rate of the recurrent weights of every layer.")

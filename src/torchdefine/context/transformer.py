@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, rate, setting
+from torchdefine.config import MOST_DEEP, MOST_WIDE, Config, rate, setting
 from torchdefine.context.residual import Stream, Update, add_and_norm, closing, feed_forward
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
@@ -22,10 +22,10 @@ class TransformerConfig(Config):
     """Both stacks of an encoder–decoder Transformer; the defaults are those of the base model."""
 
     kind: Literal["transformer"] = "transformer"
-    encoder_layers: int = setting(6, "Layers that read the source.", at_least=1)
-    decoder_layers: int = setting(6, "Layers that write the target.", at_least=1)
-    heads: int = setting(8, "Attention heads; the width is that of the embedding.", at_least=1)
-    hidden_dim: int = setting(2048, "Width of the feed-forward layers.", at_least=1)
+    encoder_layers: int = setting(6, "Layers that read the source.", at_least=1, at_most=MOST_DEEP)
+    decoder_layers: int = setting(6, "Layers that write the target.", at_least=1, at_most=MOST_DEEP)
+    heads: int = setting(8, "Attention heads; the width is that of the embedding.", at_least=1, at_most=MOST_DEEP)
+    hidden_dim: int = setting(2048, "Width of the feed-forward layers.", at_least=1, at_most=MOST_WIDE)
     norm: Literal["pre", "post"] = setting("pre", "Layer norms before or after every sub-layer.")
     dropout: float = rate("Dropout rate of inputs, after every sub-layer and in feed-forward layers.", default=0.1)
     attention_dropout: float = rate("Dropout rate of the attention weights.")

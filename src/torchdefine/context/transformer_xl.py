@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, rate, setting
+from torchdefine.config import MOST_DEEP, MOST_WIDE, Config, rate, setting
 from torchdefine.context.relative_attention import (
     ALIGNMENT,
     KernelSurroundings,
@@ -42,10 +42,14 @@ class TransformerXLConfig(Config):
     """A Transformer-XL, as wide as its inputs; an output layer of another width has projections."""
 
     kind: str = "transformer-xl"
-    layers: int = setting(1, "How many layers.", at_least=1)
-    heads: int = setting(8, "Attention heads.", at_least=1)
-    head_dim: int | None = setting(None, "Width of a head; the embedding's divided by heads by default.", at_least=1)
-    inner_dim: int | None = setting(None, "Width inside the feed-forward layers; else 4 × the embedding's.", at_least=1)
+    layers: int = setting(1, "How many layers.", at_least=1, at_most=MOST_DEEP)
+    heads: int = setting(8, "Attention heads.", at_least=1, at_most=MOST_DEEP)
+    head_dim: int | None = setting(
+        None, "Width of a head; the embedding's divided by heads by default.", at_least=1, at_most=MOST_WIDE
+    )
+    inner_dim: int | None = setting(
+        None, "Width inside the feed-forward layers; else 4 × the embedding's.", at_least=1, at_most=MOST_WIDE
+    )
     pre_norm: bool = setting(False, "Whether norms come before attention and feed-forward layers; otherwise after.")
     memory: int = setting(150, "Positions of earlier segments that are remembered.", at_least=1)
     same_length: bool = setting(False, "Whether all positions see equally many others: as many as memory says.")

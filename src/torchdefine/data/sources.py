@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchdefine.config import Config, setting
-from torchdefine.data.download import download, extract, hash_record
-from torchdefine.errors import MachineError, UserError
+from torchdefine.data.download import download, extract, keep_hash
+from torchdefine.errors import UserError
 from torchdefine.files import Progress, cache_folder, locked, new_folder
 from torchdefine.spelling import listed, option
 
@@ -123,9 +123,8 @@ def _fetched(name: str, downloads: Path, progress: Progress | None) -> Path:
             try:
                 with new_folder(folder) as unpacked:
                     extract(archive, {text.member.format(split): unpacked / f"{split}.txt" for split in SPLITS})
-            except MachineError:
-                hash_record(archive).unlink(missing_ok=True)  # or a later download would need the damaged file's hash
-                raise
+                if text.sha256 is None:
+                    keep_hash(archive, sha256)
             finally:
                 archive.unlink()  # it is not needed once unpacked, and a damaged one must not stay
     return folder

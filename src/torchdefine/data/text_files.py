@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from torchdefine.data.sources import PairedFiles
 from torchdefine.errors import MachineError, UserError
+from torchdefine.files import check_is_file
 
 BLOCK_BYTES = 4 << 20
 LONGEST_LINE_BYTES = 128 << 20
@@ -102,12 +103,9 @@ def _read_table(table: Path, advance: Callable[[int], None]) -> Iterator[PairBlo
 
 
 def _open(path: Path) -> BinaryIO:
+    check_is_file(path, "text file")
     try:
         return path.open("rb")
-    except FileNotFoundError as error:
-        raise UserError(f"There is no file {path}: check its name.") from error
-    except IsADirectoryError as error:
-        raise UserError(f"{path} is a folder, but a text file is needed here.") from error
     except OSError as error:
         raise UserError(f"{path} cannot be opened ({error.strerror}): check its permissions.") from error
 

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,17 +54,22 @@ class SubwordTokenizer(Tokenization):
         if missing:
             tokenizer.add_special_tokens(missing)
             json_text = tokenizer.to_str()
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self.tokenizer = tokenizer
         # The fingerprint is of this text, not of what the package would write now, which depends on its version.
         self._json = json_text
+        self.tokenizer = _uncut(tokenizer)
         vocabulary = tokenizer.get_vocab()
         self._size = max(vocabulary.values()) + 1  # ids may have gaps
         self.pad_id, self.bos_id, self.eos_id = (vocabulary[token] for token in (PAD, BOS, EOS))
         model = json.loads(json_text)["model"]
         unknown = model.get("unk_id")  # a Unigram model has its own unknown token as a number, the others by name
         self.unk_id = vocabulary.get(model.get("unk_token"), vocabulary[UNK]) if unknown is None else int(unknown)
+
+    @cached_property
+    def _literal(self) -> Tokenizer:
+        """The same for text that looks like a special token: a mode of its own, since threads share the other one."""
+        tokenizer = _uncut(_tokenizers().Tokenizer.from_str(self._json))
+        tokenizer.encode_special_tokens = True
+        return tokenizer
 
     def __len__(self) -> int:
         return self._size
@@ -83,13 +89,8 @@ class SubwordTokenizer(Tokenization):
         return token
 
     def encode_lines(self, lines: Sequence[str]) -> np.ndarray:
-        lines_of_ids = ((*encoding.ids, self.eos_id) for encoding in self._encodings(lines))
+        lines_of_ids = ((*encoding.ids, self.eos_id) for encoding in _encodings(self.tokenizer, lines))
         return np.fromiter(chain.from_iterable(lines_of_ids), dtype=np.uint32)
-
-    def _encodings(self, lines: Sequence[str]) -> Iterator[Any]:
-        for start in range(0, len(lines), _LINES_AT_ONCE):
-            some_lines = list(lines[start : start + _LINES_AT_ONCE])
-            yield from self.tokenizer.encode_batch(some_lines, add_special_tokens=False)
 
     def lost_characters(self, lines: Sequence[str]) -> tuple[int, int]:
         """Of a sample of the lines, white space aside. Decoding would tell less, since a file need not say how."""
@@ -110,11 +111,7 @@ class SubwordTokenizer(Tokenization):
     def encode_sentences(self, sentences: Sequence[str]) -> list[list[int]]:
         """The ids of each sentence by itself, without ``<eos>``; text that looks like a special token stays text."""
         specials = {self.pad_id, self.bos_id, self.eos_id}
-        self.tokenizer.encode_special_tokens = True
-        try:
-            encoded = [encoding.ids for encoding in self._encodings(sentences)]
-        finally:
-            self.tokenizer.encode_special_tokens = False
+        encoded = [encoding.ids for encoding in _encodings(self._literal, sentences)]
         return [  # a foreign tokenizer may still have them among its words
             ids if specials.isdisjoint(ids) else [self.unk_id if i in specials else i for i in ids] for ids in encoded
         ]
@@ -135,6 +132,17 @@ class SubwordTokenizer(Tokenization):
             return cls(json_text)
         except Exception as error:  # the package raises nothing more precise
             raise UserError(f"{path} is not a tokenizer file of the package tokenizers ({error}).") from error
+
+
+def _uncut(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _encodings(tokenizer: Tokenizer, lines: Sequence[str]) -> Iterator[Any]:
+    for start in range(0, len(lines), _LINES_AT_ONCE):
+        yield from tokenizer.encode_batch(list(lines[start : start + _LINES_AT_ONCE]), add_special_tokens=False)
 
 
 def load_tokenization(folder: str | Path) -> Tokenization:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchdefine.config import setting
+from torchdefine.config import MOST_DEEP, setting
 from torchdefine.embedding.map import (
     MapConfig,
     VocabularyFacts,
@@ -29,7 +29,9 @@ class AdaptiveConfig(MapConfig):
 
     kind: str = "adaptive"
     cutoffs: tuple[int, ...] = setting((20_000, 40_000, 200_000), "Frequency ranks at which the later bands start.")
-    division: int = setting(4, "How many times narrower each band is than the one before.", at_least=1)
+    division: int = setting(
+        4, "How many times narrower each band is than the one before.", at_least=1, at_most=MOST_DEEP
+    )
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> AdaptiveMap:
         cutoffs = fitting_cutoffs("embedding", self.cutoffs, vocabulary.size, divisors=(8, 2))

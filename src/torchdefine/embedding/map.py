@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchdefine.config import Config, rate, setting
+from torchdefine.config import MOST_WIDE, Config, rate, setting
 from torchdefine.errors import UserError, check_count
 
 
@@ -35,7 +35,7 @@ class MapConfig(Config):
     """What every map has; a map of your own inherits it and says how it is built."""
 
     kind: str = ""
-    map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1)
+    map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1, at_most=MOST_WIDE)
     scaled: bool = setting(False, "Multiply the map's vectors by the square root of map_dim.")
     scale: float | None = setting(None, "Multiply the map's vectors by this number instead.", above=0)
     init_std: float | None = setting(None, "Standard deviation of the fresh table; else 1 / sqrt(map_dim).", above=0)
@@ -71,7 +71,9 @@ class ProjectiveConfig(MapConfig):
     """One table and a projection."""
 
     kind: str = "projective"
-    output_dim: int | None = setting(None, "Width of the vectors; the unit's embedding_dim, else map_dim.", at_least=1)
+    output_dim: int | None = setting(
+        None, "Width of the vectors; the unit's embedding_dim, else map_dim.", at_least=1, at_most=MOST_WIDE
+    )
     projection_std: float | None = setting(None, "Standard deviation of its matrix; else 1 / sqrt(map_dim).", above=0)
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> ProjectiveMap:
@@ -120,6 +122,8 @@ def check_ids(ids: Tensor, num_embeddings: int) -> None:
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"Ids are whole numbers, but these are {ids.dtype}: pass ids.long(), say.")
     if torch.compiler.is_compiling() or ids.device.type != "cpu" or ids.numel() == 0:
+        return
+    if torch._C._functorch.is_batchedtensor(ids):  # under vmap no number can be looked at
         return
     low, high = torch.aminmax(ids)
     lowest, highest = int(low), int(high)

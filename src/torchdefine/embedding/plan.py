@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from torchdefine.config import Config, rate, setting
+from torchdefine.config import MOST_DEEP, MOST_WIDE, Config, rate, setting
 from torchdefine.errors import UserError, check_count
 from torchdefine.spelling import did_you_mean
 
@@ -44,10 +44,16 @@ class UnitConfig(Config):
     """A DeFINE unit, or the variant of it named by ``kind``: ``UnitConfig.of("hgt", norm="layer")``."""
 
     kind: str = "define"
-    embedding_dim: int | None = setting(None, "Width of the vectors, the paper's m; the map's by default.", at_least=1)
-    expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k.", at_least=1)
-    depth: int = setting(3, "Layers of the unit, the paper's N, the reduce layer included.", at_least=1)
-    max_groups: int | None = setting(None, "Most groups of a layer, g_max; else 2^(depth - 1), at most 16.", at_least=1)
+    embedding_dim: int | None = setting(
+        None, "Width of the vectors, the paper's m; the map's by default.", at_least=1, at_most=MOST_WIDE
+    )
+    expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k.", at_least=1, at_most=MOST_WIDE)
+    depth: int = setting(
+        3, "Layers of the unit, the paper's N, the reduce layer included.", at_least=1, at_most=MOST_DEEP
+    )
+    max_groups: int | None = setting(
+        None, "Most groups of a layer, g_max; else 2^(depth - 1), at most 16.", at_least=1, at_most=MOST_DEEP
+    )
     groups: GroupScheme = setting(
         "halving",
         "halving: max(g_max / 2^(l - 1), 1), the paper's equation; cycle: 1, 2, 4 … g_max counted back from the reduce "
@@ -61,12 +67,15 @@ class UnitConfig(Config):
     )
     reach_expand_dim: bool = setting(True, "Whether the last expansion layer is expand_dim wide; as published: no.")
     rounding: Rounding = setting("nearest", "How widths between map_dim and expand_dim are rounded.")
-    multiple_of: int | None = setting(None, "Round widths to a multiple of this; else of the most groups.", at_least=1)
+    multiple_of: int | None = setting(
+        None, "Round widths to a multiple of this; else of the most groups.", at_least=1, at_most=MOST_WIDE
+    )
     reduce: bool = setting(True, "Whether the last layer reduces to embedding_dim; else it expands to expand_dim.")
     fixed_width: int | None = setting(
         None,
         "One width of all expansion layers; by default they grow, or have expand_dim / 2 with skip residual.",
         at_least=1,
+        at_most=MOST_WIDE,
     )
     shuffle: bool = setting(False, "Deal the outputs of every expansion layer out over the groups (GLT + shuffle).")
     norm: Norm = setting("none", "Affine norm of the expansion layers: over all features, or within each group.")

@@ -72,7 +72,7 @@ class TokenEmbedding(LooksUp, Prepared):
 
     def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
         """(…) whole numbers → (…, embedding_dim); with ``each_once`` no id may stand twice."""
-        if self.looked_up is not None:
+        if self.looked_up is not None and not self.has_other_weights():
             return self._looked_up(ids, self.looked_up)
         vectors: Tensor = self.map(ids, each_once) if each_once else self.map(ids)  # type: ignore[call-arg]
         if self.training and self.row_dropout:  # 1 / (1 - p) for the types kept in this step and 0 for the others
@@ -125,9 +125,15 @@ class TokenEmbedding(LooksUp, Prepared):
                 raise UserError(f"The unit {type(self.unit).__name__} has no reset_parameters: give it one.")
             reset()
 
-    def table(self, *, dtype: torch.dtype | None = None, progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """All finished vectors, (V, m), computed a chunk of tokens at a time."""
-        return finished_table(self, dtype=dtype, progress=progress)
+    def table(
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        computing: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Tensor:
+        """All finished vectors, (V, m), a chunk of tokens at a time; ``computing`` where it looks them up, too."""
+        return finished_table(self, dtype=dtype, computing=computing, progress=progress)
 
     def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
         """An ``nn.Embedding`` that gives the same vectors without the unit, for inference."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, setting
+from torchdefine.config import MOST_WIDE, Config, setting
 from torchdefine.embedding.group_linear import GroupLinear, UnitVariance
 from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
 from torchdefine.modes import Prepared, untouched
@@ -167,7 +167,9 @@ class ProjectionConfig(Config):
     """One matrix behind the map."""
 
     kind: str = "projection"
-    embedding_dim: int | None = setting(None, "Width of the vectors that it gives; the map's by default.", at_least=1)
+    embedding_dim: int | None = setting(
+        None, "Width of the vectors that it gives; the map's by default.", at_least=1, at_most=MOST_WIDE
+    )
     equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
 
     def build(self, input_dim: int) -> nn.Module:
@@ -179,7 +181,7 @@ class MLPConfig(ProjectionConfig):
     """One hidden layer behind the map."""
 
     kind: str = "mlp"
-    expand_dim: int = setting(1024, "Width of the hidden layer.", at_least=1)
+    expand_dim: int = setting(1024, "Width of the hidden layer.", at_least=1, at_most=MOST_WIDE)
 
     def build(self, input_dim: int) -> nn.Module:
         return DenseMLP(input_dim, self.expand_dim, self.embedding_dim or input_dim, self.equalised)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdefine.config import rate, setting
+from torchdefine.config import MOST_DEEP, rate, setting
 from torchdefine.embedding import AdaptiveMap, TokenEmbedding, VocabularyFacts
 from torchdefine.errors import UserError, check_count
 from torchdefine.ops import exact_dtype, locked_dropout
@@ -23,7 +23,7 @@ class MixtureConfig(OutputConfig):
     """A mixture of softmaxes, adaptive ones over an adaptive embedding, else full ones."""
 
     kind: str = "mixture"
-    components: int = setting(15, "Softmaxes that are mixed.", at_least=1)
+    components: int = setting(15, "Softmaxes that are mixed.", at_least=1, at_most=MOST_DEEP)
     latent_dropout: float = rate("Dropout rate of the components' vectors.")
     bias: bool = setting(True, "Whether full components have a bias for every word.")
 

@@ -198,7 +198,7 @@ def load_run(
     recipe = folder.recipe()
     task = find_task(recipe.task)
     tokens = task.load_tokens(folder.path)
-    folder.fingerprint(tokens)
+    folder.fingerprint(tokens, recipe)
     file: Path = getattr(folder, checkpoint)
     if checkpoint == "average" and not file.exists():
         make = f"torchdefine average {shlex.quote(str(folder.path))}"
@@ -207,7 +207,8 @@ def load_run(
         use = f"{option('checkpoint')} last"
         raise UserError(f"The run in {folder.path} has not been validated yet, so it has no best weights: use {use}.")
     weights = folder.read(file, only="model")
-    with torch.random.fork_rng(devices=[]):  # the weights drawn here are thrown away: the caller's random numbers stay
+    # The weights drawn here are thrown away: the caller's random numbers and default device stay.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         model = task.build(recipe, tokens)
     load_weights(model, weights, file)
     run = task.run(folder, recipe, tokens, model.to(Processes().device(device)).eval(), file)
@@ -221,7 +222,8 @@ def load_run(
 def average_run(path: str | Path, last: int | None = None) -> tuple[RunFolder, list[int]]:
     """Average the ``last`` checkpoints that a run has kept, all by default; ``load_run`` then takes "average" too."""
     folder = RunFolder(path)
-    folder.fingerprint(find_task(folder.recipe().task).load_tokens(folder.path))
+    recipe = folder.recipe()
+    folder.fingerprint(find_task(recipe.task).load_tokens(folder.path), recipe)
     return folder, average_checkpoints(folder, last)
 
 

@@ -71,8 +71,7 @@ def compress_embedding(
     best = next(packing.within(*shape, allowed), None)
     if best is None:
         raise UserError(f"No {method} of this table fits {allowed.bytes:,} bytes: ask for more, or another method.")
-    with embedding.computing():
-        matrix = embedding.table(dtype=torch.float32)  # (V, m)
+    matrix = embedding.table(dtype=torch.float32, computing=True)  # (V, m)
     table = best.build(Source(matrix, counts, padding_idx=embedding.padding_idx, progress=progress))
     map_numbers = sum(part.numel() for part in embedding.map.parameters())  # type: ignore[attr-defined]
     by_use = None if counts is None else lost_variance(table, matrix, as_weights(counts, matrix, power=1.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchdefine.config import Config, Kinds, setting
+from torchdefine.config import MOST_WIDE, Config, Kinds, setting
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,9 @@ class NoamConfig(ConstantConfig):
 
     kind: str = "noam"
     warmup: int = setting(8000, "Steps over which the learning rate rises from 0.", at_least=1)
-    noam_width: int = setting(512, "It is divided by the square roots of this width and of the step.", at_least=1)
+    noam_width: int = setting(
+        512, "It is divided by the square roots of this width and of the step.", at_least=1, at_most=MOST_WIDE
+    )
 
     def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
         return float(self.noam_width**-0.5 * min((step + 1) ** -0.5, (step + 1) * self.warmup**-1.5))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchdefine.config import Config, setting
 from torchdefine.errors import MachineError
-from torchdefine.modes import evaluating
+from torchdefine.modes import reading
 from torchdefine.tasks.sampling import NO_PROBABILITIES, SamplingOptions, draw_rows
 from torchdefine.tasks.translation.model import Translator
 
@@ -103,7 +103,7 @@ def beam_search(
     sums = torch.full((len(sources), size), -torch.inf, dtype=torch.float64, device=device)  # (B, K)
     sums[:, 0] = 0.0  # all hypotheses begin alike, so only one of them counts
     history = torch.full((len(sources), size, 1), tokens.bos, device=device)  # (B, K, t)
-    with evaluating(model):
+    with reading(model) as model:
         state = model.start(_padded(sources, tokens.pad, device), size)
         while searches:
             length = history.shape[2]
@@ -157,7 +157,7 @@ def sample_targets(
     sums = torch.zeros(len(longest), dtype=torch.float64, device=device)
     ended = torch.zeros(len(longest), dtype=torch.bool, device=device)
     drawn: list[Tensor] = []
-    with evaluating(model):
+    with reading(model) as model:
         state = model.start(_padded(sources, tokens.pad, device), count)
         while not bool(ended.all()):
             log_probs, state = model.step(ids, state)

@@ -17,7 +17,7 @@ from torchdefine.data.sources import find_bitext, resolve_corpus
 from torchdefine.data.text_files import read_pairs
 from torchdefine.export import Exportable
 from torchdefine.files import Progress
-from torchdefine.modes import evaluating
+from torchdefine.modes import reading
 from torchdefine.run.run import Measured, Run, Sample, check_split
 from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.tasks.translation.beam import BeamConfig
@@ -165,7 +165,7 @@ def evaluate_pairs(
     """Predict every token of the targets, each sentence's end included, in float32."""
     batches = BitextBatches(pairs, tokenization, batch_tokens, next(model.parameters()).device)
     total = torch.zeros((), dtype=torch.float64, device=batches.device)
-    with evaluating(model):
+    with reading(model) as model:
         for number in range(batches.per_epoch):
             batch = batches.batch(number)
             hint = model.host_hint(batch.host_targets)
