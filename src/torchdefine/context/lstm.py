@@ -25,7 +25,7 @@ class LSTMConfig(Config):
     layers: int = setting(1, "How many layers.", at_least=1)
     hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1)
     output_dim: int | None = setting(
-        None, "Width of the last layer; with tied weights map_dim, else hidden_dim.", at_least=1
+        None, "Width of the last layer; by default map_dim with tied weights, else hidden_dim.", at_least=1
     )
     input_dropout: float = rate("Dropout rate of the inputs of the first layer.")
     hidden_dropout: float = rate("Dropout rate between the layers.")

@@ -33,8 +33,8 @@ class TransformerConfig(Config):
     attention_dropout: float = rate("Dropout rate of the attention weights.")
     scaled: bool = setting(
         True,
-        "Multiply embeddings by the square root of their width, which brings those of a plain table to the size of the "
-        "positions that are added; not for a unit with a norm.",
+        "Multiply embeddings by the square root of their width, so that a plain table's match the positions in size. "
+        "Set it to false for a unit with a norm.",
     )
 
     def build(self, width: int) -> Transformer:

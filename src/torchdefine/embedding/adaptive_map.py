@@ -29,9 +29,9 @@ class AdaptiveConfig(MapConfig):
 
     kind: str = "adaptive"
     cutoffs: tuple[int, ...] = setting(
-        (20_000, 40_000, 200_000), "Ranks by frequency at which the second and later bands start."
+        (20_000, 40_000, 200_000), "Frequency ranks at which the second and later bands start."
     )
-    division: int = setting(4, "How many times narrower each band is than the one before.", at_least=1)
+    division: int = setting(4, "Each band is this many times narrower than the band before.", at_least=1)
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> AdaptiveMap:
         cutoffs = fitting_cutoffs("embedding", self.cutoffs, vocabulary.size, divisors=(8, 2))

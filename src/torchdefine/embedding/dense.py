@@ -27,8 +27,8 @@ class ProjectionConfig(Config):
     """One matrix behind the map."""
 
     kind: str = "projection"
-    embedding_dim: int | None = setting(None, "Width of the vectors that it gives; the map's by default.", at_least=1)
-    equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
+    embedding_dim: int | None = setting(None, "Width of the output; the map's by default.", at_least=1)
+    equalised: bool = setting(False, "Weight scaling (equalised learning rate): divide weights by √fan-in in use.")
 
     def build(self, input_dim: int) -> nn.Module:
         return DenseProjection(input_dim, self.embedding_dim or input_dim, self.equalised)

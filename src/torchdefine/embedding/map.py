@@ -38,8 +38,10 @@ class MapConfig(Config):
     map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1)
     scaled: bool = setting(False, "Multiply the map's vectors by the square root of map_dim.")
     scale: float | None = setting(None, "Multiply the map's vectors by this number instead.", above=0)
-    init_std: float | None = setting(None, "Standard deviation of the fresh table; else 1 / sqrt(map_dim).", above=0)
-    row_dropout: float = rate("Dropout rate of whole rows: token types whose vectors are zeroed in a step.")
+    init_std: float | None = setting(
+        None, "Initial standard deviation of the table; default 1 / sqrt(map_dim).", above=0
+    )
+    row_dropout: float = rate("Dropout rate of whole rows: the fraction of token types with zero vectors in a step.")
 
     @abstractmethod
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> MapLayer:
@@ -71,9 +73,11 @@ class ProjectiveConfig(MapConfig):
     """One table and a projection."""
 
     kind: str = "projective"
-    output_dim: int | None = setting(None, "Width of the vectors; the unit's embedding_dim, else map_dim.", at_least=1)
+    output_dim: int | None = setting(
+        None, "Width after the projection; by default the unit's embedding_dim, else map_dim.", at_least=1
+    )
     projection_std: float | None = setting(
-        None, "Standard deviation of the fresh projection; 1 / sqrt(map_dim) by default.", above=0
+        None, "Initial standard deviation of the projection; default 1 / sqrt(map_dim).", above=0
     )
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> ProjectiveMap:

@@ -44,40 +44,42 @@ class UnitConfig(Config):
     """A DeFINE unit, or the variant of it named by ``kind``: ``UnitConfig.of("hgt", norm="layer")``."""
 
     kind: str = "define"
-    embedding_dim: int | None = setting(None, "Width of the vectors, the paper's m; the map's by default.", at_least=1)
+    embedding_dim: int | None = setting(None, "Width of the output, the paper's m; the map's by default.", at_least=1)
     expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k.", at_least=1)
-    depth: int = setting(3, "Layers of the unit, the paper's N, the reduce layer included.", at_least=1)
+    depth: int = setting(3, "Layers of the unit, including the reduce layer; the paper's N.", at_least=1)
     max_groups: int | None = setting(
-        None, "Most groups of a layer, the paper's g_max; 2^(depth - 1) by default, at most 16.", at_least=1
+        None,
+        "Most groups in a layer, the paper's g_max; by default 2^(depth - 1), at most 16.",
+        at_least=1,
     )
     groups: GroupScheme = setting(
         "halving",
-        "halving: max(g_max / 2^(l - 1), 1), the paper's equation; cycle: 1, 2, 4 … g_max counted back from the reduce "
-        "layer, then again, as the published counts need it; fixed: g_max everywhere; dense: 1.",
+        "Groups of layer l. halving: max(g_max / 2^(l - 1), 1), the paper's equation. cycle: 1, 2, 4 … g_max, then "
+        "again, counted back from the reduce layer; the published counts need it. fixed: g_max. dense: 1.",
     )
     skip: Skip = setting(
         "mix",
-        "How a layer after the first sees the unit's input: mix puts chunk i of it beside chunk i of the output in "
-        "every group; concat places it before the output; residual adds the previous output instead; none is a plain "
-        "stack.",
+        "Skip connection of the layers after the first. mix: group i reads chunk i of the unit's input and of the "
+        "previous output. concat: the input precedes the whole output. residual: the previous output is added "
+        "instead. none: no skip connection.",
     )
-    reach_expand_dim: bool = setting(True, "Whether the last expansion layer is expand_dim wide; as published: no.")
-    rounding: Rounding = setting("nearest", "How widths between map_dim and expand_dim are rounded.")
+    reach_expand_dim: bool = setting(True, "Whether the last expansion layer is expand_dim wide; as published: false.")
+    rounding: Rounding = setting("nearest", "How to round widths between map_dim and expand_dim.")
     multiple_of: int | None = setting(
-        None, "Round widths to a multiple of this; of the most groups by default.", at_least=1
+        None, "Round widths to a multiple of this; by default of the largest number of groups.", at_least=1
     )
-    reduce: bool = setting(True, "Whether the last layer reduces to embedding_dim; else it expands to expand_dim.")
+    reduce: bool = setting(True, "Whether the last layer reduces to embedding_dim; otherwise it expands to expand_dim.")
     fixed_width: int | None = setting(
         None,
-        "One width of all expansion layers; by default they grow, or have expand_dim / 2 with skip residual.",
+        "One width for all expansion layers; by default they grow, or are expand_dim / 2 with skip residual.",
         at_least=1,
     )
-    shuffle: bool = setting(False, "Deal the outputs of every expansion layer out over the groups (GLT + shuffle).")
-    norm: Norm = setting("none", "Affine norm of the expansion layers: over all features, or within each group.")
+    shuffle: bool = setting(False, "Shuffle the outputs of every expansion layer across groups (GLT + shuffle).")
+    norm: Norm = setting("none", "Affine norm of the expansion layers: over all features (layer) or within each group.")
     activation: Activation = setting("gelu", "Activation of the expansion layers.")
     dropout: float = rate("Dropout rate after every expansion layer.")
     bias: bool = setting(True, "Whether the expansion layers have biases; the reduce layer has none.")
-    equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
+    equalised: bool = setting(False, "Weight scaling (equalised learning rate): divide weights by √fan-in in use.")
 
     @classmethod
     def of(cls, unit: UnitConfig | str = "define", **changes: Any) -> UnitConfig:

@@ -26,10 +26,10 @@ class AdaptiveTableConfig(OutputConfig):
 
     kind: str = "adaptive-table"
     cutoffs: tuple[int, ...] = setting(
-        (20_000, 40_000, 200_000), "Ranks by frequency at which the second and later bands start."
+        (20_000, 40_000, 200_000), "Frequency ranks at which the second and later bands start."
     )
     tied_projections: tuple[bool, ...] = setting(
-        (), "For each of these bands, whether it takes the projection of a projective embedding; none does by default."
+        (), "For each of these bands, whether it shares the projection of a projective embedding; by default none does."
     )
 
     def __post_init__(self) -> None:

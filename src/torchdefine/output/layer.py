@@ -64,7 +64,7 @@ class OutputConfig(Config):
     """What every output layer has; one of your own inherits it and says how it is built."""
 
     kind: str = ""
-    tied: bool = setting(True, "Tied weights: whether it shares the tables of the embedding.")
+    tied: bool = setting(True, "Tied weights: whether the output layer shares the embedding's tables.")
 
     def check(self, embedding: MapConfig) -> None:
         """Refuse, before any text is read, an embedding that this layer does not fit."""
@@ -257,7 +257,7 @@ class FullConfig(OutputConfig):
     """One softmax over the whole vocabulary."""
 
     kind: str = "full"
-    bias: bool = setting(True, "Whether it has a bias for every word.")
+    bias: bool = setting(True, "Whether every word has a bias.")
 
     def check(self, embedding: MapConfig) -> None:
         if self.tied and isinstance(embedding, AdaptiveConfig):

@@ -23,9 +23,9 @@ class MixtureConfig(OutputConfig):
     """A mixture of softmaxes, adaptive ones over an adaptive embedding, else full ones."""
 
     kind: str = "mixture"
-    components: int = setting(15, "Softmaxes that are mixed.", at_least=1)
+    components: int = setting(15, "How many softmaxes are mixed.", at_least=1)
     latent_dropout: float = setting(0.0, "Dropout rate of the components' vectors.", at_least=0, below=1)
-    bias: bool = setting(True, "Whether full components have a bias for every word.")
+    bias: bool = setting(True, "Whether every word has a bias, with full components.")
 
     def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> MixtureSoftmax:
         banded = isinstance(embedding.map, AdaptiveMap)

@@ -27,10 +27,10 @@ class LanguageLossConfig(LossConfig):
         at_least=0,
         below=1,
     )
-    activation_penalty: float = setting(
-        0.0, "Weight of the mean square of the vectors that the output layer sees.", at_least=0
+    activation_penalty: float = setting(0.0, "Weight of the mean square of the output layer's inputs.", at_least=0)
+    temporal_penalty: float = setting(
+        0.0, "Weight of the mean square of the change of the hidden vector between positions.", at_least=0
     )
-    temporal_penalty: float = setting(0.0, "Weight of the mean square of their change between positions.", at_least=0)
 
 
 class LanguageModel(nn.Module):

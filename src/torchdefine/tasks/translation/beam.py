@@ -34,12 +34,12 @@ class TargetTokens:
 class BeamConfig(Config):
     """How to search. ``size`` 1 takes the most probable token at every step."""
 
-    size: int = setting(4, "Hypotheses that beam search keeps; 1 is greedy.", at_least=1)
+    size: int = setting(4, "How many hypotheses beam search keeps; 1 is greedy.", at_least=1)
     length_penalty: float = setting(0.6, "Exponent of Wu's length penalty; 0 for none.", at_least=0, below=math.inf)
     max_ratio: float = setting(
-        1.5, "A translation has at most this many tokens for each of the source's …", at_least=0, below=math.inf
+        1.5, "Longest translation: this many tokens per source token, plus max_extra.", at_least=0, below=math.inf
     )
-    max_extra: int = setting(10, "… and this many more.", at_least=1)
+    max_extra: int = setting(10, "Tokens of the longest translation beyond max_ratio.", at_least=1)
     batch_size: int = setting(64, "Sentences searched at once; changes speed, not the result.", at_least=1)
 
     def limit(self, source_length: int) -> int:
