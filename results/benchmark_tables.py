@@ -19,11 +19,11 @@ UNITS = {"vocabulary": "types in the vocabulary", "depth": "depth of the unit", 
 
 INTRODUCTION = """# Benchmarks
 
-Written by `make results` from the rows in this folder; nothing here is typed. `python -m benchmarks` appends a row,
-with date, commit, versions and hardware; shown is the newest of each benchmark on each hardware, small shapes apart
-from whole ones. Contestants of a table ran in one process on the same tensors. "× as fast" is against the table's first
-line; times are medians with their quartiles, so wide quartiles tell of a machine that had other work to do.
-[docs/benchmarks.md](../../docs/benchmarks.md) says more.
+`make results` writes this page from the rows in this folder; no number is typed by hand. `python -m benchmarks` appends
+a row, with date, commit, versions and hardware. The page shows the newest row of each benchmark on each hardware, with
+small shapes apart from full ones. The contestants of a table ran in one process on the same tensors. "× as fast" is
+relative to the table's first line. Times are medians with quartiles; wide quartiles mean that the machine had other
+work. [docs/benchmarks.md](../../docs/benchmarks.md) says more.
 """
 
 

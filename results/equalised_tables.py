@@ -18,8 +18,8 @@ Run = dict[str, Any]
 
 def equalised_section(folder: Path) -> str:
     introduction = (
-        "Models of minutes on a CPU, on the shipped text, equal but for what each row says: where "
-        "[equalised units](../docs/evidence.md#does-the-unit-learn-too-fast) come from, and no test of them."
+        "Small models, trained for minutes on a CPU on the shipped text; each row says how they differ. They led to "
+        "[equalised units](../docs/evidence.md#does-the-unit-learn-too-fast) and are not a test of them."
     )
     table = equalised_table(folder)
     return f"## Equalised units in small models\n\n{introduction}\n\n{table}\n\n{commits(folder)}\n"
@@ -27,7 +27,7 @@ def equalised_section(folder: Path) -> str:
 
 def commits(folder: Path) -> str:
     found = sorted({short_commit(read_run(path)["commit"]) for path in folder.glob("*.json")})
-    changed = " One that ends in -changed had changes that were not committed." if "-changed" in "".join(found) else ""
+    changed = " A commit that ends in -changed had uncommitted changes." if "-changed" in "".join(found) else ""
     return f"Commits {', '.join(found)}.{changed}"
 
 

@@ -29,11 +29,11 @@ def look_up_section(folder: Path) -> str:
             )
     lines += [
         "",
-        '"computed" needs the map and the unit, the others only what is listed; the output layer is tied to the map '
-        "and needs it anyway. codes, product-codes, svd and bits are made to equal bytes. torchao's int4 is counted as "
-        'if it were packed, which it is not in memory. "by frequency" weighs a token by its count to the power of ¾. '
-        "Look-ups are of 9,000 tokens at once. A whole batch takes as long as the host takes to start its kernels, and "
-        f"so differs by chance: {_apart_by_chance(results)}",
+        '"computed" needs the map and the unit, the others only the bytes listed. A tied output layer needs the map in '
+        "any case. codes, product-codes, svd and bits have equal bytes. The bytes of torchao's int4 are of packed "
+        'numbers; in memory it is not packed. "by frequency" weights a token by its count to the power of ¾. '
+        "Look-ups are of 9,000 tokens at once. The time of a whole batch depends on how fast the host launches "
+        f"kernels, so it varies by chance: {_apart_by_chance(results)}",
         "",
         *(_codes_beside_k_means(result) for result in results if "product-codes" in _names(result)),
         "",
@@ -59,7 +59,7 @@ def _apart_by_chance(results: list[dict[str, Any]]) -> str:
             apart.append(
                 f"{times[0]:.1f} and {times[1]:.1f} ms for the same work, computed and cached, of a standard table"
             )
-    return "; ".join(apart) + "." if apart else "no row shows by how much."
+    return "; ".join(apart) + "." if apart else "no row shows how much."
 
 
 def _names(result: dict[str, Any]) -> set[str]:
@@ -70,10 +70,10 @@ def _codes_beside_k_means(result: dict[str, Any]) -> str:
     rows = {row["name"]: row for row in result["rows"]}
     codes, means = rows["codes 32 × 16"], rows["product-codes"]
     if "not_run" in codes or "not_run" in means:
-        return f"- `{result['recipe']}`: learnt codes and product quantisation by K-means were not both run."
+        return f"- `{result['recipe']}`: learned codes and product quantisation by K-means were not both run."
     word = "less" if codes["lost"] < means["lost"] else "more"
     return (
-        f"- `{result['recipe']}`: at equal bytes, learnt codes lose {word} of the variance than product quantisation "
+        f"- `{result['recipe']}`: at equal bytes, learned codes lose {word} of the variance than product quantisation "
         f"by K-means ({codes['lost']:.1%} beside {means['lost']:.1%}; by frequency {codes['lost_by_frequency']:.1%} "
         f"beside {means['lost_by_frequency']:.1%}), and their perplexity is {codes['perplexity']:.2f} beside "
         f"{means['perplexity']:.2f}."

@@ -17,16 +17,16 @@ from translation_tables import translation_section, write_translation_page
 HERE = Path(__file__).parent
 INTRODUCTION = """# Measured results
 
-Written by `make results` from the JSON files in this folder; nothing here is typed. A file of a recipe is the
-`result.json` of one run: recipe, overrides, seed, commit, hardware, versions, hashes of the text, and the curve. The
-files in `inference/` were written by `results/inference_table.py`.
+`make results` writes this page from the JSON files in this folder; no number is typed by hand. The file of a recipe is
+the `result.json` of one run: recipe, overrides, seed, commit, hardware, versions, hashes of the text, and the curve.
+`results/inference_table.py` wrote the files in `inference/`.
 
-"unit", "context", "tables" and "total" are millions of parameters; "valid" and "test" are perplexities. "unigram" is
-the test perplexity of a model that only counts words. "published test" is what the paper behind a recipe reports for
-its whole training on its own text. Recipes that are not listed have no result here.
+"unit", "context", "tables" and "total" are millions of parameters. "valid" and "test" are perplexities. "unigram" is
+the test perplexity of a model that only counts words. "published test" is the paper's number for the recipe, after
+full training on the paper's text. Recipes that are not listed have no result here.
 
-[minilm/](minilm/README.md) has the replacements of a trained sentence encoder's token table,
-[benchmarks/](benchmarks/README.md) speed and memory.
+[minilm/](minilm/README.md) shows replacements for the token table of a trained sentence encoder.
+[benchmarks/](benchmarks/README.md) shows speed and memory.
 """
 
 

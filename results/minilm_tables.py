@@ -26,16 +26,17 @@ IN_SHORT = {
 
 INTRODUCTION = """# Replacing MiniLM's token table
 
-Written by `python results/minilm_tables.py` from the JSON files in this folder.
-"cosine" is the mean between the sentence vectors of the original model and of the one with the replaced table, "rank
-correlation" is Spearman's between all pairwise similarities of the two; both on sentences that nothing was fitted to or
-chosen by. "table error" is the share of the table's frequency-weighted variance that is lost. A + marks the front on
-the sentences that chose; seconds are for making the table. The pictures show the held-out numbers.
+`python results/minilm_tables.py` writes this page from the JSON files in this folder.
+"cosine" is the mean cosine between the sentence vectors with the original and with the replaced table. "rank
+correlation" is Spearman's, between all pairwise similarities of the two. Both use held-out sentences, which served
+neither fitting nor choosing. "table error" is the fraction of the table's frequency-weighted variance that is lost.
+A + marks the Pareto front on the sentences used for choosing. "seconds" is the time to make the table. The pictures
+show the held-out numbers.
 
-What to keep in mind: methods were tuned on some 600 sentences of like sources, of which a few may be among those
-measured on. DeFINE and the MLP were looked after more than the others: they have 2,000 steps since 200 left them far
-from done, and small tables of 4 bits after one of 8 bits had been measured on these very sentences. Only the chosen
-table was distilled; one seed. The budget is for the tensors, and a file's header comes on top.
+Limits: methods were tuned on about 600 sentences from similar sources; a few of them may be among the held-out ones.
+DeFINE and the MLP were tuned more than the others. They have 2,000 steps, because 200 left them far from converged.
+Their small tables have 4 bits; this was chosen after a table of 8 bits had been measured on these held-out sentences.
+Only the chosen table was distilled. There is one seed. The budget covers the tensors; a file's header is extra.
 
 ![All sizes together](front.svg)
 """

@@ -102,7 +102,7 @@ def gap_table(rows: dict[str, list[dict[str, Any]]], reference: str) -> str:
     of_reference = mean_curve(rows[reference])
     tokens = list(of_reference)[1::2]
     lines = [
-        f"Validation perplexity against that of *{reference}* as training goes on, means over seeds:",
+        f"Validation perplexity relative to *{reference}* during training, means over seeds:",
         "",
         "| row | " + " | ".join(f"{count / 1e6:.0f} M tokens" for count in tokens) + " |",
         "|---" + "|---:" * len(tokens) + "|",
@@ -149,7 +149,7 @@ def how_timed(folder: Path) -> str:
     if not timed:
         return ""
     return (
-        "Rows trained side by side, so ms/step and tokens/s are those of a step alone, on words of "
+        "Rows trained in parallel, so ms/step and tokens/s come from steps timed alone, on words of "
         f"{timed['text']} spread over a vocabulary of {timed['vocabulary']:,}: {timed['hardware']['gpu']}, torch "
         f"{timed['versions']['torch']}, commit {short_commit(timed['commit'])}."
     )

@@ -55,8 +55,8 @@ def write_translation_page(folder: Path) -> None:
     assert len(steps) == 1, "The two were not trained equally long."
     minutes = " and ".join(f"{result['seconds'] / 60:.1f}" for result in results)
     lines = [
-        f"Each was trained for {steps.pop():,} steps, {results[0]['tokens'] / 1e6:.0f} M target tokens, in "
-        f"{minutes} minutes of one {results[0]['hardware']['gpu']}, and averages no checkpoints:",
+        f"Each model trained for {steps.pop():,} steps ({results[0]['tokens'] / 1e6:.0f} M target tokens) on one "
+        f"{results[0]['hardware']['gpu']}, in {minutes} minutes. No checkpoints were averaged.",
         "",
         "| recipe | parameters | Europarl, BLEU | chrF | newstest2014, BLEU | chrF |",
         "|---|---:|---:|---:|---:|---:|",
