@@ -115,7 +115,7 @@ class _Bounded(yaml.SafeLoader):
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Names are text, as it is written; one that stands in a mapping twice is refused, since one alone would count."""
+        """Names are text, as written; one that stands in a mapping twice is refused, since only one would count."""
         first: dict[str, yaml.Node] = {}
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key, yaml.ScalarNode):
