@@ -328,7 +328,7 @@ def test_the_card_of_a_translator_translates(
 )
 def test_check_refuses_a_record_that_was_edited(copied: Path, edit: dict, capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads((copied / "export.json").read_text())
-    (copied / "export.json").write_text(json.dumps({**facts, **edit}))
+    write_sealed(copied / "export.json", {**facts, **edit})
     assert command("export", "--check", copied) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
