@@ -69,8 +69,8 @@ class Transformer(Prepared):
         heads = self.config.heads
         if width % (2 * heads):
             raise UserError(
-                f"The Transformer's width {width} does not divide into {heads} heads of an even width: use "
-                f"{max(width // (2 * heads), 1) * 2 * heads}, say."
+                f"The Transformer's width {width} cannot be split into {heads} heads of equal, even width: try "
+                f"{max(width // (2 * heads), 1) * 2 * heads}."
             )
         self.encoder: Any = nn.ModuleList(EncoderLayer(width, self.config) for _ in range(self.config.encoder_layers))
         self.decoder: Any = nn.ModuleList(DecoderLayer(width, self.config) for _ in range(self.config.decoder_layers))

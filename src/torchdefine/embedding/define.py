@@ -71,8 +71,8 @@ class DeFINE(TokenEmbedding):
         own, plain = sum(p.numel() for p in self.parameters()), num_embeddings * embedding_dim
         if own > plain:
             warnings.warn(
-                f"DeFINE has {own:,} parameters here, more than the {plain:,} of a table: use a smaller map_dim (now "
-                f"{map_dim}) or expand_dim (now {config.expand_dim}), or keep the table.",
+                f"DeFINE has {own:,} parameters here, more than the {plain:,} of a plain table: use a smaller "
+                f"map_dim (now {map_dim}) or expand_dim (now {config.expand_dim}), or keep the table.",
                 stacklevel=2,
             )
 
@@ -104,7 +104,7 @@ class DeFINE(TokenEmbedding):
     def from_config(cls, config: dict[str, Any]) -> Self:
         if config.get("format") != FORMAT or config.get("version") != FORMAT_VERSION:
             raise UserError(
-                f"This is no {FORMAT} of version {FORMAT_VERSION} but {config.get('format')!r}, version "
+                f"Expected a {FORMAT} of version {FORMAT_VERSION}, but found {config.get('format')!r} of version "
                 f"{config.get('version')!r}: save it again with a matching torchdefine."
             )
         unit = UnitConfig.read(config["unit"], "unit")

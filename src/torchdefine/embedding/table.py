@@ -86,7 +86,10 @@ class LooksUp(nn.Module):
             if given != own:
                 raise UserError(f"The table is {given}, but the embedding has {own[0]} vectors of {own[1]}.")
             if self.training:
-                raise UserError("The embedding is training, and would learn nothing from a table: call eval() first.")
+                raise UserError(
+                    "The embedding is in training mode, but vectors that are looked up cannot be trained: call eval() "
+                    "first."
+                )
         object.__setattr__(self, "looked_up", module)  # around nn.Module, which would register it
 
     @property

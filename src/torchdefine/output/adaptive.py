@@ -93,8 +93,8 @@ class BandedSoftmax(MapSoftmax):
             return sizes[1:].tolist()
         if len(hint) != len(sizes) - 1 or (sizes.is_cpu and any(np.less(hint, sizes[1:].numpy()))):
             raise UserError(
-                f"The hint {tuple(hint)} leaves no room for targets in {len(sizes)} bands: "
-                f"pass host_hint of the same targets, or None."
+                f"The hint {tuple(hint)} does not cover targets in {len(sizes)} bands: pass host_hint of the same "
+                "targets, or None."
             )
         return list(hint)
 

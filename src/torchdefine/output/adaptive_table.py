@@ -39,7 +39,7 @@ class AdaptiveTableConfig(OutputConfig):
             given in (0, bands),
             f"tied_projections has {given} values for the {bands} bands of output.cutoffs: give one for each.",
         )
-        self.require(self.tied, "tied is false, but bands of the embedding's own table are tied: use another kind.")
+        self.require(self.tied, "tied is false, but this kind always shares the embedding's table: use another kind.")
 
     def check(self, embedding: MapConfig) -> None:
         if isinstance(embedding, AdaptiveConfig):
@@ -78,8 +78,8 @@ class AdaptiveTableSoftmax(BandedSoftmax):
     ) -> None:
         if not isinstance(map_layer, StandardMap | ProjectiveMap):
             raise UserError(
-                f"Bands of one table are those of a standard or projective map, not of {type(map_layer).__name__}: "
-                "pass the embedding's map, or use AdaptiveSoftmax for an adaptive one."
+                "A softmax in bands over one table ties to a standard or projective map, not to "
+                f"{type(map_layer).__name__}: pass the embedding's map, or use AdaptiveSoftmax for an adaptive one."
             )
         super().__init__(hidden_dim, map_layer, check_cutoffs(cutoffs, map_layer.num_embeddings))
         width, bands = map_layer.map_dim, len(self.cutoffs) + 1

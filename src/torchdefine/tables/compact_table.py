@@ -64,7 +64,7 @@ class CompactTable(torch.nn.Module):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         if config.get("format") != FORMAT or config.get("version") != FORMAT_VERSION:
             raise UserError(
-                f"This is no {FORMAT} of version {FORMAT_VERSION} but {config.get('format')!r}, version "
+                f"Expected a {FORMAT} of version {FORMAT_VERSION}, but found {config.get('format')!r} of version "
                 f"{config.get('version')!r}: make the table again with a matching torchdefine."
             )
         return cls(rows_from(config["rows"]), padding_idx=config["padding_idx"])
@@ -100,7 +100,7 @@ def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> Comp
                 raise UserError(f"The table {path} was made for {made_for}: make it again.")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if header.get("tensors_sha256") != sha256_of_tensors(tensors):
-            raise ValueError("its numbers are not those that were written")
+            raise ValueError("its checksum does not match")
         with torch.device("meta"):  # the file's tensors replace these, so nothing is allocated twice
             table = CompactTable.from_config(json.loads(header["config"]))
         for name, empty in table.state_dict().items():

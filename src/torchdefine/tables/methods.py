@@ -35,16 +35,16 @@ class Entry:
 
 
 METHODS: dict[str, Entry] = {
-    "bits": Entry(Bits, "rotated, then 0 to 8 bits a number by importance; loses least in most tables"),
-    "svd": Entry(LowRank, "a low rank"),
-    "frequent": Entry(LowRank, "frequent rows whole, a low rank for the rest", {"kept": (0.05, 0.15)}),
-    "int": Entry(Quantised, "as many bits a number as fit, a step for each row or each 32 numbers"),
-    "int8": Entry(Quantised, "8 bits a number, a step for each 32", {"bits": 8}, in_fit=False),
-    "int4": Entry(Quantised, "4 bits a number, a step for each 32", {"bits": 4}, in_fit=False),
+    "bits": Entry(Bits, "rotated, 0 to 8 bits per number by importance; usually loses least"),
+    "svd": Entry(LowRank, "low rank (SVD)"),
+    "frequent": Entry(LowRank, "frequent rows whole, low rank for the rest", {"kept": (0.05, 0.15)}),
+    "int": Entry(Quantised, "as many bits per number as fit, one scale per row or per 32 numbers"),
+    "int8": Entry(Quantised, "8 bits per number, one scale per 32 numbers", {"bits": 8}, in_fit=False),
+    "int4": Entry(Quantised, "4 bits per number, one scale per 32 numbers", {"bits": 4}, in_fit=False),
     "define": Entry(FittedUnit, "a narrow table through a DeFINE unit, fitted", quick=False),
     "mlp": Entry(FittedUnit, "a narrow table through an MLP, fitted", {"unit": "mlp"}, quick=False),
     "codes": Entry(
-        Codes, "one of K entries from each of M codebooks, summed; learnt (Shu & Nakayama, 2018)", quick=False
+        Codes, "the sum of one of K entries from each of M codebooks, learned (Shu & Nakayama, 2018)", quick=False
     ),
 }
 
@@ -99,11 +99,11 @@ def compress_embedding(
     allowed = Budget(own) if budget is None else Budget.of(budget)
     if allowed.bytes >= whole:
         raise UserError(
-            f"{method} would take {allowed.bytes:,} bytes, and the vectors themselves take {whole:,}: ask for less."
+            f"{method} would take {allowed.bytes:,} bytes, but the vectors themselves take only {whole:,}: allow less."
         )
     best = next(packing.within(*shape, allowed), None)
     if best is None:
-        raise UserError(f"No {method} of this table fits {allowed.bytes:,} bytes: ask for more, or another method.")
+        raise UserError(f"No {method} table fits into {allowed.bytes:,} bytes: allow more, or use another method.")
     with embedding.computing():
         matrix = embedding.table(dtype=torch.float32)  # (V, m)
     table = best.build(Source(matrix, counts, padding_idx=embedding.padding_idx, progress=progress))

@@ -95,8 +95,8 @@ def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
     if too_small or not bool(torch.isfinite(stored).all()):
         size, way = ("small", "multiply") if too_small else ("large", "divide")
         raise UserError(
-            f"The table needs numbers as {size} as {float(values.abs().max()):.1e}, which float16 cannot hold: {way} "
-            "it by a number and undo that in its vectors, or store it as float32."
+            f"The table needs numbers as {size} as {float(values.abs().max()):.1e}, which float16 cannot represent: "
+            f"{way} it by a number and undo that in its vectors, or store it as float32."
         )
     return stored
 

@@ -44,8 +44,8 @@ class TrainingStep:
             initial = [self.model.initial_state(size) for size in rows]
         if any(tensor.requires_grad for tensor in flat_tensors(initial)):
             raise UserError(
-                "The context model's initial state wants a gradient, which carried states never bring: let "
-                "initial_state give zeros, and let forward add what is to be learned."
+                "The context model's initial state requires a gradient, but carried states have none: return zeros "
+                "from initial_state, and add learned values in forward."
             )
         self.carried = [own_copy(state) for state in initial]
         self.summed_loss = torch.zeros((), device=self.device)

@@ -32,10 +32,11 @@ class TranslationOptions:
         if self.n_best < 1:
             raise UserError(f"n_best is {self.n_best}, but must be at least 1.")
         if self.seed < 0:
-            raise UserError(f"The seed is {self.seed}, but must not be negative: use 1, say.")
+            raise UserError(f"The seed is {self.seed}, but must not be negative: try 1.")
         if self.sampling is None and self.n_best > self.beam.size:
             raise UserError(
-                f"A beam of {self.beam.size} has no {self.n_best} best translations: use one of {self.n_best} or more."
+                f"A beam of {self.beam.size} cannot give the {self.n_best} best translations: use a beam of "
+                f"{self.n_best} or more."
             )
 
 
@@ -134,7 +135,8 @@ def score_translations(translations: Sequence[str], references: Sequence[str]) -
     """Corpus BLEU and chrF of detokenised text against one reference a line."""
     if len(translations) != len(references):
         raise UserError(
-            f"There are {len(translations):,} translations and {len(references):,} references: give one a line."
+            f"There are {len(translations):,} translations and {len(references):,} references: give one reference per "
+            "translation."
         )
     if not translations:
         raise UserError("There are no translations to score.")
