@@ -483,7 +483,7 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "optim.lr is 'inf'": ["train", recipe_file, "--optim.lr", "inf"],
         "temperature is nan": ["generate", finished, "--temperature", "nan"],
         "--top-k means nothing at a temperature of 0": ["generate", finished, "--temperature", "0", "--top-k", "3"],
-        "schedule.drops must say when the learning rate drops": ["train", recipe_file, "--schedule.kind", "drops"],
+        "schedule.drops is empty, but this kind needs at least one": ["train", recipe_file, "--schedule.kind", "drops"],
         "The seed is": ["generate", finished, "--seed", str(2**70)],
         "--data one and --data.corpus two are two texts": [
             *("train", recipe_file, "--data", "one", "--data.corpus", "two")
@@ -492,7 +492,7 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "--steps means nothing to the method bits": ["compress", finished, "--method", "bits", "--steps", "10"],
         "give one of them": ["compress", finished, "--method", "codes", "--budget", "1KB", "--codebooks", "5"],
         "--entries means nothing to the method bits": ["compress", finished, "--budget", "3KB", "--entries", "256"],
-        "No int4 of this table fits 500 bytes": ["compress", finished, "--method", "int4", "--budget", "500"],
+        "No int4 table fits into 500 bytes": ["compress", finished, "--method", "int4", "--budget", "500"],
         "counts parameters, not bytes": ["compress", finished, "--budget", "1k parameters"],
         "--by is the horizontal axis of curves": ["plot", "maps", finished, "--by", "step", "--out", "x.svg"],
         "--centred is for correlations": ["plot", "curves", finished, "--centred", "--out", "x.svg"],
