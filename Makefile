@@ -6,14 +6,14 @@ PIP := $(VENV)/bin/pip install --disable-pip-version-check -q -c constraints.txt
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench figures results clean
+.PHONY: help setup demo test test-all drill lint format bench figures results clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(VENV)/dev  ## the virtual environment with everything a contributor needs
 
-demo: $(VENV)/user  ## train five small language models on the shipped text and compare them (a few minutes)
+demo: $(VENV)/user  ## train five small language models, pack the best one's table, compare (a few minutes)
 	$(VENV)/bin/torchdefine demo
 
 test: $(VENV)/dev  ## the test suite, without the slow and the GPU part
@@ -21,6 +21,9 @@ test: $(VENV)/dev  ## the test suite, without the slow and the GPU part
 
 test-all: $(VENV)/dev  ## every test, the slow ones too; the GPU ones where there is a GPU
 	$(VENV)/bin/pytest -n $(WORKERS)
+
+drill: $(VENV)/dev  ## damage, kills, odd inputs and limits, at length: about an hour and a half
+	$(VENV)/bin/python -m tests.drill --write
 
 lint: $(VENV)/dev  ## style and types
 	$(VENV)/bin/ruff check .

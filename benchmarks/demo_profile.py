@@ -21,7 +21,7 @@ from torchdefine.recipe import load_recipe
 from torchdefine.tasks.language import TextBatches, build_language_model, open_corpus
 from torchdefine.training.distributed import keep_freed_memory
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import TrainingStep
 
 RECIPES = ("demo/standard", "demo/adaptive-scaled", "demo/adaptive-projection", "demo/adaptive-define")
 ROUNDS, STEPS_A_ROUND = 7, 5
@@ -89,7 +89,7 @@ def prepared(name: str, setting: Setting) -> Prepared:
     precision = Precision("fp32", device)
     optimizer = recipe.optim.build(model.parameters(), device)
     rows = [data.rows_per_part] * recipe.train.accumulate
-    step = TrainingStep(StepParts(model, model, optimizer, precision), rows, recipe.optim.clip, recorded=False)
+    step = TrainingStep(model, model, optimizer, precision, rows, recipe.optim.clip, recorded=False)
     numbers = itertools.count()
 
     def work() -> None:

@@ -65,7 +65,7 @@ def prepared(line: str, axis: str, point: Point, passes: str, setting: Setting) 
     parameters = sum(p.numel() for p in module.parameters())
     facts: dict[str, Any] = {"line": line, "axis": axis, "at": point.at(axis), "parameters": parameters}
     work = partial(look_up if passes == "forward" else learn, module, ids, precision)
-    return Prepared(work, lambda: facts, precision.matmul_mode())
+    return Prepared(work, lambda: facts, precision.matmul_mode)
 
 
 @torch.no_grad()

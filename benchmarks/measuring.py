@@ -54,7 +54,7 @@ class Prepared(NamedTuple):
     work: Work
     facts: Callable[[], dict[str, Any]] = dict
     """Asked after the measurement; goes into the row."""
-    around: AbstractContextManager[Any] = nullcontext()
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered for the length of the measurement."""
 
 
@@ -156,7 +156,7 @@ class Run:
         memory = _PeakMemory(self.device)
         self.prepared = contestant.prepare()
         memory.start()
-        with self.prepared.around:
+        with self.prepared.around():
             for _ in range(5 if setting.on_gpu else 2):  # kernels are chosen, steps recorded, memories filled
                 self.prepared.work()
             one = self._seconds(1)
@@ -166,7 +166,7 @@ class Run:
         self.times: list[float] = []
 
     def repeat(self) -> None:
-        with self.prepared.around:
+        with self.prepared.around():
             self.times.append(1e3 * self._seconds(self.calls_at_once) / self.calls_at_once)
 
     def row(self) -> Row:

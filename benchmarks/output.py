@@ -97,7 +97,7 @@ def prepared(make: Callable[[], nn.Module], data: tuple[Tensor, Tensor], setting
     facts: dict[str, Any] = {"parameters": sum(p.numel() for p in module.parameters())}
     with precision.matmul_mode():
         work = recorded(work) if kept else work
-    return Prepared(work, lambda: facts, precision.matmul_mode())
+    return Prepared(work, lambda: facts, precision.matmul_mode)
 
 
 def adaptive(size: int, cutoffs: tuple[int, ...], division: int, targets: Tensor, roomy: bool) -> nn.Module:

@@ -36,12 +36,12 @@ from torchdefine.modes import prepare
 from torchdefine.recipe import load_recipe, merged
 from torchdefine.tasks.language import build_language_model
 from torchdefine.tasks.translation import TranslationRecipe, build_translator
-from torchdefine.training.batches import Batch, Part
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import Batch, Part, TrainingStep
 
 RATE = 1e-5  # so small that the same batch over and over leads nowhere
 NO_GPU = "it needs a CUDA device"
+COMPILED = "plain loop, its model compiled"
 SENTENCE_LENGTH = 32
 
 
@@ -130,25 +130,27 @@ def our_step(recipe: Any, place: Place, recorded: bool) -> Prepared:
     precision = Precision(recipe.train.precision, place.device)
     optimizer = recipe.optim.build(model.parameters(), place.device)
     rows = len(place.inputs[0])
-    step = TrainingStep(StepParts(model, model, optimizer, precision), [rows], recipe.optim.clip, recorded)
+    step = TrainingStep(model, model, optimizer, precision, [rows], recipe.optim.clip, recorded)
 
     def facts() -> dict[str, Any]:
         counted = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision.name}
         return {**counted, "kinds of steps recorded": step.recorded_kinds} if recorded else counted
 
-    return Prepared(lambda: step(place.batch, RATE), facts, precision.matmul_mode())
+    return Prepared(lambda: step(place.batch, RATE), facts, precision.matmul_mode)
 
 
-def plain_step(family: Family, recipe: Any, place: Place) -> Prepared:
+def plain_step(family: Family, recipe: Any, place: Place, compiled: bool = False) -> Prepared:
     torch.manual_seed(1)
     with place.device:
         model = family.plain(recipe, place)
+    if compiled:
+        model.compile()
     precision = Precision(recipe.train.precision, place.device)
     kind: Any = torch.optim.SGD if recipe.optim.kind == "sgd" else torch.optim.Adam
     optimizer = kind(model.parameters(), lr=RATE, weight_decay=recipe.optim.weight_decay)
     step = PlainStep(model, place.inputs, optimizer, precision, recipe.optim.clip)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision.name}
-    return Prepared(step, lambda: facts, precision.matmul_mode())
+    return Prepared(step, lambda: facts, precision.matmul_mode)
 
 
 def plain_lstm(recipe: Any, place: Place) -> nn.Module:
@@ -271,7 +273,12 @@ def group_of(family: Family, setting: Setting) -> Group:
     place = family.place(setting)
     recipes = {name: family.recipe(name, setting.small) for name in (family.without, family.with_define)}
     plain = recipes[family.plain_of]
-    contestants = [Contestant(f"plain loop, {family.plain_of}", lambda: plain_step(family, plain, place))]
+    compiles = setting.on_gpu and not setting.small
+    compiling = "" if compiles else "compiling takes minutes, so only a GPU's full shapes have it"
+    contestants = [
+        Contestant(f"plain loop, {family.plain_of}", lambda: plain_step(family, plain, place)),
+        Contestant(COMPILED, lambda: plain_step(family, plain, place, compiled=True), compiling),
+    ]
     for name, recipe in recipes.items():
         for recorded in (False, True):
             contestants.append(

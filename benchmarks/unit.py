@@ -151,7 +151,7 @@ def prepared(way: Way, x: Tensor, call: str, setting: Setting) -> Prepared:
     with precision.matmul_mode(), kernels:  # what is compiled or recorded here belongs to the mode that it will run in
         work: Work = {"forward": passes.forward, "both": passes.both}.get(call) or passes.backward()
         work = recorded(work) if way.recorded else work
-    return Prepared(in_plain_torch(work) if way.plain else work, lambda: facts, precision.matmul_mode())
+    return Prepared(in_plain_torch(work) if way.plain else work, lambda: facts, precision.matmul_mode)
 
 
 def why_not(way: Way, call: str, setting: Setting) -> str:

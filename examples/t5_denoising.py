@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 from torchdefine import replace_embeddings, restore
-from torchdefine.data import SubwordTokenizer, find_splits, read_text, resolve_corpus, train_bpe
+from torchdefine.data import SubwordTokenizer, find_splits, read_text, resolve_corpus, train_subwords
 
 LENGTH = 32
 IGNORED = -100
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     options = parser.parse_args(arguments)
     transformers.logging.set_verbosity_error()
 
-    tokenizer = train_bpe(find_splits(resolve_corpus("wikitext-2-shuffled"))["valid"], options.vocabulary)
+    tokenizer = train_subwords(find_splits(resolve_corpus("wikitext-2-shuffled"))["valid"], options.vocabulary)
     rows, held_out = (sentences(tokenizer, split, options.sentences) for split in ("train", "test"))
     config = transformers.T5Config(
         vocab_size=len(tokenizer),

@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 
 from torchdefine.adapt.huggingface import with_define
-from torchdefine.data import SubwordTokenizer, find_splits, read_text, resolve_corpus, train_bpe
+from torchdefine.data import SubwordTokenizer, find_splits, read_text, resolve_corpus, train_subwords
 
 CONTEXT = 128
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     transformers.logging.set_verbosity_error()
 
     texts = find_splits(resolve_corpus("wikitext-2-shuffled"))
-    tokenizer = train_bpe(texts["valid"], options.vocabulary)
+    tokenizer = train_subwords(texts["valid"], options.vocabulary)
     train_set = Windows(encoded(tokenizer, texts["train"], options.tokens))
     test_set = Windows(encoded(tokenizer, texts["test"], options.tokens // 10))
 

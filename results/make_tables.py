@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 from claims import write_evidence_page
+from demo_table import write_demo_page
 from equalised_tables import equalised_section
 from look_up_tables import look_up_section
 from map_tables import correlation_section
 from recipe_tables import recipe_section
 from stage_tables import all_stages
-from translation_tables import translation_section, write_front_page, write_translation_page
+from translation_tables import translation_section, write_translation_page
 
 HERE = Path(__file__).parent
 INTRODUCTION = """# Measured results
@@ -44,10 +45,9 @@ def main() -> None:
         ]
     )
     (HERE / "README.md").write_text(page)
-    laptops = (HERE / "tatoeba" / name for name in ("laptop.json", "laptop-define.json"))
-    write_front_page(*(json.loads(path.read_text()) for path in laptops))
     write_translation_page(HERE / "europarl")
     write_evidence_page(stages)
+    write_demo_page(HERE / "demo.json")
 
 
 def section(folder: Path) -> str:

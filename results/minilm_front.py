@@ -111,7 +111,7 @@ def measure_size(
         quality=quality,
         quality_name="mean cosine",
         sensitivity=sensitivity,
-        polish=lambda candidate: distill(behaviours["taught"], candidate, DISTILLATION),
+        polish=lambda candidate, report: distill(behaviours["taught"], candidate, DISTILLATION, report),
         settings={"define": {"training": UNITS}, "mlp": {"training": UNITS}, "codes": {"training": CODES}},
     )
     began = time.monotonic()

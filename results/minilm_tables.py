@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from marked import write_between_marks
 from provenance import short_commit
 
 from torchdefine.adapt.fitted import Measured, front_of, points_figure
@@ -12,6 +13,16 @@ from torchdefine.analysis.pictures import save_figure
 
 FOLDER = Path(__file__).parent / "minilm"
 HEADER = ("table", "bytes on disk", "M numbers", "cosine", "rank correlation", "table error", "seconds")
+
+IN_SHORT = {
+    "bits by importance: what `adapt` chose": "bits by importance",
+    "low rank by frequency, 4 bits": "ranks by frequency",
+    "a DeFINE unit, 4 bits": "DeFINE",
+    "product quantisation": "product codes",
+    "every number in 2 bits": "int2",
+    "SVD, 4 bits": "SVD",
+}
+"""What the project's README says of a kind, and how the names of its candidates begin."""
 
 INTRODUCTION = """# Replacing MiniLM's token table
 
@@ -88,9 +99,27 @@ def measured(path: Path) -> list[Measured]:
     ]
 
 
+def front_table(paths: list[Path]) -> str:
+    """For the project's README: what each kind of table keeps of the model, at equal bytes; the best of each kind."""
+    results = [result for result in (json.loads(path.read_text()) for path in paths) if not result["floats_only"]]
+    sizes = [f"{result['budget_bytes'] / 1e6:.1f} MB" for result in results]
+    lines = ["| table | " + " | ".join(sizes) + " |", "|---" + "|---:" * len(sizes) + "|"]
+    for label, beginning in IN_SHORT.items():
+        found = [[c["cosine"] for c in r["candidates"] if c["name"].startswith(beginning)] for r in results]
+        lines.append(f"| {label} | " + " | ".join(f"{max(ones):.4f}" if ones else "–" for ones in found) + " |")
+    whole, text = results[0]["table"], results[0]["text"]
+    said = (
+        f"Half of the sentence encoder MiniLM is its token table: {whole['bytes'] / 1e6:.1f} MB. The numbers are mean "
+        f"cosines between sentence vectors before and after, on {text['measured_on']:,} sentences that nothing was "
+        "chosen by ([all candidates](results/minilm/README.md)):\n\n"
+    )
+    return said + "\n".join(lines)
+
+
 def main() -> None:
     paths = sorted(FOLDER.glob("*.json"), key=lambda path: -json.loads(path.read_text())["budget_bytes"])
     (FOLDER / "README.md").write_text("\n".join([INTRODUCTION, *(section(path) for path in paths)]))
+    write_between_marks(FOLDER.parent.parent / "README.md", "shrink", front_table(paths))
     pictures = {path.stem: measured(path) for path in paths}
     pictures["front"] = [one for points in pictures.values() for one in points]
     for name, points in pictures.items():

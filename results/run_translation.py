@@ -17,7 +17,7 @@ import yaml
 from refusing import run_or_refuse
 
 from torchdefine import train
-from torchdefine.data import resolve_bitext
+from torchdefine.data import resolve_corpus
 from torchdefine.data.sources import find_bitext
 from torchdefine.errors import UserError
 from torchdefine.files import write_json
@@ -46,7 +46,8 @@ def check_others(recipe: str, options: argparse.Namespace) -> None:
     """What is wrong with another test set must not be found out when a model has been trained."""
     languages = load_recipe(recipe, options.changes).data
     for bitext in options.also:
-        files = find_bitext(resolve_bitext(bitext), languages.source, languages.target, require_train=False)
+        path = resolve_corpus(bitext, parallel=True)
+        files = find_bitext(path, languages.source, languages.target, require_train=False)
         if "test" not in files:
             raise UserError(f"{bitext} has no test text: it has {', '.join(files)}.")
 

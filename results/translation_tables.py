@@ -47,20 +47,6 @@ def translation_table(result: dict) -> list[str]:
     return ["| source | translation | reference |", "|---|---|---|", *rows]
 
 
-def write_front_page(translator: dict, with_define: dict) -> None:
-    """The part of the project's README that speaks of a result."""
-    assert translator["steps"] == with_define["steps"], "The two were not trained equally long."
-    minutes, define_minutes = (result["seconds"] / 60 for result in (translator, with_define))
-    said = (
-        f"After {minutes:.0f} minutes on two cores `{translator['recipe']}` has {translator['test_bleu']:.1f} BLEU on "
-        "sentences of which neither side occurs in training. In as many steps "
-        f"`{with_define['recipe']}` comes to {with_define['test_bleu']:.1f}, in {define_minutes:.0f} minutes; a "
-        f"vocabulary of {translator['data']['vocabulary_size']:,} subwords leaves a unit little to save. The "
-        "first is a small model, and it shows:\n\n"
-    )
-    write_between_marks(HERE.parent / "README.md", "laptop", said + "\n".join(translation_table(translator)))
-
-
 def write_translation_page(folder: Path) -> None:
     """The part of docs/translation.md that compares a translator with and without DeFINE."""
     names = ("transformer", "transformer-define")

@@ -15,6 +15,7 @@ VOCABULARY = VocabularyFacts(50)
 
 def test_an_lstm_gets_its_settings() -> None:
     context = {
+        "output_dim": None,
         **{"kind": "lstm", "layers": 3, "hidden_dim": 24, "input_dropout": 0.1, "hidden_dropout": 0.2},
         **{"recurrent_dropout": 0.4, "state_dropout": 0.5},
     }
@@ -27,7 +28,7 @@ def test_an_lstm_gets_its_settings() -> None:
             "projection_std": 0.07,
             "row_dropout": 0.6,
         },
-        "output": {"tied": True},
+        "output": {"kind": "full", "tied": True},
         "loss": {"label_smoothing": 0.7, "output_dropout": 0.3, "activation_penalty": 2, "temporal_penalty": 1},
     }
     model = build_language_model(load_recipe("demo/standard", changes), VOCABULARY)

@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +18,7 @@ import pytest
 from torchdefine import __version__, files, train
 from torchdefine.cli import main
 from torchdefine.run.result import best_before_the_end
+from torchdefine.training.progress import Reporter
 
 
 @dataclass
@@ -246,11 +249,13 @@ def test_recipes_and_help_teach(torchdefine: Command) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("optim.learning_rate", "did you mean 'optim.lr'?"),
+        ("optim.learning_rate", "did you mean --optim.lr?"),
         ("optim.rate", "is unknown: optim has kind, lr, "),
-        ("optim.batch_size", "did you mean 'train.batch_size' or 'eval.batch_size'?"),
-        ("lr", "did you mean 'optim.lr'?"),
-        ("context.hiden_dim", "did you mean 'context.hidden_dim'?"),
+        ("optim.batch_size", "did you mean --train.batch_size or --eval.batch_size?"),
+        ("lr", "did you mean --optim.lr?"),
+        ("context.hiden_dim", "did you mean --context.hidden_dim?"),
+        ("embeding.map_dim", "The setting --embeding.map_dim is unknown: did you mean --embedding.map_dim?"),
+        ("embeding", "'--embeding' is not understood: did you mean --embedding?"),
         ("optm.rate", "did you mean the section 'optim'?"),
         ("outt", "'--outt' is not understood: did you mean --out?"),
         ("xyzzy.rate", "its section is one of data, embedding, unit, context, "),
@@ -260,6 +265,79 @@ def test_unknown_settings_get_the_names_that_could_be_meant(
     torchdefine: Command, recipe_file: Path, setting: str, words: str
 ) -> None:
     assert_refused(torchdefine("train", recipe_file, f"--{setting}", "1"), words)
+
+
+def test_a_setting_that_a_file_misspells_is_named_as_it_stands_there(torchdefine: Command, tmp_path: Path) -> None:
+    (mine := tmp_path / "mine.yaml").write_text("base: demo/standard\noptim: {lrr: 3}\n")
+    assert_refused(torchdefine("train", mine), "The setting 'optim.lrr' is unknown: did you mean 'optim.lr'?")
+
+
+def test_a_command_line_without_words_prints_help(torchdefine: Command) -> None:
+    done = torchdefine()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == torchdefine("--help").stdout
+
+
+def test_a_long_listing_is_cut(torchdefine: Command, tmp_path: Path) -> None:
+    for number in range(70):
+        (tmp_path / f"{number:02}.conf").touch()
+    done = torchdefine("train", "demo/standard", "--data", tmp_path)
+    assert_refused(done, "(found: 00.conf, 01.conf, 02.conf, 03.conf, 04.conf, 05.conf, 06.conf, 07.conf and 62 more)")
+
+
+def completed(script: str, *words: str) -> list[str]:
+    """What bash would offer for the last word."""
+    given = " ".join(map(shlex.quote, words))
+    asked = f"COMP_WORDS=({given}); COMP_CWORD={len(words) - 1}; _torchdefine; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    return subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True).stdout.split()
+
+
+def test_a_shell_completes_commands_options_settings_and_recipes(torchdefine: Command) -> None:
+    script = torchdefine("completion", "bash").stdout
+    assert completed(script, "torchdefine", "tr") == ["train", "translate"]
+    assert completed(script, "torchdefine", "train", "--embedding.map") == ["--embedding.map_dim"]
+    assert completed(script, "torchdefine", "train", "--unit", "define-no") == ["define-no-mixer", "define-no-reduce"]
+    assert completed(script, "torchdefine", "train", "demo/standard") == ["demo/standard", "demo/standard-scaled"]
+    assert completed(script, "torchdefine", "eval", "--checkpoint", "") == ["best", "last", "average"]
+    assert completed(script, "torchdefine", "compress", "--method", "b") == ["bits"]
+    assert completed(script, "torchdefine", "eval", "--data", "") == []  # so that bash offers files
+    zsh, fish = (torchdefine("completion", shell).stdout for shell in ("zsh", "fish"))
+    assert zsh.partition("\n")[2] == script
+    assert "'__fish_seen_subcommand_from train' -l embedding.map_dim -d " in fish
+    assert "'__fish_seen_subcommand_from eval' -l checkpoint -x -a 'best last average' -d " in fish
+
+
+def test_other_packages_are_heard_only_when_something_failed() -> None:
+    code = """
+import logging, sys, warnings
+import torchdefine.cli.recipes
+
+def noisy(options, _):
+    warnings.warn("pytree is changing")
+    logging.getLogger("torchao").warning("Skipping import of extensions")
+    logging.getLogger("torch.utils.flop_counter").warning("triton not found")
+    logging.getLogger("torch").warning("something slow")
+    logging.getLogger("transformers").error("this failed")
+    logging.getLogger("torchdefine.run").info("ours")
+
+torchdefine.cli.recipes._recipes = noisy
+torchdefine.cli.main(["recipes"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "this failed\nours\n")
+
+
+def test_training_that_ctrl_c_stops_ends_with_the_code_of_shells(
+    torchdefine: Command, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Impatient(Reporter):
+        def trained(self, record: dict) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("torchdefine.training.progress.default_reporter", Impatient)
+    assert_refused(
+        torchdefine("train", recipe_file, "--out", tmp_path / "run"), "goes on from there by resume", code=130
+    )
 
 
 def test_recipes_shows_one_that_train_takes_back(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
@@ -335,7 +413,7 @@ from torchdefine.cli import main
 main(["recipes"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "torchdefine: Interrupted.\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "torchdefine: Interrupted.\n")
 
 
 def imported_by(*commands: list[str]) -> set[str]:
@@ -360,7 +438,7 @@ def test_help_that_lists_nothing_registered_needs_no_torch(torchdefine: Command)
     listed = torchdefine("--help").stdout.partition("COMMAND\n")[2]
     commands = re.findall(r"^    (\w+)", listed, re.MULTILINE)
     assert {"train", "eval", "adapt"} <= set(commands)
-    helps = [[name, "--help"] for name in commands if name not in ("train", "compress")]
+    helps = [[name, "--help"] for name in commands if name != "train"]
     assert not {"torch", "numpy", "rich"} & imported_by(["--version"], ["--help"], *helps)
 
 
@@ -442,7 +520,7 @@ def test_weights_that_are_not_the_last_are_said_to_be_earlier_ones() -> None:
 
 def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, tmp_path: Path) -> None:
     cases = {
-        "The setting 'optim.lrr' is unknown: did you mean 'optim.lr'": ["train", recipe_file, "--optim.lrr", "1"],
+        "The setting --optim.lrr is unknown: did you mean --optim.lr?": ["train", recipe_file, "--optim.lrr", "1"],
         "optim.lr is -1.0, but must be above 0": ["train", recipe_file, "--optim.lr", "-1"],
         "did you mean 'table1a/r3'": ["params", "table1a/r33"],
         "holds a run already": ["train", recipe_file, "--out", finished],
@@ -623,3 +701,51 @@ def test_a_full_disk_is_the_machines_fault(
     done = torchdefine("train", recipe_file, "--out", out, "--resume", "--json")
     assert json.loads(done.stdout)["steps"] == 60
     assert not list(out.rglob("*.unfinished"))
+
+
+def test_a_page_of_help_that_a_full_device_does_not_take_is_a_failure() -> None:
+    for arguments in (["--help"], ["train", "--help"], ["--version"], ["recipes"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "torchdefine", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        assert (done.returncode, done.stderr) == (1, "torchdefine: No space left on device.\n")
+
+
+def test_numbers_of_any_length_and_nul_characters_are_refused(torchdefine: Command, finished: Path) -> None:
+    for name in ("--batch-size", "--length", "--memory", "--clamp"):
+        for number in ("1" * 30, "9" * 5000, "1e300", "-" + "9" * 30):
+            assert_refused(torchdefine("eval", finished, name, number), f"Argument {name}: ")
+    assert_refused(torchdefine("generate", finished, "--seed", "1" * 30), "The seed is 1111")
+    for setting in ("--embedding.map_dim", "--context.layers", "--train.steps", "--train.batch_size"):
+        refused = torchdefine("train", "demo/standard", setting, "1" * 30)
+        assert_refused(refused, f"{setting[2:]} is '111111")
+    assert_refused(torchdefine("train", "demo/standard", "--context.layers", "100000000"), "must be at least 1 and at")
+    code = "import sys; from torchdefine.cli import main; main(sys.argv[1].split(',') + ['a\\0b'])"
+    for words in ("eval", "train,demo/standard,--out"):
+        done = subprocess.run([sys.executable, "-c", code, words], capture_output=True, text=True)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "has a NUL character in it" in done.stderr
+
+
+def test_what_a_terminal_would_obey_is_shown(torchdefine: Command, finished: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "\x1b[2J\x07run\u202e"
+    shutil.copytree(finished, odd)
+    for arguments in (["eval", odd], ["compare", odd], ["eval", tmp_path / "\x1b[31mnone"], ["recipes", "\x9b31m"]):
+        done = torchdefine(*arguments)
+        assert not set("\x1b\x07\x9b\u202e") & set(done.stdout + done.stderr), arguments
+        assert done.stdout + done.stderr
+
+
+def test_a_lack_of_memory_or_descriptors_is_one_sentence(finished: Path) -> None:
+    limits = {"RLIMIT_AS": (300 << 20, 1500 << 20), "RLIMIT_NOFILE": (8, 14, 20)}
+    for name, sizes in limits.items():
+        for size in sizes:
+            code = (
+                f"import resource; resource.setrlimit(resource.{name}, ({size}, {size}))\n"
+                f"import sys; sys.argv = ['torchdefine', 'eval', {str(finished)!r}]\n"
+                "from torchdefine.cli import main; main()"
+            )
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+            assert done.returncode in (0, 1), (name, size, done.stderr)
+            assert "Traceback" not in done.stderr, (name, size, done.stderr)

@@ -1,5 +1,6 @@
 """The demo, whole but for its size: another text, few steps."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,25 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_compares_five_models_and_writes_a_report(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compares_five_models_packs_the_best_and_writes_a_report(
+    small: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     demo.run_demo(Path("runs/demo"))
     shown = capsys.readouterr()
     for name in demo.MODELS:
-        assert name in shown.out
+        assert f"\n{name}: the " in shown.out  # a sentence on each, below the table
         assert f"{name}: " in shown.err
         assert Path("runs/demo", name, "result.json").exists()
+    rows = json.loads(Path("runs/demo/demo.json").read_text())["rows"]
+    *trained, packed = rows
+    assert [row["model"] for row in trained] == list(demo.MODELS)
+    best = min(trained, key=lambda row: row["valid_perplexity"])
+    assert packed["packed_from"] == best["model"]
+    assert packed["model"] == f"{best['model']}, packed"
+    assert packed["table_bytes"] < best["table_bytes"] / 4
+    assert packed["test_perplexity"] == pytest.approx(best["test_perplexity"], rel=0.05)
+    assert all(row["ms_per_look_up"] > 0 for row in rows)
+    assert f"{best['table_bytes'] / packed['table_bytes']:.1f} times smaller than that of {best['model']}" in shown.out
     assert Path("runs/demo/report.html").read_text().startswith("<!doctype html>")
     assert "is in runs/demo/report.html" in shown.out
     before = Path("runs/demo/standard/result.json").stat().st_mtime_ns
@@ -66,3 +79,20 @@ def test_speaks_of_a_busy_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None
     assert demo.others_at_work() == ""
     monkeypatch.delattr(os, "getloadavg")
     assert demo.others_at_work() == ""
+
+
+def test_each_line_of_the_table_is_said_beside_the_one_that_it_compares_with() -> None:
+    rows = [
+        {"model": "plain", "table_bytes": 4000, "test_perplexity": 100.0},
+        {"model": "scaled", "table_bytes": 4000, "test_perplexity": 98.0},
+        {"model": "narrow", "table_bytes": 1000, "test_perplexity": 110.0},
+        {"model": "wide", "table_bytes": 8000, "test_perplexity": 90.0},
+        {"model": "scaled, packed", "packed_from": "scaled", "table_bytes": 250, "test_perplexity": 98.49},
+    ]
+    assert demo.sentences(rows)[:-1] == [
+        "plain: the usual table; the others are compared with it.",
+        "scaled: the table is as large, the test perplexity 2.0% lower.",
+        "narrow: the table is 4.0 times smaller, the test perplexity 10.0% higher.",
+        "wide: the table is 2.0 times larger, the test perplexity 10.0% lower.",
+        "scaled, packed: the table is 16.0 times smaller than that of scaled, the test perplexity 0.5% higher.",
+    ]

@@ -1,12 +1,17 @@
-"""What the README and the docs call a setting is one, and the code of the pages runs."""
+"""The README and the code of the pages run as they say, and what they call a setting is one."""
 
+import contextlib
 import functools
+import io
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import torchdefine
+from torchdefine.cli.command_line import make_parser
 from torchdefine.context import CONTEXTS
 from torchdefine.task import find_task, task_names
 
@@ -15,6 +20,37 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SETTINGS = {name for task in task_names() for name in find_task(task).recipe.settings()}
 SECTIONS = {name.split(".")[0] for name in SETTINGS}
 NO_SETTINGS = {"train.txt", "embedding.weight", "embedding.safetensors"}
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readme_fits_three_screens() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_readmes_code_runs_and_prints_what_it_says() -> None:
+    blocks = re.findall(r"```(python|text)\n(.*?)```", README, re.DOTALL)
+    assert [kind for kind, _ in blocks] == ["python", "text", "python"]
+    names: dict[str, Any] = {}
+    printed = io.StringIO()
+    for kind, block in blocks:
+        if kind == "text":
+            assert printed.getvalue() == block
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, "README.md", "exec"), names)
+    size = sum(parameter.numel() for parameter in names["embedding"].parameters())
+    assert f"{size / 1e6:.1f} M parameters instead of {267_735 * 384 / 1e6:.1f} M" in README
+
+
+def test_the_readmes_commands_are_understood() -> None:
+    parser, _ = make_parser()
+    commands = re.findall(r"^torchdefine (.*?)(?:  +#.*)?$", README, re.MULTILINE)
+    assert len(commands) > 5
+    for command in commands:
+        parser.parse_args(shlex.split(command))
 
 
 def settings_in(text: str) -> set[str]:

@@ -7,27 +7,41 @@ read strictly from YAML or a command line. ``Kinds`` are the alternatives that `
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import operator
+import re
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
-
-import yaml
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from torchdefine.errors import UserError
+from torchdefine.plain import LARGEST, is_text, read_yaml
+from torchdefine.plugins import Plugged
 from torchdefine.spelling import did_you_mean
 
 C = TypeVar("C", bound="Config")
 
 _types: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
 """What the fields of a dataclass declare."""
-_RULES: dict[str, Callable[[Any, Any], bool]] = {"at least": operator.ge, "above": operator.gt, "below": operator.lt}
+_RULES: dict[str, Callable[[Any, Any], bool]] = {
+    "at least": operator.ge,
+    "above": operator.gt,
+    "at most": operator.le,
+    "below": operator.lt,
+}
+MOST = 1 << 31
+"""Of any number that counts something, unless its setting says otherwise."""
+MOST_WIDE = 1 << 20
+"""Of a vector."""
+MOST_DEEP = 1000
+"""Of layers upon each other, and of parts of a layer beside each other."""
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
 
 
 class SettingError(UserError):
@@ -40,11 +54,12 @@ def setting(
     *,
     at_least: float | None = None,
     above: float | None = None,
+    at_most: float | None = None,
     below: float | None = None,
     path: bool = False,
 ) -> Any:
     """A field with the sentence that ``--help`` prints for it, and its bounds; ``path`` marks a file or folder."""
-    bounds = {"at least": at_least, "above": above, "below": below}
+    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
     metadata = {"help": explanation, "bounds": {k: v for k, v in bounds.items() if v is not None}, "path": path}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
@@ -69,11 +84,12 @@ class Config:
                 raise TypeError(f"{f.name} must be a whole number, not {value!r}.")
             if get_origin(declared) is Literal and value not in get_args(declared):
                 choices = ", ".join(map(str, get_args(declared)))
-                raise SettingError(f"{f.name} is {value!r}, but must be one of {choices}.")
-            bounds = f.metadata.get("bounds", {})
-            if not all(_RULES[rule](value, bound) for rule, bound in bounds.items()):
-                rules = " and ".join(f"{rule} {bound:g}" for rule, bound in bounds.items())
-                raise SettingError(f"{f.name} is {value}, but must be {rules}.")
+                raise SettingError(f"{f.name} is {shorter(value)}, but must be one of {choices}.")
+            bounds = _bounds(f, declared)
+            for one in value if isinstance(value, tuple) else (value,):
+                if not all(_RULES[rule](one, bound) for rule, bound in bounds.items()):
+                    rules = " and ".join(f"{rule} {shown_bound(bound)}" for rule, bound in bounds.items())
+                    raise SettingError(f"{f.name} is {shorter(value)}, but must be {rules}.")
 
     def require(self, holds: bool, sentence: str) -> None:
         """Refuse settings that do not go together; the sentence begins with the name of one of them."""
@@ -110,21 +126,21 @@ class Kinds:
     def __init__(self, part: str, *configs: type[Config]) -> None:
         """The first one is the default."""
         self.part = part
-        self._kinds: dict[str, tuple[type[Config], dict[str, Any]]] = {}
+        self._kinds: Plugged[tuple[type[Config], dict[str, Any]]] = Plugged(part, {}, lambda config: (config, {}))
         for config in configs:
             self.register(config)
-        self.default = next(iter(self))
+        self.default = next(iter(self._kinds))
 
     def register(self, config: type[C], name: str | None = None, **defaults: Any) -> type[C]:
         """Add a kind, by the default of its field ``kind`` or under another name with other defaults."""
         name = name or str(config.kind)  # type: ignore[attr-defined]
-        if name in self._kinds:
+        if name in self._kinds.keys():  # noqa: SIM118 (one that another package offers may be registered by it)
             raise UserError(f"The {self.part} {name!r} is registered already: use another name.")
         self._kinds[name] = (config, defaults)
         return config
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kinds)
+        return iter(self._kinds.names())
 
     def config(self, kind: str) -> type[Config]:
         """The settings of a kind."""
@@ -187,6 +203,24 @@ def _without_none(declared: Any) -> Any:
     return inner
 
 
+def _bounds(f: dataclasses.Field[Any], declared: Any) -> dict[str, float]:
+    """The bounds that a setting declares; whole numbers always have a largest one."""
+    bounds: dict[str, float] = f.metadata.get("bounds", {})
+    counts = declared is int or get_args(declared)[:1] == (int,)
+    return bounds if not counts or {"at most", "below"} & bounds.keys() else {**bounds, "at most": MOST}
+
+
+def shown_bound(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+
+
+def shorter(value: Any) -> str:
+    """A value in a sentence, however long it is."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return "a number of more than 18 digits"
+    return _short.repr(value)
+
+
 def convert(declared: Any, value: Any, place: str) -> Any:
     """Turn a value into what a field declares; it may be text, as on a command line or as YAML reads 3e-4."""
     inner = _without_none(declared)
@@ -210,36 +244,46 @@ def convert(declared: Any, value: Any, place: str) -> Any:
 
 def _convert_mapping(declared: Any, value: Any, place: str) -> dict[str, Any]:
     if isinstance(value, str):
-        with suppress(yaml.YAMLError):
-            value = yaml.safe_load(value)
+        value = read_yaml(value, place)
     if not isinstance(value, Mapping):
         raise UserError(f"{place} must be a mapping of names to values, such as {{width: 12}}.")
-    try:
-        json.dumps(value, default=str, skipkeys=True)
-    except ValueError:
-        raise UserError(f"{place} holds itself by an alias: write its values out.") from None
     if declared is Any:
         return {str(name): item for name, item in value.items()}
     return {str(name): convert(declared, item, f"{place}.{name}") for name, item in value.items()}
 
 
 _WANTED = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
+_DIGITS = re.compile(r"\s*-?\d{1,40}\s*")
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def _convert_plain(declared: type, value: Any, place: str) -> Any:
-    if declared is bool:
-        known = _TRUTH.get(value.lower()) if isinstance(value, str) else value
-        if isinstance(known, bool):
-            return known
-    elif isinstance(value, str | int | float) and not isinstance(value, bool):
-        if declared is str or (declared is int and str(value).strip().removeprefix("-").isdecimal()):
-            return declared(value)  # a float would round the digits of a whole number beyond its sixteenth
-        with suppress(ValueError, OverflowError):
-            number = float(value)
-            if math.isfinite(number) and number == declared(number):
-                return declared(number)
-    raise UserError(f"{place} is {value!r}, but must be {_WANTED[declared]}.")
+    if declared is str and isinstance(value, str) and ("\0" in value or not is_text(value)):
+        raise UserError(f"{place} {shorter(value)} is not in UTF-8, or has a NUL in it: choose another.")
+    with suppress(ValueError, OverflowError, KeyError):
+        if declared is bool:
+            return value if isinstance(value, bool) else _TRUTH[str(value).lower()]
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return _READERS[declared](value)
+    raise UserError(f"{place} is {shorter(value)}, but must be {_WANTED[declared]}.")
+
+
+def _whole_number(value: Any) -> int:
+    # A float would round the digits of a whole number beyond its sixteenth.
+    exact = isinstance(value, int) or _DIGITS.fullmatch(str(value)) is not None
+    number = int(value) if exact else int(float(value))
+    if abs(number) > LARGEST or (not exact and number != float(value)):
+        raise ValueError
+    return number
+
+
+def _finite_number(value: Any) -> float:
+    if not math.isfinite(float(value)):
+        raise ValueError
+    return float(value)
+
+
+_READERS: dict[type, Callable[[Any], Any]] = {str: str, int: _whole_number, float: _finite_number}
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -264,22 +308,14 @@ def _default(f: dataclasses.Field[Any]) -> Any:
     return {} if f.default is dataclasses.MISSING else f.default
 
 
-class Explained(NamedTuple):
-    """A setting for ``--help``."""
-
-    name: str
-    default: str
-    explanation: str
-
-
-def explain(config: type[Config]) -> list[Explained]:
-    """Every setting of a part but its kind."""
+def explain(config: type[Config]) -> list[tuple[str, str, str]]:
+    """Every setting of a part but its kind, for ``--help``: name, explanation and default."""
     rows = []
     for f in dataclasses.fields(config):
         if f.name != "kind":
             inner = _without_none(_types(config)[f.name])
             choices = f" One of {', '.join(get_args(inner))}." if get_origin(inner) is Literal else ""
-            rows.append(Explained(f.name, shown(_default(f)), f.metadata["help"] + choices))
+            rows.append((f.name, f.metadata["help"] + choices, shown(_default(f))))
     return rows
 
 

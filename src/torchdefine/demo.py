@@ -1,40 +1,67 @@
-"""The demo: five small language models on the shipped text, trained alike, and compared."""
+"""The demo: five small language models on the shipped text, trained alike; then the best one's table in few bytes."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
-from torchdefine.analysis.comparison import compare_runs, print_comparison
+import torch
+
+from torchdefine.analysis.comparison import Comparison, compare_runs
 from torchdefine.analysis.report import write_report
+from torchdefine.analysis.tables import print_table
 from torchdefine.errors import UserError
-from torchdefine.files import check_writable
+from torchdefine.files import check_writable, write_json
 from torchdefine.recipe import load_recipe
-from torchdefine.run import RunFolder, train
+from torchdefine.run import Run, RunFolder, load_run, train
 from torchdefine.run.train import log as training_log
 from torchdefine.training.progress import default_reporter, work_bar
 
-REPORT = "report.html"
+REPORT, TABLE = "report.html", "demo.json"
 MODELS = ("standard", "standard-scaled", "adaptive-scaled", "adaptive-projection", "adaptive-define")
+HEADER = ("model", "parameters, M", "table, MB", "valid", "test", "ms/step", "ms/look-up")
+TOKENS, LOOK_UPS = 512, 30
+"""Tokens that a look-up is timed with, as many as a step of training has, and how often."""
+NOTE = (
+    "Perplexities: lower is better. The table is what a look-up needs, a unit included. The model that is best on the "
+    f"validation text is packed. Look-ups are of {TOKENS} words, drawn by how often they occur."
+)
+
+Row = dict[str, Any]
 
 
 def run_demo(out: Path) -> None:
-    """Train, compare, and say where the report is. Runs that are there already are used, or finished."""
+    """Train, pack, compare, and say where the report is. Runs that are there already are used, or finished."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file, but the demo needs a folder: choose another --out.")
-    if others := sorted({path.name for path in out.glob("[!.]*")} - {*MODELS, REPORT}):
+    if others := sorted({path.name for path in out.glob("[!.]*")} - {*MODELS, REPORT, TABLE}):
         raise UserError(f"{out} has {others[0]} in it, which is not the demo's: choose another --out.")
     report, folders = out / REPORT, [out / name for name in MODELS]
     check_writable(report)
     print(
-        "Five language models, the same text, order, steps and seed; they differ in how they embed words, and in the "
-        "softmax that is tied to that.\n"
+        "Five language models with the same text, context model, order, steps and seed. They differ in their tables of "
+        "words.\n"
     )
     if busy := others_at_work():
         cure = "perhaps less so with OMP_NUM_THREADS=1"
-        print(f"{busy}: the demo takes longer then, {cure}, and its speeds say little.\n", file=sys.stderr)
+        print(f"{busy}: the demo takes longer then, {cure}, and its times say little.\n", file=sys.stderr)
+    _train_all(folders)
+    comparison = compare_runs(folders)
+    rows = _rows(comparison)
+    write_json(out / TABLE, {"rows": rows})
+    print()
+    _print_rows(rows, comparison)
+    with work_bar("looking at the runs") as progress:
+        write_report(folders, report, progress=progress)
+    print(f"\nThe report, with curves, correlation maps and samples, is in {os.path.relpath(report)}.")
+    print("The same models on a text of your own: torchdefine train demo/adaptive-define --data FOLDER --out runs/mine")
+
+
+def _train_all(folders: list[Path]) -> None:
     said: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -53,12 +80,93 @@ def run_demo(out: Path) -> None:
                 train(recipe, out=folder, resume=resume, device="cpu", reporter=reporter, progress=progress)
     finally:
         training_log.removeFilter(is_new)
+
+
+def _rows(comparison: Comparison) -> list[Row]:
+    """A row for each model, and one for the best of them with its table packed."""
+    rows = []
+    for summary in comparison.runs:
+        result, run = summary.result or {}, load_run(summary.folder.path, device="cpu")
+        rows.append(
+            {
+                "model": summary.name,
+                "parameters": result["parameters"]["total"],
+                "table_bytes": 4 * sum(part.numel() for part in run.embedding.parameters()),
+                "valid_perplexity": result["valid_perplexity"],
+                "test_perplexity": result["test_perplexity"],
+                "ms_per_step": 1e3 * result["tokens"] / result["steps"] / result["tokens_per_second"],
+                "ms_per_look_up": _look_up_time(run),
+            }
+        )
+    best = min(rows, key=lambda row: row["valid_perplexity"])
+    folder = next(summary.folder.path for summary in comparison.runs if summary.name == best["model"])
+    with work_bar("packing the best model's table") as progress:
+        (packed,) = load_run(folder, device="cpu").compress("bits", progress=progress).values()
+    run, row = load_run(folder, device="cpu", compressed=True), {"model": f"{best['model']}, packed"}
+    row |= {"packed_from": best["model"], "packed_as": packed.label, "table_bytes": packed.bytes}
+    for split in ("valid", "test"):
+        with work_bar(f"measuring it on the {split} text") as progress:
+            row[f"{split}_perplexity"] = run.measure(split, progress=progress).facts["perplexity"]
+    return [*rows, {**row, "ms_per_look_up": _look_up_time(run)}]
+
+
+@torch.no_grad()
+def _look_up_time(run: Run) -> float:
+    """Milliseconds, the least of several: what else the machine does only adds to it."""
+    counts = torch.tensor(run.tokenization.counts, dtype=torch.float64)
+    generator, seconds = torch.Generator().manual_seed(1), []
+    for _ in range(LOOK_UPS):
+        ids = torch.multinomial(counts, TOKENS, replacement=True, generator=generator)
+        began = time.perf_counter()
+        run.embedding(ids)
+        seconds.append(time.perf_counter() - began)
+    return 1e3 * min(seconds)
+
+
+def cells(rows: list[Row]) -> list[list[str]]:
+    """The rows as text, under ``HEADER``."""
+    return [
+        [
+            row["model"],
+            f"{row['parameters'] / 1e6:.2f}" if "parameters" in row else "–",
+            f"{row['table_bytes'] / 1e6:.2f}",
+            f"{row['valid_perplexity']:,.1f}",
+            f"{row['test_perplexity']:,.1f}",
+            f"{row['ms_per_step']:.0f}" if "ms_per_step" in row else "–",
+            f"{row['ms_per_look_up']:.2f}",
+        ]
+        for row in rows
+    ]
+
+
+def _print_rows(rows: list[Row], comparison: Comparison) -> None:
+    print_table(HEADER, cells(rows), NOTE)
     print()
-    print_comparison(compare_runs(folders))
-    with work_bar("looking at the runs") as progress:
-        write_report(folders, report, progress=progress)
-    print(f"\nThe report, with curves, correlation maps and samples, is in {os.path.relpath(report)}.")
-    print("The same models on a text of your own: torchdefine train demo/adaptive-define --data FOLDER --out runs/mine")
+    print("\n".join(sentences(rows)))
+    unigram = (comparison.runs[0].result or {}).get("test_unigram_perplexity")
+    print(f"A model that only counts words has a test perplexity of {unigram:,.1f}.")
+    for warning in comparison.warnings:
+        print(f"Beware: {warning}")
+
+
+def sentences(rows: list[Row]) -> list[str]:
+    """What each line of the table says beside the line that it is compared with."""
+    first, *others = rows
+    said = [f"{first['model']}: the usual table; the others are compared with it."]
+    for row in others:
+        beside = next((one for one in rows if one["model"] == row.get("packed_from")), first)
+        times = beside["table_bytes"] / row["table_bytes"]
+        size = (
+            f"{times:.1f} times smaller" if times > 1 else "as large" if times == 1 else f"{1 / times:.1f} times larger"
+        )
+        change = row["test_perplexity"] / beside["test_perplexity"] - 1
+        than = "" if beside is first else f" than that of {beside['model']}"
+        said.append(
+            f"{row['model']}: the table is {size}{than}, the test perplexity {abs(change):.1%} "
+            f"{'lower' if change < 0 else 'higher'}."
+        )
+    said.append("The packed table serves the input; the output layer of these models still needs the one it shares.")
+    return said
 
 
 def others_at_work() -> str:

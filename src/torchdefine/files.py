@@ -11,13 +11,17 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, BinaryIO
+from zlib import crc32
 
+import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from torchdefine import plain
 from torchdefine.errors import MachineError, UserError
 
 Progress = Callable[[int, int], None]
@@ -133,13 +137,13 @@ def is_unfinished(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith((UNFINISHED, LOCK))
 
 
-def check_utf8(path: str | Path) -> None:
-    """Refuse a path that no text file can name and that the package safetensors cannot open."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
+def check_path(path: str | Path) -> None:
+    """Refuse a path that no system, no text file or not the package safetensors can name."""
+    if "\0" in str(path):
+        raise UserError(f"The path {path} has a NUL character in it: choose another.")
+    if not plain.is_text(str(path)):
         problem = "is not in UTF-8, so it cannot be kept in a file"
-        raise UserError(f"The path {str(path)!r} {problem}: rename it, or choose another.") from None
+        raise UserError(f"The path {str(path)!r} {problem}: rename it, or choose another.")
 
 
 def check_writable(path: Path) -> None:
@@ -153,7 +157,7 @@ def check_writable(path: Path) -> None:
 def check_new_folder(path: str | Path) -> None:
     """Refuse a path that exists already, or where no folder can be made."""
     path = Path(path)
-    check_utf8(path)
+    check_path(path)
     if path.name in ("", "..") or path.is_symlink():
         raise UserError(f"{path} cannot be the name of a new folder: choose another.")
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
@@ -185,6 +189,26 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(finite_only(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def seal_of(value: Any) -> str:
+    """The hash of plain values: equal for equal ones, whatever file they went through."""
+    plainly = json.loads(json.dumps(finite_only(value)))
+    return hashlib.sha256(json.dumps(plainly, sort_keys=True).encode()).hexdigest()
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """JSON that only this package writes, with the hash of all the rest of it."""
+    rest = {name: item for name, item in value.items() if name != "seal"}
+    write_json(path, {**rest, "seal": seal_of(rest)})
+
+
+def read_sealed(path: Path, way_out: str) -> dict[str, Any]:
+    """What ``write_sealed`` wrote; a file that was changed since is refused with a way out."""
+    value = read_json(path)
+    if value.pop("seal", None) != seal_of(value):
+        raise UserError(f"{path} is damaged, or was changed after it was written: {way_out}.")
+    return value
+
+
 def finite_only(value: Any) -> Any:
     """The same with None in place of every number that is not finite, for JSON that every tool reads."""
     if isinstance(value, Mapping):
@@ -194,8 +218,11 @@ def finite_only(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Each tensor gets memory of its own, as the file needs it: parts of a model may share one under two names."""
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors with the checksum of each, and with a seal of these checksums and of the metadata.
+
+    Each tensor gets memory of its own, as the file needs it: parts of a model may share one under two names.
+    """
     seen: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():
@@ -203,28 +230,75 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
         memory = whole.untyped_storage().data_ptr()
         apart[name] = whole.clone() if memory in seen else whole
         seen.add(memory)
+    sealed = sealed_metadata({name: mark_of(tensor) for name, tensor in apart.items()}, metadata or {})
     with replacing(path) as temporary:
-        save_file(apart, temporary, metadata=metadata)
+        save_file(apart, temporary, metadata=sealed)
         # The package makes it readable for this user only; other new files are as readable as their new folder.
         temporary.chmod(temporary.parent.stat().st_mode & 0o666)
 
 
+Mark = list[Any]
+"""The type, the shape and the checksum of a tensor in a file."""
+
+
+def mark_of(tensor: Tensor) -> Mark:
+    return [str(tensor.dtype), list(tensor.shape), crc32(bytes_of_tensor(tensor))]
+
+
+def bytes_of_tensor(tensor: Tensor) -> memoryview:
+    flat: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return flat
+
+
+def sealed_metadata(marks: Mapping[str, Mark], metadata: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of a safetensors file with the marks of its tensors, and the hash of both."""
+    marked = {**metadata, "tensors": json.dumps(marks)}
+    marked.pop("seal", None)
+    return {**marked, "seal": seal_of(marked)}
+
+
+class SealedTensors:
+    """An open safetensors file of ours; what is read of it is compared with its seal."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.metadata: dict[str, str] = file.metadata() or {}
+        """Not yet compared: enough to tell files of other kinds and versions."""
+
+    def read(self, prefix: str = "") -> dict[str, Tensor]:
+        """The tensors whose names begin so; from here on the metadata can be trusted, too."""
+        marked = {name: text for name, text in self.metadata.items() if name != "seal"}
+        if self.metadata.get("seal") != seal_of(marked):
+            raise ValueError("its header is not what was written")
+        marks = plain.read_json(marked["tensors"], "Its list of tensors")
+        names = self._file.keys()
+        if sorted(marks) != sorted(names):
+            raise ValueError("its tensors are not those that were written")
+        found = {name: self._file.get_tensor(name) for name in names if name.startswith(prefix)}
+        for name, tensor in found.items():
+            if mark_of(tensor) != marks[name]:
+                raise ValueError(f"the tensor {name} is not what was written")
+        return found
+
+
 @contextmanager
-def reading_safetensors(path: Path, *, if_missing: str, if_damaged: str) -> Iterator[Any]:
+def reading_safetensors(path: Path, *, if_missing: str, if_damaged: str) -> Iterator[SealedTensors]:
     """A safetensors file to read from; one that cannot be read or understood is refused with advice.
 
     RuntimeErrors pass: torch raises them for a lack of memory, which is not the file's fault.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            yield file
+        if path.exists():
+            check_is_file(path)
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield SealedTensors(file)
     except FileNotFoundError:  # the package raises it for unreadable files, too
         if path.exists():
             raise UserError(f"{path} cannot be read: check its permissions.") from None
         raise UserError(f"{path} does not exist: {if_missing}.") from None
     except UserError:
         raise
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} is damaged or cut short ({reason}): {if_damaged}.") from None
 
@@ -234,21 +308,32 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_text(path: Path, kind: str = "file") -> str:
-    """All of a small file; ``kind`` is what it is called where it cannot be read."""
+def check_is_file(path: Path, kind: str = "file") -> None:
+    """Refuse what is not there, and what would never end to be read: a folder, a pipe, a device."""
     try:
-        return path.read_bytes().decode()
+        status = path.stat()
     except FileNotFoundError:
         raise UserError(f"The {kind} {path} does not exist: check its name.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"The {kind} {path} cannot be read ({error}).") from None
+    if not S_ISREG(status.st_mode):
+        raise UserError(f"{path} is a folder, a pipe or a device, but a {kind} is needed here.")
+
+
+def read_text(path: Path, kind: str = "file", most: int = 64 << 20) -> str:
+    """All of a small file; ``kind`` is what it is called where it cannot be read."""
+    check_is_file(path, kind)
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > most:
+                raise UserError(f"The {kind} {path} is larger than {most >> 20} MiB: it is not what it should be.")
+            return file.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The {kind} {path} cannot be read ({error}).") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not valid JSON ({error}): it may have been cut short.") from None
+    value = plain.read_json(read_text(path), str(path))
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no settings: a JSON object was expected.")
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -39,6 +40,41 @@ def prepare(model: object, on: bool = True) -> None:
     for part in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(part, Prepared):
             part.prepare(on)
+
+
+def twins(module: nn.Module, made: dict[nn.Module, nn.Module] | None = None) -> dict[nn.Module, nn.Module]:
+    """For a module and each of its parts a new one, in evaluation mode, with the same weights, buffers and hooks."""
+    made = {} if made is None else made
+    if module not in made:
+        twin = made[module] = module.__class__.__new__(module.__class__)
+        twin.__dict__ = {**module.__dict__, "training": False, "_compiled_call_impl": None}
+        for name in ("_parameters", "_buffers", "_modules"):
+            twin.__dict__[name] = dict(module.__dict__[name])
+        kept: list[dict[str, Any]] = [twin.__dict__["_modules"], twin.__dict__]
+        for parts in kept:  # some parts are referred to and not registered
+            for name, part in parts.items():
+                if isinstance(part, nn.Module):
+                    parts[name] = twins(part, made)[part]
+                elif isinstance(part, tuple) and any(isinstance(one, nn.Module) for one in part):
+                    parts[name] = tuple(twins(one, made)[one] if isinstance(one, nn.Module) else one for one in part)
+    return made
+
+
+@contextmanager
+def reading(model: Any) -> Iterator[Any]:
+    """A model to be computed with: a twin in evaluation mode, prepared, so that whoever else uses the model, in other
+    threads too, does not notice. A model in training, which is its trainer's, is evaluated itself, for it may be
+    compiled; what is no module is left alone.
+    """
+    if not isinstance(model, nn.Module) or model.training:
+        with evaluating(model):
+            yield model
+        return
+    made = twins(model)
+    for twin in made.values():
+        if isinstance(twin, Prepared):
+            twin.prepare(True)
+    yield made[model]
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from torchdefine.config import convert, shown
-from torchdefine.errors import UserError
-from torchdefine.spelling import did_you_mean, did_you_mean_section, did_you_mean_setting
+from torchdefine.errors import UnknownSetting, UserError
+from torchdefine.files import read_text
+from torchdefine.plain import read_yaml
+from torchdefine.spelling import did_you_mean, did_you_mean_section, listed
 from torchdefine.task import FORMAT_VERSION, Recipe, find_task
 from torchdefine.training.loop import decided_by_validations, for_five_validations
 
@@ -61,7 +61,8 @@ def recipe_of(values: Mapping[str, Any]) -> Any:
     _check_names(recipe, values)
     published = convert(dict[str, float], values.get("published", {}), "published")
     given = {name: of.read(values[name], name) for name, of in recipe.sections().items() if name in values}
-    return recipe(str(values.get("name", "")), str(values.get("description", "")), published, **given)
+    name, description = (convert(str, values.get(fact, ""), fact) for fact in ("name", "description"))
+    return recipe(name, description, published, **given)
 
 
 def _check_names(recipe: type[Recipe], values: Mapping[str, Any]) -> None:
@@ -73,7 +74,7 @@ def _check_names(recipe: type[Recipe], values: Mapping[str, Any]) -> None:
         for name in given if isinstance(given, Mapping) else ():
             dotted = f"{section}.{name}".lstrip(".")
             if dotted not in known:
-                raise UserError(f"The setting {dotted!r} is unknown{did_you_mean_setting(dotted, known)}")
+                raise UnknownSetting(dotted, known)
         if section not in recipe.sections():
             raise UserError(f"{section} is no section of a recipe{did_you_mean_section(section, given, known)}")
 
@@ -150,13 +151,7 @@ def _read_file(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
 
 def _recipe_text(name: str) -> tuple[str, str]:
     if name.endswith(FILE_ENDINGS):
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(f"The recipe file {name} does not exist.")
-        try:
-            return name, path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UserError(f"The recipe file {name} is not UTF-8 text: save it as such.") from None
+        return name, read_text(Path(name), "recipe file")
     shipped = resources.files("torchdefine") / "recipes" / f"{name}.yaml"
     if not shipped.is_file():
         own = Path(name) / RUN_SETTINGS_FILE
@@ -164,46 +159,20 @@ def _recipe_text(name: str) -> tuple[str, str]:
             resume = f"torchdefine train --out {shlex.quote(str(own.parent))} --resume"
             raise UserError(f"{name} is a run and no recipe: go on with it by `{resume}`, or name its recipe, {own}.")
         if below := recipes_below(name):
-            some = ", ".join(below[:8]) + (f" and {len(below) - 8} more" if len(below) > 8 else "")
-            raise UserError(f"{name!r} is no recipe, but some begin so: name one of {some}.")
+            raise UserError(f"{name!r} is no recipe, but some begin so: name one of {listed(below)}.")
         close = did_you_mean(name, recipe_names())
         way_out = close if "did you mean" in close else ": `torchdefine recipes` lists them all."
         raise UserError(f"The recipe {name!r} is unknown{way_out}")
     return name, shipped.read_text(encoding="utf-8")
 
 
-class _EachOnce(yaml.SafeLoader):
-    """Refuses a setting that stands in a mapping twice, since only one would count."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value]
-        for (key, _), name in zip(node.value, names, strict=True):
-            if names.count(name) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{name!r} is set twice", key.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def _parse(name: str, text: str) -> dict[str, Any]:
-    try:
-        values = _EachOnce(text).get_single_data()
-    except yaml.YAMLError as error:
-        raise UserError(f"The recipe {name} is not valid YAML{_yaml_problem(text, error)}.") from None
+    values = read_yaml(text, f"The recipe {name}")
     if not isinstance(values, dict):
         raise UserError(f"The recipe {name} holds no settings: a mapping of sections was expected.")
     version = values.get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise UserError(f"The recipe {name} has format version {version}; this torchdefine reads {FORMAT_VERSION}.")
     # A section whose lines are all comments is empty.
-    return {name: value for name, value in values.items() if value is not None and name != "format_version"}
-
-
-def _yaml_problem(text: str, error: yaml.YAMLError) -> str:
-    """The end of a sentence on where and why a text is not YAML."""
-    if isinstance(error, yaml.reader.ReaderError):
-        return f" in line {text.count(chr(10), 0, error.position) + 1}: {error.reason}"
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return f": {' '.join(str(error).split())}"
-    row, column = error.problem_mark.line, error.problem_mark.column
-    if text.split("\n")[row][column:].startswith("\t"):
-        return f" in line {row + 1}, which has a tab: indent by spaces"
-    return f" in line {row + 1}, column {column + 1}: {error.problem}"
+    versions = ("format_version", "torchdefine_version")
+    return {name: value for name, value in values.items() if value is not None and name not in versions}

@@ -22,21 +22,24 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f": did you mean {close!r}?" if close else f": use one of {', '.join(names)}."
 
 
-def did_you_mean_setting(dotted: str, known: Iterable[str]) -> str:
-    """The same for SECTION.NAME: the closest in the section, or one of another section, or all of the section."""
+def did_you_mean_setting(dotted: str, known: Iterable[str], shape: str = "{!r}") -> str:
+    """The same for SECTION.NAME: the closest in the section, or one of another section, or all of the section.
+
+    ``shape`` is how a setting is written: as text, or as an option of the command line.
+    """
     names = list(known)
     section, _, name = dotted.rpartition(".")
     sections = list(dict.fromkeys(other.split(".", 1)[0] for other in names))
+    near = closest(section or name, sections)
     own = [other.split(".", 1)[1] for other in names if other.startswith(f"{section}.")]
     close = closest(name, own)
     if close:
-        return f": did you mean '{section}.{close}'?"
+        return f": did you mean {shape.format(f'{section}.{close}')}?"
     elsewhere = [other for other in names if other.split(".", 1)[1] == name]
     if elsewhere:
-        return f": did you mean {' or '.join(map(repr, elsewhere))}?"
+        return f": did you mean {' or '.join(map(shape.format, elsewhere))}?"
     if own:
         return f": {section} has {', '.join(own)}."
-    near = closest(section or name, sections)
     return f": did you mean the section {near!r}?" if near else f": its section is one of {', '.join(sections)}."
 
 
@@ -59,3 +62,8 @@ def closest(name: str, known: Sequence[str]) -> str | None:
 def _initials(name: str) -> str | None:
     parts = [part for part in name.split("_") if part]
     return "".join(part[0] for part in parts) if len(parts) > 1 else None
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -13,16 +13,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
-import yaml
 from torch import nn
 
+from torchdefine import __version__
 from torchdefine.config import Config, Kinds, defaults, to_plain
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.plain import write_yaml
+from torchdefine.plugins import Plugged
 from torchdefine.spelling import did_you_mean
-from torchdefine.training.batches import TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
+from torchdefine.training.step import TrainingData
 
 FORMAT_VERSION = 2
 Section = Kinds | type[Config]
@@ -64,6 +66,15 @@ class Recipe:
         facts = {"name": self.name, "description": self.description, "published": self.published, "task": self.task}
         return {**facts, **{name: to_plain(getattr(self, name)) for name in self.sections()}}
 
+    def bound_settings(self) -> dict[str, Any]:
+        """What decides the weights and what is computed with them: all settings but paths, since files may be moved."""
+        bound = {}
+        for name in self.sections():
+            config = getattr(self, name)
+            paths = {f.name for f in dataclasses.fields(config) if f.metadata.get("path")}
+            bound[name] = {own: value for own, value in to_plain(config).items() if own not in paths}
+        return {"task": self.task, **bound}
+
     def defaults(self) -> dict[str, dict[str, Any]]:
         """The default of every setting of the kinds that the recipe has, by section."""
         return {
@@ -72,8 +83,8 @@ class Recipe:
         }
 
     def to_yaml(self) -> str:
-        values = {"format_version": FORMAT_VERSION, **self.to_plain()}
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        values = {"format_version": FORMAT_VERSION, "torchdefine_version": __version__, **self.to_plain()}
+        return write_yaml(values)
 
 
 class Tokens(Protocol):
@@ -115,6 +126,8 @@ class Task(ABC):
     """Settings of the section data that decide the size of the vocabulary."""
     scores: ClassVar[Mapping[str, str]] = {}
     """Measures of a result beside its perplexities, each with its name in a comparison."""
+    least_scores: ClassVar[Mapping[str, float]] = {}
+    """The values of some of them below which a model has learned next to nothing."""
 
     def check_packages(self) -> None:
         """Refuse, before any work, to train without a package that the end of a run needs."""
@@ -179,12 +192,12 @@ class Task(ABC):
         raise UserError(f"The data of the task {self.name} cannot be encoded beforehand: train on them as they are.")
 
 
-_TASKS: dict[str, Task] = {}
+_TASKS: Plugged[Task] = Plugged("task", {}, lambda task: task())
 
 
 def register_task(task: T) -> T:
     """Make ``task: name`` in a recipe mean this task."""
-    if task.name in _TASKS:
+    if task.name in _TASKS.keys():  # noqa: SIM118 (one that another package offers may be registered by it)
         raise UserError(f"The task {task.name!r} is registered already: use another name.")
     _TASKS[task.name] = task()
     return task
@@ -202,12 +215,11 @@ def find_task(name: str | None = None) -> Task:
 
 def task_names() -> list[str]:
     """All tasks, the default one first."""
-    return sorted({*_own(), *_TASKS}, key=lambda name: (name != _default(), name))
+    return sorted({*_own(), *_TASKS.names()}, key=lambda name: (name != _default(), name))
 
 
 def _default() -> str:
-    default: str = import_module("torchdefine.tasks").DEFAULT
-    return default
+    return import_module("torchdefine.tasks").DEFAULT
 
 
 def _own() -> list[str]:

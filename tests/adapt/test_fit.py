@@ -11,7 +11,8 @@ from tests.adapt.small_encoder import Encoder, behaviour, counts
 from torchdefine.adapt import Distillation, FitOptions, distill, fit
 from torchdefine.adapt.fitted import Measured, front_of
 from torchdefine.errors import MachineError, UserError
-from torchdefine.tables import CodeLearning, UnitFitting, load_table
+from torchdefine.files import Progress
+from torchdefine.tables import CodeLearning, CompactTable, UnitFitting, load_table
 
 SHORT = UnitFitting(steps=20, batch_size=64)
 FAST: dict[str, Any] = {
@@ -30,7 +31,9 @@ def fitted():
         quality=behaviour(model, seed=3).similarity,
         quality_name="mean cosine",
         sensitivity=behaviour(model, 40, seed=4).sensitivity(),
-        polish=lambda table: distill(behaviour(model, 20, seed=5), table, Distillation(steps=30, lr=3e-3)),
+        polish=lambda table, progress: distill(
+            behaviour(model, 20, seed=5), table, Distillation(steps=30, lr=3e-3), progress
+        ),
         **FAST,
     )
     return fit(model.tokens, counts(), "9KB", options=options)
@@ -71,12 +74,18 @@ def test_polishing_is_measured_beside_the_rest(fitted) -> None:
 
 def test_progress_grows_to_its_total() -> None:
     calls: list[tuple[int, int]] = []
-    options = FitOptions(methods=("int", "mlp"), polish=lambda table: None, **FAST)
+
+    def polish(table: CompactTable, progress: Progress) -> None:
+        for step in range(4):
+            progress(step + 1, 4)
+
+    options = FitOptions(methods=("int", "mlp"), polish=polish, **FAST)
     fit(Encoder().tokens, counts(), "9KB", options=options, progress=lambda *call: calls.append(call))
     done = [call[0] for call in calls]
     assert done == sorted(done)
     assert calls[-1][0] == calls[-1][1]
-    assert len(calls) == 5  # each reports while it works
+    assert len(calls) == 9  # each reports while it works
+    assert len(set(done[-5:-1])) == 4  # distillation too
 
 
 def test_is_printed_drawn_saved_and_described(fitted, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +119,7 @@ def test_a_budget_of_parameters_packs_nothing() -> None:
 
 
 def test_a_polish_that_harms_is_undone() -> None:
-    def harm(table) -> None:
+    def harm(table, progress) -> None:
         with torch.no_grad():
             table.mean += 10
 
@@ -121,7 +130,7 @@ def test_a_polish_that_harms_is_undone() -> None:
 
 
 def test_a_polish_that_overflows_loses_nothing() -> None:
-    def overflow(table) -> None:
+    def overflow(table, progress) -> None:
         with torch.no_grad():
             table.mean += 10
         raise MachineError("The loss is no longer finite.")
@@ -143,7 +152,9 @@ def test_a_quality_that_is_no_number_never_wins() -> None:
 
 def test_a_polish_after_which_nothing_can_be_measured_is_undone() -> None:
     answers = iter([0.5])
-    options = FitOptions(methods=("int",), quality=lambda table: next(answers, math.nan), polish=lambda table: None)
+    options = FitOptions(
+        methods=("int",), quality=lambda table: next(answers, math.nan), polish=lambda table, progress: None
+    )
     made = fit(Encoder().tokens, counts(), 8_000, options=options)
     assert math.isfinite(made.chosen.quality)
     assert all(math.isfinite(one.quality) for one in made.measured)

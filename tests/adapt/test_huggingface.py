@@ -21,7 +21,7 @@ from tests.adapt.model_identity import model_hash
 from tests.adapt.tiny_models import FAMILIES, WIDTH, Family, V, batch, bert, llama, marian, t5
 from torchdefine import replace_embeddings, restore
 from torchdefine.adapt import FitOptions, fit
-from torchdefine.adapt.huggingface import cache_tables, with_define, with_table
+from torchdefine.adapt.huggingface import MODEL_TYPE, cache_tables, with_define, with_table
 from torchdefine.adapt.stand_in import MapHead, SharedStandIn, StandIn, VectorsHead
 from torchdefine.embedding import MLPConfig, StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
@@ -466,11 +466,12 @@ def saved_llama(tmp_path: Path) -> tuple[Path, float]:
 
 
 def test_reload_without_torchdefine_is_refused_and_with_it_exact(saved_llama: tuple[Path, float]) -> None:
-    """By an Auto class, by the model's own class, and even by one that was told to ignore wrong shapes."""
+    """By an Auto class, by the model's own class, with its own configuration, and when told to ignore wrong shapes."""
     folder, wanted = saved_llama
     attempt = """
+config = transformers.LlamaConfig.from_pretrained(folder)
 for name in ("AutoModelForCausalLM", "LlamaForCausalLM"):
-    for options in ({}, {"ignore_mismatched_sizes": True}):
+    for options in ({}, {"ignore_mismatched_sizes": True}, {"config": config, "ignore_mismatched_sizes": True}):
         try:
             getattr(transformers, name).from_pretrained(folder, **options)
         except Exception as error:
@@ -482,16 +483,16 @@ for name in ("AutoModelForCausalLM", "LlamaForCausalLM"):
         f"{LOAD_AND_ADD.format(folder=str(folder))}"
     )
     refusals = [line for line in output.splitlines() if line.startswith("refused")]
-    assert len(refusals) == 4
+    assert len(refusals) == 6
     assert all("torchdefine" in refusal for refusal in refusals)
     note, page = (re.sub(r"\s+", " ", path.read_text()) for path in (folder / "README.md", DOCS / "adapt.md"))
-    advice = "has model type `torchdefine` but Transformers does not recognize this architecture"
+    advice = f"has model type `{MODEL_TYPE}`"
     assert sum(advice in refusal for refusal in refusals) == 2  # what people will search for
     assert advice in note
     assert advice in page
     assert (
         sum("import torchdefine.adapt.huggingface, and load it with an Auto class" in refusal for refusal in refusals)
-        == 2
+        == 4
     )
     assert float(output.split("sum ")[1]) == wanted
 

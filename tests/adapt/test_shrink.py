@@ -1,5 +1,6 @@
 """A model folder and a text in, a smaller model folder out; from Python and by the command."""
 
+import contextlib
 import json
 import shutil
 from dataclasses import replace
@@ -17,6 +18,7 @@ from safetensors import SafetensorError
 from tests.adapt.tiny_models import FAMILIES
 from tests.test_cli import Command, assert_refused, torchdefine  # noqa: F401
 from torchdefine.adapt import FitOptions, Fitted, ShrinkOptions, fit, shrink, shrink_model
+from torchdefine.adapt.model_folder import open_model
 from torchdefine.adapt.sentences import likeness, sentence_parts, sentence_vectors
 from torchdefine.errors import MachineError, UserError
 from torchdefine.tables import CodeLearning, UnitFitting
@@ -241,3 +243,45 @@ def test_damaged_models_and_tokenizers_are_refused(bert_folder: Path, text: Path
     with pytest.raises(UserError, match="The tokenizer in"):
         shrink_model(broken, text, tmp_path / "new", "5KB", options=OPTIONS)
     assert not (tmp_path / "new").exists()
+
+
+CODE = """
+from pathlib import Path
+Path(__file__).with_name("was-run").touch()
+Path({mark!r}).touch()
+from transformers import BertConfig as OwnConfig, BertModel as OwnModel
+"""
+
+
+@pytest.mark.parametrize("where", ["config.json", "tokenizer_config.json"])
+def test_code_in_a_models_folder_is_not_run(
+    bert_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Nor asked about: an answer on standard input changes nothing."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    model = shutil.copytree(bert_folder, tmp_path / "model")
+    (model / "own.py").write_text(CODE.format(mark=str(tmp_path / "was-run")))
+    settings = json.loads((model / where).read_text())
+    names = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel", "AutoTokenizer": ["own.OwnModel", None]}
+    own = settings | {"auto_map": names, "model_type": "own", "tokenizer_class": "OwnTokenizer"}
+    (model / where).write_text(json.dumps(own))
+    for device in ("cpu", "cpu"):
+        with contextlib.suppress(UserError):
+            open_model(model, device)
+    assert not (tmp_path / "was-run").exists()
+    if where == "config.json":
+        with pytest.raises(UserError, match=r"brings code of its own, which nothing here runs unasked: .*--trust-code"):
+            shrink_model(model, text, tmp_path / "new", "5KB", options=OPTIONS)
+        with contextlib.suppress(UserError):
+            open_model(model, trust_code=True)
+        assert (tmp_path / "was-run").exists()
+
+
+@pytest.mark.parametrize("odd", ["x", "BertModel", ["pipeline"], ["AutoTokenizer"], [5], [], {"a": 1}, 7, ["__all__"]])
+def test_odd_architectures_are_read_or_refused(bert_folder: Path, tmp_path: Path, odd: Any) -> None:
+    model = shutil.copytree(bert_folder, tmp_path / "model")
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(settings | {"architectures": odd}))
+    with contextlib.suppress(UserError):
+        assert open_model(model)[0] is not None

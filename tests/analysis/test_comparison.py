@@ -15,8 +15,9 @@ from tests.training.test_loop import StopAt
 from torchdefine import train
 from torchdefine.analysis.comparison import Comparison, compare_runs
 from torchdefine.analysis.run_summary import RunSummary
-from torchdefine.data.tokenizer import train_bpe
+from torchdefine.data.tokenizer import train_subwords
 from torchdefine.embedding import UnitConfig, make_plan
+from torchdefine.files import write_sealed
 from torchdefine.recipe import load_recipe
 from torchdefine.training import Interrupted
 
@@ -245,7 +246,7 @@ def test_an_unk_that_stands_in_the_text_is_no_difference(recipe_file: Path, tmp_
     texts.mkdir()
     for split, lines in (("train", 200), ("valid", 40), ("test", 40)):
         (texts / f"{split}.txt").write_text("strawberries <unk> unbelievable\n" * lines)
-    train_bpe([texts / "train.txt"], 262).save(tmp_path / "bpe.json")
+    train_subwords([texts / "train.txt"], 262).save(tmp_path / "bpe.json")
     plain = {**PLAIN, "train": SHORT}
     train(recipe_file, out=tmp_path / "words", data=texts, **plain)
     train(
@@ -363,7 +364,7 @@ def test_an_unfinished_run_is_shown_as_such(runs: list[Path], recipe_file: Path,
 def test_a_perplexity_that_is_not_finite_is_called_so(runs: list[Path], tmp_path: Path) -> None:
     shutil.copytree(runs[1], tmp_path / "infinite")
     path = tmp_path / "infinite" / "result.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "test_perplexity": None}))
+    write_sealed(path, {**json.loads(path.read_text()), "test_perplexity": None})
     comparison = compare_runs([runs[0], tmp_path / "infinite"])
     assert comparison.runs[1].perplexity("test") == math.inf
     assert column(comparison, "test")[1] == "not finite"

@@ -23,7 +23,7 @@ from torchdefine.analysis.pictures import curve_figure, parameter_figure, readab
 from torchdefine.analysis.report import draw, write_report
 from torchdefine.analysis.run_summary import RunSummary, summarise
 from torchdefine.data import Vocabulary
-from torchdefine.data.tokenizer import train_bpe_on
+from torchdefine.data.tokenizer import train_subwords_on
 from torchdefine.embedding import EMBEDDINGS, UNITS
 from torchdefine.errors import UserError
 from torchdefine.training import Interrupted
@@ -76,6 +76,15 @@ def test_a_report_needs_nothing_from_outside(runs: dict[str, Path], tmp_path: Pa
     assert 'name="viewport"' in page
     assert "prefers-color-scheme: dark" in page
     assert all('aria-label="' in svg for svg in re.findall(r"<svg[^>]*>", page))
+
+
+def test_every_map_is_a_picture_of_its_own_with_its_numbers(runs: dict[str, Path], tmp_path: Path) -> None:
+    """So that as many stand side by side as a screen has room for."""
+    page = report([runs["standard"], runs["define"]], tmp_path)
+    maps = re.findall(r'<img src="data:image/png;base64,[^"]+" alt="Correlation map of ([^"]+)">', page)
+    assert maps[:2] == ["Standard: standard", "DeFINE: define"]
+    assert {"map", "layer 1, group 1", "finished"} <= set(maps)
+    assert len(re.findall(r"<figcaption>[^<]+<br>mean 0\.\d+, rank \d+ of \d+</figcaption>", page)) == len(maps)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +340,7 @@ def test_a_vocabulary_of_rare_words_has_no_neighbours_rather_than_false_ones() -
 
 def test_subwords_are_shown_as_text() -> None:
     pytest.importorskip("tokenizers")
-    tokens = train_bpe_on([["die Männer am Fluss", "Männer und Flüsse"] * 40], 330, sentences=True)
+    tokens = train_subwords_on([["die Männer am Fluss", "Männer und Flüsse"] * 40], 330, sentences=True)
     assert tokens.id("ĠMÃ¤nner") != tokens.unk_id
     assert readable_token(tokens, tokens.id("ĠMÃ¤nner")) == "Männer"
     assert readable_token(tokens, tokens.id("s")) == "-s"

@@ -77,7 +77,7 @@ def test_shares_of_the_demo_add_up_to_one(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
     assert shares["matrix products"] > 0.05
     assert shares["LSTM"] > 0.05
-    assert facts["undisturbed"] > 0.1
+    assert facts["undisturbed"] > 0  # how much more depends on what else the machine does
 
 
 def test_kernels_have_a_kind() -> None:
@@ -159,7 +159,6 @@ def test_the_front_page_says_what_the_newest_steps_on_a_gpu_were(tmp_path: Path)
         return {"ms": ms, "q1_ms": ms, "q3_ms": ms, "peak_mib": 1.0, "facts": {"parameters": parameters}}
 
     rows = {"plain loop, a/b": row(20.0), "a/b, recorded": row(8.0), "a/b-define, recorded": row(8.2)}
-    rows["a/b, kernel by kernel"] = row(19.0)
     group = {"note": "ids 6×15 and 6×15, 100 types", "reference": "plain loop, a/b", "rows": rows}
     record = {"hardware": {"gpu": "A GPU", "cpu_threads": 1}, "small": False, "groups": {"family": group}}
     tables = page_maker()
@@ -167,9 +166,10 @@ def test_the_front_page_says_what_the_newest_steps_on_a_gpu_were(tmp_path: Path)
     (tmp_path / "README.md").write_text("before\n<!-- speed -->\nold\n<!-- /speed -->\nafter\n")
     tables.write_front_page(record)
     page = (tmp_path / "README.md").read_text()
-    assert page.startswith("before\n<!-- speed -->\nWhole steps on one A GPU")
-    assert "| `a/b` | 2.0 M | 6×15 | 20.0 ms | 19.0 ms | 8.0 ms | 2.5 | +2.5% |" in page
+    assert page.startswith("before\n<!-- speed -->\nWhole training steps on one A GPU")
+    assert "| `a/b` | 2.0 M | 6×15 | 20.0 ms | not run | 8.0 ms | 2.5 | – | +2.5% |" in page
     assert page.endswith("<!-- /speed -->\nafter\n")
     rows["plain loop, a/b"] = row(20.0, 3_000_000)
+    rows["plain loop, its model compiled"] = row(12.0)
     tables.write_front_page(record)
-    assert "| 20.0 ms (3.0 M) | 19.0 ms |" in (tmp_path / "README.md").read_text()
+    assert "| 20.0 ms (3.0 M) | 12.0 ms | 8.0 ms | 2.5 | 1.5 |" in (tmp_path / "README.md").read_text()

@@ -495,8 +495,8 @@ def test_adapters_around_attention_count_as_merged_weights_do(
 def test_bad_sizes_are_refused() -> None:
     for message, call in {
         "layers is 0, but must be at least 1": lambda: TransformerXLConfig(layers=0),
-        "need an even width: try 8": lambda: TransformerXL(7, TransformerXLConfig(heads=1)),
-        r"Vectors 6 wide cannot be split into 10 equal heads: set context\.head_dim": lambda: TransformerXL(
+        "use an even width, such as 8": lambda: TransformerXL(7, TransformerXLConfig(heads=1)),
+        r"10 heads do not divide the width 6: set context\.head_dim": lambda: TransformerXL(
             6, TransformerXLConfig(heads=10)
         ),
         "memory is 0, but must be at least 1": lambda: TransformerXLConfig(memory=0),

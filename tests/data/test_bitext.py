@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from torchdefine.data import BitextConfig, encode_bitext, resolve_bitext
+from torchdefine.data import BitextConfig, encode_bitext, resolve_corpus
 from torchdefine.data.bitext import Bitext, _kept, one_line
 from torchdefine.data.sources import find_bitext
 from torchdefine.data.text_files import read_pairs
@@ -130,7 +130,7 @@ def test_sides_in_blocks_of_different_sizes_stay_aligned(tmp_path: Path, monkeyp
     german = [f"t{i} " + "lang " * (i % 9) for i in range(500)]
     write(tmp_path, english=english, german=german)
     files = find_bitext(tmp_path, "en", "de")["train"]
-    pairs = [pair for block in read_pairs(files) for pair in zip(block.source, block.target, strict=True)]
+    pairs = [pair for block in read_pairs(files) for pair in zip(*block, strict=True)]
     assert pairs == list(zip(english, german, strict=True))
     write(tmp_path, english=english, german=german[:-1])
     with pytest.raises(UserError, match=r"has 500 lines and .* has 499"):
@@ -168,15 +168,15 @@ def test_bad_folders_are_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="bpe_size is 100, but must be at least 260"):
         encode_bitext(tmp_path / "one side", rules(bpe_size=100), tmp_path / "cache")
     with pytest.raises(UserError, match="neither a folder nor a bitext called nowhere"):
-        resolve_bitext("nowhere")
+        resolve_corpus("nowhere", parallel=True)
 
 
 def test_the_shipped_sample_keeps_held_out_sentences_out_of_training() -> None:
-    splits = find_bitext(resolve_bitext("tatoeba-en-de"), "en", "de")
+    splits = find_bitext(resolve_corpus("tatoeba-en-de", parallel=True), "en", "de")
     sides: dict[str, tuple[set[str], set[str]]] = {}
     for split, files in splits.items():
         blocks = list(read_pairs(files))
-        sides[split] = {s for b in blocks for s in b.source}, {t for b in blocks for t in b.target}
+        sides[split] = {s for b in blocks for s in b[0]}, {t for b in blocks for t in b[1]}
     assert [len(sides[split][0]) for split in ("valid", "test")] == [1000, 2000]
     for side in (0, 1):
         for one, other in (("train", "valid"), ("train", "test"), ("valid", "test")):

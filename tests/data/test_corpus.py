@@ -12,7 +12,7 @@ from typing import IO, Any
 import pytest
 
 from torchdefine.data.corpus import Corpus, TextConfig, encode_corpus
-from torchdefine.data.tokenizer import train_bpe
+from torchdefine.data.tokenizer import train_subwords
 from torchdefine.data.vocabulary import EOS, Vocabulary
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import locked
@@ -101,7 +101,7 @@ def test_existing_vocabulary_needs_no_training_text(source: Path, cache: Path) -
 
 
 def test_tokenizer_file_gives_subwords(source: Path, cache: Path, tmp_path: Path) -> None:
-    tokenizer = train_bpe([source / "train-1.txt"], 270)
+    tokenizer = train_subwords([source / "train-1.txt"], 270)
     file = tokenizer.save(tmp_path / "bpe.json")
     corpus = encode_corpus(source, TextConfig(tokenizer=file), cache)
     assert corpus.tokenization.kind == "subwords"
@@ -137,7 +137,7 @@ def test_an_encoded_folder_is_refused_where_something_else_is_wanted(source: Pat
         encode_corpus(words, TextConfig(min_count=2), cache, out=tmp_path / "again")
     with pytest.raises(UserError, match="exists already and is not empty"):
         encode_corpus(source, cache=cache, out=words)
-    tokenizer = train_bpe([source / "train-1.txt"], 270)
+    tokenizer = train_subwords([source / "train-1.txt"], 270)
     subwords = encode_corpus(source, cache=cache, vocabulary=tokenizer, out=tmp_path / "subwords").folder
     with pytest.raises(UserError, match=r"set data\.tokenizer to .*subwords/tokenizer\.json"):
         encode_corpus(subwords, cache=cache)
@@ -173,7 +173,7 @@ def test_bad_choices_are_refused(source: Path, cache: Path) -> None:
 
 
 def test_the_rule_for_words_is_not_for_subwords_or_words_that_exist(source: Path, cache: Path, tmp_path: Path) -> None:
-    file = train_bpe([source / "train-1.txt"], 270).save(tmp_path / "bpe.json")
+    file = train_subwords([source / "train-1.txt"], 270).save(tmp_path / "bpe.json")
     plain, ruled = (encode_corpus(source, TextConfig(tokenizer=file, min_count=n), cache) for n in (1, 2))
     assert plain.folder == ruled.folder
     vocabulary = Vocabulary.from_counts({"dog": 2, "the": 1, EOS: 1})
@@ -213,6 +213,30 @@ def test_damaged_cache_is_made_again(source: Path, cache: Path) -> None:
     with pytest.raises(UserError, match=r"train\.tokens is damaged"):
         Corpus.open(corpus.folder)
     assert encode_corpus(source, cache=cache).splits["train"].tokens.tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["valid.tokens", "vocab.txt", "corpus.json"])
+def test_a_flipped_bit_in_the_cache_is_noticed_and_made_good(source: Path, cache: Path, name: str) -> None:
+    folder = encode_corpus(source, cache=cache).folder
+    sound = (folder / name).read_bytes()
+    for at in (0, len(sound) // 2, len(sound) - 2):
+        flipped = bytearray(sound)
+        flipped[at] ^= 2
+        (folder / name).write_bytes(flipped)
+        with pytest.raises(UserError, match=r"damaged|another vocabulary"):
+            Corpus.open(folder).splits["valid"].tokens.tolist()
+        encode_corpus(source, cache=cache)
+        assert (folder / name).read_bytes() == sound
+
+
+def test_a_text_in_the_place_of_one_of_the_same_size_and_time_is_encoded(source: Path, cache: Path) -> None:
+    before, times = encode_corpus(source, cache=cache), (source / "valid.txt").stat()
+    own = (source / "valid.txt").read_text()
+    (source / "valid.txt").write_text(own[::-1].strip() + "\n")
+    os.utime(source / "valid.txt", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert (source / "valid.txt").stat().st_size == times.st_size
+    after = encode_corpus(source, cache=cache)
+    assert after.splits["valid"].tokens_sha256 != before.splits["valid"].tokens_sha256
 
 
 def test_open_refuses_what_does_not_belong_together(source: Path, cache: Path, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
+import contextlib
 import hashlib
 import io
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchdefine.data import download as download_module
-from torchdefine.data.download import download, extract
+from torchdefine.data.download import download, extract, keep_hash
 from torchdefine.errors import MachineError, UserError
 
 ArchiveMaker = Callable[[Path, dict[str, bytes]], None]
@@ -31,6 +33,10 @@ class FileServer(ThreadingHTTPServer):
         self.break_off_after: int | None = None
         """Bytes after which the next answer stops, once."""
         self.ranges: list[str | None] = []
+        self.version: str | None = None
+        """The ETag of the file."""
+        self.drip: tuple[bytes, float] | None = None
+        """What to send without an end, and how many seconds lie between."""
 
     @property
     def url(self) -> str:
@@ -44,7 +50,16 @@ class FileHandler(BaseHTTPRequestHandler):
         wanted = self.headers.get("Range")
         self.server.ranges.append(wanted)
         start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and self.server.knows_ranges else 0
-        if self.server.statuses:
+        if wanted and self.headers.get("If-Range", self.server.version) != self.server.version:
+            start = 0
+        if self.server.drip:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(self.server.drip[0])
+                    time.sleep(self.server.drip[1])
+        elif self.server.statuses:
             self.send_error(self.server.statuses.pop(0))
         elif start >= len(self.server.content):
             self.send_error(416)
@@ -52,6 +67,8 @@ class FileHandler(BaseHTTPRequestHandler):
             body = self.server.content[start:]
             self.send_response(206 if start else 200)
             self.send_header("Content-Length", str(len(body)))
+            if self.server.version:
+                self.send_header("ETag", self.server.version)
             self.end_headers()
             self.wfile.write(body[: self.server.break_off_after])
             self.server.break_off_after = None
@@ -143,8 +160,10 @@ def test_wrong_hash_removes_the_file(server: FileServer, target: Path) -> None:
     assert names_beside(target) == []
 
 
-def test_first_download_without_a_hash_is_recorded(server: FileServer, target: Path) -> None:
+def test_hash_of_a_good_download_without_a_known_one_is_kept(server: FileServer, target: Path) -> None:
     assert download(server.url, target) == SHA256
+    assert names_beside(target) == ["file.zip"], "whether the file is good is not known yet"
+    keep_hash(target, SHA256)
     assert names_beside(target) == ["file.zip", "file.zip.sha256"]
     download(server.url, target)
     server.content = CONTENT[::-1]
@@ -152,6 +171,58 @@ def test_first_download_without_a_hash_is_recorded(server: FileServer, target: P
         download(server.url, target)
     assert target.read_bytes() == CONTENT, "what was fetched before stays"
     assert names_beside(target) == ["file.zip", "file.zip.sha256"]
+
+
+def test_what_is_left_of_a_file_is_not_continued_without_a_hash(server: FileServer, target: Path) -> None:
+    target.parent.mkdir()
+    (target.parent / "file.zip.part").write_bytes(b"stale")
+    assert download(server.url, target) == SHA256
+    assert server.ranges == [None]
+
+
+def test_what_is_left_of_another_file_is_fetched_again(server: FileServer, target: Path) -> None:
+    target.parent.mkdir()
+    (target.parent / "file.zip.part").write_bytes(b"stale")
+    assert download(server.url, target, SHA256) == SHA256
+    assert server.ranges == ["bytes=5-", None]
+
+
+def test_a_file_that_changes_between_attempts_is_fetched_anew(server: FileServer, target: Path) -> None:
+    server.version, server.break_off_after = '"1"', 5000
+
+    def change(done: int, total: int) -> None:
+        server.version, server.content = '"2"', CONTENT[::-1]
+
+    download(server.url, target, progress=change)
+    assert target.read_bytes() == CONTENT[::-1]
+
+
+@pytest.mark.parametrize(
+    ("drip", "limit", "message"),
+    [
+        ((b"x" * 1000, 0.0), {"MOST_BYTES": 50_000}, "more than 50,000 bytes"),
+        ((b"x", 0.02), {"TIMEOUT_SECONDS": 0.2}, "too slow"),
+        ((b"x" * 1000, 0.01), {"TOTAL_SECONDS": 0.2}, "took more than"),
+    ],
+)
+def test_endless_and_slow_answers_are_refused(
+    server: FileServer, target: Path, monkeypatch: pytest.MonkeyPatch, drip: tuple, limit: dict, message: str
+) -> None:
+    server.drip = drip
+    for name, value in limit.items():
+        monkeypatch.setattr(download_module, name, value)
+    with pytest.raises(MachineError, match=message):
+        download(server.url, target)
+    assert names_beside(target) == []
+
+
+def test_announced_size_is_refused_before_it_is_fetched(
+    server: FileServer, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download_module, "MOST_BYTES", len(CONTENT) - 1)
+    with pytest.raises(MachineError, match="more than"):
+        download(server.url, target)
+    assert names_beside(target) == []
 
 
 def test_offline_names_the_address_and_the_way_out(server: FileServer, target: Path) -> None:
@@ -204,6 +275,22 @@ def test_missing_member_is_named(tmp_path: Path, make: ArchiveMaker) -> None:
     with pytest.raises(MachineError, match=r"archive lacks .*train\.txt"):
         extract(tmp_path / "archive", {"train.txt": tmp_path / "train.txt"})
     assert not (tmp_path / "train.txt").exists()
+
+
+@pytest.mark.parametrize("make", [make_zip, make_tgz])
+def test_archives_that_unpack_to_far_more_are_refused(
+    tmp_path: Path, make: ArchiveMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download_module, "_ALWAYS_UNPACKED", 1 << 16)
+    monkeypatch.setattr(download_module, "MOST_TIMES_LARGER", 2)
+    if make is make_zip:
+        with zipfile.ZipFile(tmp_path / "archive", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("train.txt", bytes(1 << 20))
+    else:
+        make(tmp_path / "archive", {"train.txt": bytes(1 << 20)})
+    with pytest.raises(MachineError, match="unpacks to far more"):
+        extract(tmp_path / "archive", {"train.txt": tmp_path / "train.txt"})
+    assert [path.name for path in tmp_path.iterdir()] == ["archive"]
 
 
 def test_damaged_archives_are_refused(tmp_path: Path) -> None:

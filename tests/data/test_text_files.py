@@ -94,7 +94,7 @@ def test_empty_file_is_refused(tmp_path: Path, suffix: str) -> None:
 
 
 def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no file .*absent\.txt"):
+    with pytest.raises(UserError, match=r"text file .*absent\.txt does not exist"):
         lines_of(tmp_path / "absent.txt")
     with pytest.raises(UserError, match="is a folder"):
         lines_of(tmp_path)

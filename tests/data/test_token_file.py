@@ -35,7 +35,7 @@ def header(token_path: Path) -> TokenHeader:
 
 
 def test_tokens_and_header(token_path: Path, header: TokenHeader) -> None:
-    file = TokenFile.open(token_path, header)
+    file = TokenFile.open(token_path, header, 5)
     assert file.tokens.tolist() == [0, 1, 2, 0, 3, 2, 1, 3, 2]
     assert isinstance(file.tokens, np.memmap)
     assert len(file) == 9
@@ -58,7 +58,7 @@ def test_tokens_are_counted_and_verified_part_by_part(
     token_path: Path, header: TokenHeader, read_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_file, "_READ_AT_ONCE", read_at_once)
-    file = TokenFile.open(token_path, header)
+    file = TokenFile.open(token_path, header, 5)
     assert file.counts(5).tolist() == [2, 2, 3, 2, 0]
     file.verify()
 
@@ -72,7 +72,7 @@ def test_width_follows_the_vocabulary(tmp_path: Path, size: int, dtype: str) -> 
     words = [f"w{number}" for number in range(size - 2)]
     vocabulary = Vocabulary([*words, EOS, UNK], [1] * size)
     header = write_tokens(tmp_path / "tokens", ["w0 outside\n"], vocabulary)
-    file = TokenFile.open(tmp_path / "tokens", header)
+    file = TokenFile.open(tmp_path / "tokens", header, size)
     assert (header.dtype, file.tokens.dtype) == (dtype, np.dtype(dtype))
     assert file.tokens.tolist() == [0, size - 1, size - 2]
 
@@ -82,10 +82,10 @@ def test_truncated_grown_and_missing_files_are_refused(token_path: Path, header:
     for damaged in (content[:-1], content[:-2], content + b"\0", content + b"\0\0", b""):
         token_path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"train\.tokens is damaged .*delete it"):
-            TokenFile.open(token_path, header)
+            TokenFile.open(token_path, header, 5)
     token_path.unlink()
-    with pytest.raises(UserError, match=r"train\.tokens cannot be opened"):
-        TokenFile.open(token_path, header)
+    with pytest.raises(UserError, match=r"train\.tokens does not exist"):
+        TokenFile.open(token_path, header, 5)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,38 @@ def test_verify_finds_a_changed_token(token_path: Path, header: TokenHeader) -> 
     content = bytearray(token_path.read_bytes())
     content[-1] ^= 1
     token_path.write_bytes(content)
-    file = TokenFile.open(token_path, header)
+    file = TokenFile.open(token_path, header, 5)
     with pytest.raises(UserError, match=r"train\.tokens is damaged"):
         file.verify()
+
+
+def test_no_number_of_a_changed_file_is_used(token_path: Path, header: TokenHeader) -> None:
+    content = bytearray(token_path.read_bytes())
+    content[0] ^= 1
+    token_path.write_bytes(content)
+    for use in (lambda file: file.tokens, lambda file: file.counts(5), lambda file: file.ends(2)):
+        with pytest.raises(UserError, match=r"train\.tokens is damaged"):
+            use(TokenFile.open(token_path, header, 5))
+
+
+def test_ids_outside_the_vocabulary_and_other_numbers_of_lines_are_refused(
+    token_path: Path, header: TokenHeader
+) -> None:
+    with pytest.raises(UserError, match="ids that are not in the vocabulary"):
+        TokenFile.open(token_path, header, 3).verify()
+    with pytest.raises(UserError, match="lines where 4 were written"):
+        TokenFile.open(token_path, dataclasses.replace(header, lines=4), 5).ends(2)
+
+
+@pytest.mark.parametrize("change", [{"dtype": "O"}, {"dtype": "uint8"}])
+def test_manifests_name_only_files_beside_them_and_whole_numbers(
+    tmp_path: Path, header: TokenHeader, change: dict
+) -> None:
+    path = tmp_path / "corpus.json"
+    for name, own in (("../train.tokens", header), ("train.tokens", dataclasses.replace(header, **change))):
+        write_manifest(path, "mine", VOCABULARY.sha256, {"train": {name: own}})
+        with pytest.raises(UserError, match="damaged"):
+            read_manifest(path)
 
 
 def test_text_of_one_token_is_refused(token_path: Path) -> None:

@@ -1,4 +1,5 @@
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 tokenizers = pytest.importorskip("tokenizers")
 
-from torchdefine.data.tokenizer import SMALLEST_BPE, SubwordTokenizer, load_tokenization, train_bpe  # noqa: E402
+from torchdefine.data.tokenizer import SMALLEST_BPE, SubwordTokenizer, load_tokenization, train_subwords  # noqa: E402
 from torchdefine.data.vocabulary import Tokenization, Vocabulary  # noqa: E402
 from torchdefine.errors import UserError  # noqa: E402
 
@@ -18,7 +19,13 @@ TEXT = "the cat sat on the mat\n  the naïve cat, 猫\n\nthe end\n"
 def trained(tmp_path_factory: pytest.TempPathFactory) -> SubwordTokenizer:
     path = tmp_path_factory.mktemp("text") / "train.txt"
     path.write_text(TEXT * 20, encoding="utf-8")
-    return train_bpe([path], 300)
+    return train_subwords([path], 300)
+
+
+def test_the_packages_own_object_is_at_hand(trained: SubwordTokenizer) -> None:
+    assert isinstance(trained.tokenizer, tokenizers.Tokenizer)
+    assert trained.tokenizer.get_vocab_size() == len(trained)
+    assert trained.tokenizer.encode("the cat").ids == trained.encode("the cat")[:-1]  # without the end of the line
 
 
 @pytest.fixture
@@ -53,6 +60,19 @@ def test_encode_lines_is_encode_for_many_lines(trained: SubwordTokenizer) -> Non
     assert ids.dtype == np.uint32
     assert ids.tolist() == trained.encode(TEXT) * 600
     assert len(trained.encode_lines([])) == 0
+
+
+def test_threads_that_encode_lines_and_sentences_do_not_disturb_each_other(trained: SubwordTokenizer) -> None:
+    lines, sentences = ["the <eos> cat"] * 50, ["the <eos> mat"] * 50
+    wanted = trained.encode_lines(lines).tolist(), trained.encode_sentences(sentences)
+    assert wanted[0].count(trained.eos_id) == 100
+    assert not any(trained.eos_id in ids for ids in wanted[1])
+
+    def both(_: int) -> bool:
+        return (trained.encode_lines(lines).tolist(), trained.encode_sentences(sentences)) == wanted
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(both, range(200)))
 
 
 def test_words_and_subwords_are_saved_and_loaded_alike(tmp_path: Path, trained: SubwordTokenizer) -> None:
@@ -103,18 +123,18 @@ def test_progress_ends_with_the_total(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_text(TEXT, encoding="utf-8")
     calls: list[tuple[int, int]] = []
-    train_bpe([path], 300, progress=lambda done, total: calls.append((done, total)))
+    train_subwords([path], 300, progress=lambda done, total: calls.append((done, total)))
     size = path.stat().st_size
     assert calls[-1] == (size, size)
 
 
 def test_training_refuses_what_it_cannot_use(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="vocabulary_size is 259, but must be at least 260"):
-        train_bpe([tmp_path / "train.txt"], 259)
-    with pytest.raises(UserError, match=r"no file .*train\.txt"):
-        train_bpe([tmp_path / "train.txt"], 300)
+        train_subwords([tmp_path / "train.txt"], 259)
+    with pytest.raises(UserError, match=r"text file .*train\.txt does not exist"):
+        train_subwords([tmp_path / "train.txt"], 300)
     with pytest.raises(UserError, match="at least one text file"):
-        train_bpe([], 300)
+        train_subwords([], 300)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"not json", b"\xff"])

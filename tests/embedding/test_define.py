@@ -306,9 +306,18 @@ def test_bad_arguments_build_nothing() -> None:
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     small().save(tmp_path)
+    for name in ("embedding.safetensors", "embedding.json"):
+        whole = (tmp_path / name).read_bytes()
+        for at in range(8, len(whole), len(whole) // 60):
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << at % 8
+            (tmp_path / name).write_bytes(flipped)
+            with pytest.raises(UserError):
+                DeFINE.load(tmp_path)
+        (tmp_path / name).write_bytes(whole)
     weights = tmp_path / "embedding.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(UserError, match=r"embedding\.safetensors cannot be read"):
+    with pytest.raises(UserError, match=r"embedding\.safetensors is damaged or cut short"):
         DeFINE.load(tmp_path)
     weights.unlink()
     with pytest.raises(UserError, match=r"has no embedding\.safetensors"):
@@ -326,6 +335,15 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         DeFINE.load(tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         DeFINE.load(tmp_path / "nowhere")
+
+
+def test_a_save_that_was_killed_between_its_files_is_no_mixture(tmp_path: Path) -> None:
+    before, after = DeFINE(50, 24, 16, 32), DeFINE(50, 24, 8, 48)
+    before.save(tmp_path)
+    old = (tmp_path / "embedding.json").read_bytes()
+    after.save(tmp_path)
+    (tmp_path / "embedding.json").write_bytes(old)
+    assert torch.equal(DeFINE.load(tmp_path).eval()(IDS), after.eval()(IDS))
 
 
 def test_it_says_what_it_saves() -> None:

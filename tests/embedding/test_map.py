@@ -113,7 +113,7 @@ def test_rows_that_come_later_start_like_the_others(kind: str, std: float | None
 
 def test_resize_refuses_what_it_cannot_keep() -> None:
     for make in MAPS.values():
-        with pytest.raises(UserError, match="lose the padding row 45"):
+        with pytest.raises(UserError, match="lose padding row 45"):
             make(padding_idx=45).resize(45)
     with pytest.raises(UserError, match="num_embeddings is 0"):
         StandardMap(50, 8).resize(0)

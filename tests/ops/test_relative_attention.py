@@ -18,13 +18,13 @@ from torch import Tensor
 
 from torchdefine.ops.relative_attention import (
     Scoring,
-    attend_plainly,
     has_attention_kernel,
     relative_attention,
     visible,
 )
 
 by_kernels = partial(relative_attention, impl="kernel")
+in_plain_torch = partial(relative_attention, impl="torch")
 
 
 def inputs(
@@ -92,7 +92,7 @@ def test_plain_torch_equals_a_loop_over_positions(
     given, upstream = inputs(2, queries, remembered, heads=2, width=3, dim=4)
     like = torch.empty(0, dtype=torch.float64)
     for ours, expected in zip(
-        results(attend_plainly, given, upstream, scoring, like),
+        results(in_plain_torch, given, upstream, scoring, like),
         results(naive, given, upstream, scoring, like),
         strict=True,
     ):
@@ -110,7 +110,7 @@ def test_without_a_gpu_there_are_no_kernels_and_plain_torch_is_used() -> None:
     assert not has_attention_kernel(torch.device("cpu"), torch.bfloat16, 48)
     given, _ = inputs(1, 3, 4, heads=2, width=8)
     scoring = Scoring(torch.tensor([4]), False, 1.0)
-    assert torch.equal(relative_attention(*given, scoring), attend_plainly(*given, scoring))
+    assert torch.equal(relative_attention(*given, scoring), in_plain_torch(*given, scoring))
 
 
 MASKS = [
@@ -140,7 +140,7 @@ def test_interpreted_kernels_equal_plain_torch_with_gradients(
 ) -> None:
     given, upstream = inputs(streams, queries, remembered, heads, width)
     scoring = Scoring(torch.tensor([filled]), same_length, width**-0.5)
-    exact = results(attend_plainly, given, upstream, scoring, given[0])
+    exact = results(in_plain_torch, given, upstream, scoring, given[0])
     ours = results(by_kernels, given, upstream, scoring, torch.empty(0, dtype=dtype))
     close = 2e-6 if dtype == torch.float32 else 4e-3
     for one, other in zip(ours, exact, strict=True):
@@ -227,8 +227,8 @@ def test_kernels_equal_float64_as_well_as_plain_torch_does(
     scoring = Scoring(torch.tensor([filled]), same_length, width**-0.5)
     like = torch.empty(0, device="cuda", dtype=dtype)
     given = [tensor.to(dtype).double() for tensor in given]  # what is rounded beforehand is nobody's error
-    exact = results(attend_plainly, given, upstream, scoring, given[0])
-    plain = results(attend_plainly, given, upstream, scoring, like)
+    exact = results(in_plain_torch, given, upstream, scoring, given[0])
+    plain = results(in_plain_torch, given, upstream, scoring, like)
     ours = results(relative_attention, given, upstream, scoring, like)
     close = {torch.float16: 3e-3, torch.bfloat16: 2.5e-2}[dtype]
     for one, other, expected in zip(ours, plain, exact, strict=True):

@@ -158,7 +158,7 @@ def test_a_ranked_layer_grows_at_its_rarest_band_and_does_not_shrink() -> None:
 def test_bad_arguments_are_refused() -> None:
     table, projective = StandardMap(V, WIDTH), ProjectiveMap(V, WIDTH, HIDDEN)
     cases: dict[str, Callable[[], object]] = {
-        "not to AdaptiveMap": lambda: AdaptiveTableSoftmax(HIDDEN, AdaptiveMap(V, WIDTH, CUTOFFS), CUTOFFS),  # type: ignore[arg-type]
+        "not AdaptiveMap": lambda: AdaptiveTableSoftmax(HIDDEN, AdaptiveMap(V, WIDTH, CUTOFFS), CUTOFFS),  # type: ignore[arg-type]
         "cutoff 60 does not fit": lambda: AdaptiveTableSoftmax(WIDTH, table, (10, 60)),
         "2 values for 3 bands": lambda: AdaptiveTableSoftmax(HIDDEN, projective, CUTOFFS, (True, False)),
         "no projection to tie to": lambda: AdaptiveTableSoftmax(WIDTH, table, CUTOFFS, (True, False, False)),

@@ -19,7 +19,7 @@ from torchdefine.embedding import VocabularyFacts
 from torchdefine.errors import UserError
 from torchdefine.recipe import load_recipe, merged
 from torchdefine.tasks.language import build_language_model
-from torchdefine.training.batches import Batch, Part
+from torchdefine.training.step import Batch, Part
 
 RESULTS = Path(__file__).parent.parent.parent / "results"
 

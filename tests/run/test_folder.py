@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from torchdefine.errors import UserError
+from torchdefine.files import write_sealed
 from torchdefine.run import RunFolder
 
 DATA = {"vocabulary_sha256": "v", "splits": {}}
@@ -86,6 +87,10 @@ def test_token_counts_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_token_counts_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     folder = counted(tmp_path)
     folder.write_token_counts([7, 0, 2])
-    folder.token_counts.write_text(json.dumps(json.loads(folder.token_counts.read_text()) | change))
+    own = json.loads(folder.token_counts.read_text())
+    folder.token_counts.write_text(json.dumps(own | change))
+    with pytest.raises(UserError, match=r"was changed after it was written|has format version 2"):
+        folder.read_token_counts()
+    write_sealed(folder.token_counts, own | change)
     with pytest.raises(UserError, match=sentence):
         folder.read_token_counts()

@@ -47,9 +47,9 @@ def test_a_single_file_is_a_test_text(run: Run, corpus: Path, tmp_path: Path) ->
 
 
 def test_subwords_are_counted_too(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
-    from torchdefine.data import train_bpe
+    from torchdefine.data import train_subwords
 
-    tokenizer = train_bpe([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
+    tokenizer = train_subwords([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
     trained = train(recipe_file, out=tmp_path / "run", data={"tokenizer": str(tokenizer)}, train={"steps": 5})
     run = load_run(trained.folder.path)
     counts = run.token_counts()
@@ -68,9 +68,9 @@ def test_subwords_are_counted_too(recipe_file: Path, corpus: Path, tmp_path: Pat
 
 
 def test_bands_of_subwords_go_by_frequency_in_one_table_too(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
-    from torchdefine.data import train_bpe
+    from torchdefine.data import train_subwords
 
-    tokenizer = train_bpe([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
+    tokenizer = train_subwords([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
     trained = train(
         recipe_file,
         out=tmp_path / "run",

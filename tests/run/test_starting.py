@@ -79,17 +79,22 @@ def test_a_run_goes_on_after_its_text_was_moved(recipe_file: Path, corpus: Path,
     assert load_run(run.folder.path).evaluate().perplexity == pytest.approx(run.result["test_perplexity"], rel=1e-6)
 
 
-def test_tokens_that_were_damaged_in_the_cache_are_not_trained_on(
+def test_tokens_that_were_damaged_in_the_cache_are_encoded_again(
     recipe_file: Path, corpus: Path, tmp_path: Path
 ) -> None:
     text = shutil.copytree(corpus, tmp_path / "text")
     file = encode_corpus(text).splits["train"].path
-    tokens = bytearray(file.read_bytes())
+    sound = file.read_bytes()
+    tokens = bytearray(sound)
     tokens[-2] ^= 1  # another word of the vocabulary
     file.write_bytes(tokens)
+    train(recipe_file, data=text, out=tmp_path / "run", train={"steps": 5})
+    assert file.read_bytes() == sound
+    folder = encode_corpus(text, out=tmp_path / "tokens").folder
+    (folder / "train.tokens").write_bytes(tokens)
     with pytest.raises(UserError, match="its tokens are not those that were written"):
-        train(recipe_file, data=text, out=tmp_path / "run", train={"steps": 5})
-    assert not (tmp_path / "run").exists()
+        train(recipe_file, data=folder, out=tmp_path / "other", train={"steps": 5})
+    assert not (tmp_path / "other").exists()
 
 
 def test_without_a_checkpoint_to_tell_texts_apart_another_place_is_refused(

@@ -12,6 +12,7 @@ from torch import nn
 from torchdefine.config import Config
 from torchdefine.embedding import DeFINE, MLPConfig, UnitConfig
 from torchdefine.errors import UserError
+from torchdefine.files import write_safetensors
 from torchdefine.tables import (
     CodeLearning,
     CompactTable,
@@ -214,6 +215,18 @@ def test_a_cut_file_is_refused(tmp_path) -> None:
             load_table(path)
 
 
+def test_a_flipped_bit_is_refused(tmp_path) -> None:
+    path = tmp_path / "table.safetensors"
+    quantised_table(matrix()).save(path, {"vocabulary": "abc"})
+    whole = path.read_bytes()
+    for at in range(8, len(whole), len(whole) // 60):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        with pytest.raises(UserError):
+            load_table(path)
+
+
 def test_foreign_files_are_refused(tmp_path) -> None:
     path = tmp_path / "table.safetensors"
     save_file({"weight": matrix()}, path)
@@ -232,15 +245,15 @@ def test_a_file_of_another_version_or_shape_is_refused(tmp_path) -> None:
     with safe_open(path, "pt") as file:
         header = file.metadata()
     later = header | {"config": json.dumps(config | {"version": 99})}
-    save_file(tensors, path, metadata=later)
+    write_safetensors(path, tensors, later)
     with pytest.raises(UserError, match="version 99"):
         load_table(path)
     config["rows"]["num_rows"] += 1
-    save_file(tensors, path, metadata=later | {"config": json.dumps(config)})
+    write_safetensors(path, tensors, later | {"config": json.dumps(config)})
     with pytest.raises(UserError, match="damaged"):
         load_table(path)
     config["rows"] = {"encoding": "magic"}
-    save_file(tensors, path, metadata=later | {"config": json.dumps(config)})
+    write_safetensors(path, tensors, later | {"config": json.dumps(config)})
     with pytest.raises(UserError, match="'magic' is unknown"):
         load_table(path)
 
@@ -292,7 +305,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(wrong, sentence: str) -> Non
     ],
 )
 def test_numbers_that_float16_cannot_hold_are_refused(build) -> None:
-    with pytest.raises(UserError, match="which float16 cannot represent"):
+    with pytest.raises(UserError, match="which float16 cannot hold"):
         build(matrix() * 1e9)
     assert torch.isfinite(svd_table(matrix() * 1e9, 4)(IDS)).all()
 

@@ -62,6 +62,6 @@ def test_progress_reaches_its_total() -> None:
 
 def test_a_table_whose_steps_float16_would_lose_is_refused() -> None:
     table = torch.randn(40, 16)
-    with pytest.raises(UserError, match=r"as small as .*, which float16 cannot represent"):
+    with pytest.raises(UserError, match=r"as small as .*, which float16 cannot hold"):
         quantised_table(1e-7 * table, 8)
     quantised_table(0 * table, 8)  # nothing is lost of nothing

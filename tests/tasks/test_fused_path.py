@@ -17,9 +17,8 @@ from torchdefine.output import linear_cross_entropy
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.tasks.language import build_language_model
 from torchdefine.tasks.translation import build_translator
-from torchdefine.training.batches import Batch, Part
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import Batch, Part, TrainingStep
 
 VOCABULARY = 123  # of which no band has a round number
 RECIPES: dict[str, dict[str, Any]] = {
@@ -105,7 +104,7 @@ def test_recorded_steps_with_kernels_learn_as_plain_ones(
             monkeypatch.setattr(residual, "has_fused_kernels", lambda x: False)
         model = build(recipe).to(device)
         optimizer = recipe.optim.build(model.parameters(), device)
-        step = TrainingStep(StepParts(model, model, optimizer, Precision(precision, device)), [4], 1.0, recorded=True)
+        step = TrainingStep(model, model, optimizer, Precision(precision, device), [4], 1.0, recorded=True)
         curve = []
         for _ in range(30):
             step.summed_loss.zero_()

@@ -29,10 +29,10 @@ from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.run.run import Measured
 from torchdefine.task import Recipe, Task, described, section
 from torchdefine.training import AVERAGING, OPTIMIZERS, SCHEDULES, ConstantConfig, Interrupted, OptimizerConfig
-from torchdefine.training.batches import Batch, Part
 from torchdefine.training.evaluation import Evaluation, perplexity
 from torchdefine.training.loop import TrainConfig
 from torchdefine.training.progress import Reporter
+from torchdefine.training.step import Batch, Part
 
 
 @dataclass(frozen=True)

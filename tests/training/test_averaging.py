@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchdefine import train
-from torchdefine.data.tokenizer import train_bpe
+from torchdefine.data.tokenizer import train_subwords
 from torchdefine.errors import UserError
 from torchdefine.training import Interrupted
 from torchdefine.training.averaging import WeightAverage, stalled
@@ -161,7 +161,7 @@ def test_fine_tuning_refuses_what_is_no_run_or_another_vocabulary(
 
 def test_fine_tuning_shares_a_tokenizer_as_it_is_told(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
-    train_bpe([corpus / "train.txt"], 270).save(tmp_path / "bpe.json")
+    train_subwords([corpus / "train.txt"], 270).save(tmp_path / "bpe.json")
     train(recipe_file, out=tmp_path / "first", data={"tokenizer": str(tmp_path / "bpe.json")}, train={"steps": 5})
     start = {"steps": 5, "start_from": str(tmp_path / "first")}
     own = tmp_path / "first" / "tokenizer.json"

@@ -12,10 +12,9 @@ from torchdefine.embedding import StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.output import FullSoftmax
 from torchdefine.tasks.language import LanguageModel
-from torchdefine.training.batches import Batch, Part
 from torchdefine.training.cuda_graphs import copy_state, flat_tensors, own_copy
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import Batch, Part, TrainingStep
 
 V, WIDTH, ROWS = 50, 16, 4
 
@@ -64,8 +63,8 @@ def make_step(kind: str) -> TrainingStep:
     table = StandardMap(V, WIDTH)
     model = LanguageModel(TokenEmbedding(table), Carrying(*MODELS[kind]), FullSoftmax(WIDTH, table))
     precision = Precision("fp32", torch.device("cpu"))
-    parts = StepParts(model, model, torch.optim.SGD(model.parameters(), lr=0.0), precision)
-    return TrainingStep(parts, [ROWS], None, recorded=False)
+    parts = (model, model, torch.optim.SGD(model.parameters(), lr=0.0), precision)
+    return TrainingStep(*parts, [ROWS], None, recorded=False)
 
 
 @pytest.mark.parametrize("kind", MODELS)

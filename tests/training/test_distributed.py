@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -67,7 +68,7 @@ def test_two_processes_refuse_a_command_with_one_voice(recipe_file: Path, tmp_pa
     (taken := tmp_path / "taken").mkdir()
     (taken / "letter.txt").write_text("somebody's")
     refused = {
-        "The setting 'optim.lrr' is unknown": command(2, recipe_file, tmp_path / "new", "--optim.lrr", "3"),
+        "The setting --optim.lrr is unknown": command(2, recipe_file, tmp_path / "new", "--optim.lrr", "3"),
         f"{taken} holds letter.txt already, but no run": command(2, recipe_file, taken),
         "There is neither a folder nor a corpus called nowhere": command(
             2, recipe_file, tmp_path / "new", "--data", "nowhere"
@@ -80,6 +81,38 @@ def test_two_processes_refuse_a_command_with_one_voice(recipe_file: Path, tmp_pa
         assert len(said) == 1, done.stderr[-2000:]
         assert said[0].startswith(f"torchdefine: {sentence}")
         assert "torchdefine/run.py" not in done.stderr  # the one traceback is torchrun's
+
+
+DISAGREEING = """
+import os, sys
+from pathlib import Path
+from torchdefine import train, UserError
+recipe, out, text, what = sys.argv[1:]
+second = os.environ["RANK"] == "1"
+train_settings = {"steps": 5, "batch_size": 8, "seed": 2 if second and what == "recipe" else 1}
+data = text if second and what == "text" else None
+try:
+    train(recipe, out=out, data=data, device="cpu", train=train_settings)
+except UserError as error:
+    Path(f"{out}-{os.environ['RANK']}").write_text(str(error))
+    sys.exit(0)  # or torchrun would end the other one first
+"""
+
+
+@pytest.mark.parametrize("what", ["recipe", "text"])
+def test_processes_that_would_train_something_else_refuse(
+    recipe_file: Path, corpus: Path, tmp_path: Path, what: str
+) -> None:
+    other = shutil.copytree(corpus, tmp_path / "other")
+    (other / "valid.txt").write_text((corpus / "valid.txt").read_text() + "w1\n")
+    (script := tmp_path / "both.py").write_text(DISAGREEING)
+    arguments = command(2, recipe_file, tmp_path / "run")
+    start = arguments[: arguments.index("localhost:0") + 1]
+    run([*start, str(script), str(recipe_file), str(tmp_path / "run"), str(other), what])
+    for rank in (0, 1):
+        said = (tmp_path / f"run-{rank}").read_text()
+        assert said.startswith(f"The processes do not agree on the {what}: give all of them the same")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_process_that_nobody_speaks_for_says_its_own_reason(

@@ -15,9 +15,8 @@ from torchdefine.embedding import VocabularyFacts
 from torchdefine.ops import plain_torch
 from torchdefine.recipe import Recipe, load_recipe
 from torchdefine.tasks.language import build_language_model
-from torchdefine.training.batches import Batch, Part
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import Batch, Part, TrainingStep
 
 STEPS, BATCHES, VOCABULARY = 200, 10, 120
 NO_DROPOUT = {"input_dropout": 0.0, "hidden_dropout": 0.0}
@@ -117,10 +116,10 @@ def fresh_model(recipe: Recipe, device: torch.device) -> Any:
 def fast_losses(recipe: Recipe, device: torch.device, precision: str = "fp32") -> np.ndarray:
     model, data = fresh_model(recipe, device), batches(recipe, device)
     optimizer = recipe.optim.build(model.parameters(), device)
-    parts = StepParts(model, model, optimizer, Precision(precision, device))
-    step = TrainingStep(parts, [recipe.train.batch_size], recipe.optim.clip, recorded=True)
+    parts = (model, model, optimizer, Precision(precision, device))
+    step = TrainingStep(*parts, [recipe.train.batch_size], recipe.optim.clip, recorded=True)
     losses = []
-    with parts.precision.matmul_mode():
+    with parts[-1].matmul_mode():
         for index in range(STEPS):
             step.summed_loss.zero_()
             step(data[index % BATCHES], recipe.optim.lr)

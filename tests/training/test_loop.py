@@ -26,13 +26,12 @@ from torchdefine.errors import MachineError, UserError
 from torchdefine.output import OUTPUTS, OutputConfig, OutputLayer
 from torchdefine.run import RunFolder
 from torchdefine.training import Interrupted
-from torchdefine.training.batches import Batch
 from torchdefine.training.evaluation import perplexity
 from torchdefine.training.loop import stop_requests
 from torchdefine.training.precision import Precision
 from torchdefine.training.progress import Reporter
 from torchdefine.training.schedules import ConstantConfig
-from torchdefine.training.step import TrainingStep
+from torchdefine.training.step import Batch, TrainingStep
 
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses.json"
 with_the_golden_torch = pytest.mark.skipif(
@@ -629,9 +628,9 @@ def test_a_text_that_has_changed_is_not_resumed_on(recipe_file: Path, corpus: Pa
 
 def test_subwords_end_to_end(recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
     """Ids that are not in frequency order: bands go by counts, and the ranks come back with the weights."""
-    from torchdefine.data import train_bpe
+    from torchdefine.data import train_subwords
 
-    tokenizer = train_bpe([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
+    tokenizer = train_subwords([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
     out = tmp_path / "run"
     run = train(recipe_file, out=out, data={"tokenizer": str(tokenizer)}, train={"steps": 30})
     assert (out / "tokenizer.json").exists()
@@ -647,9 +646,9 @@ def test_subwords_end_to_end(recipe_file: Path, corpus: Path, tmp_path: Path) ->
 def test_a_run_with_a_tokenizer_file_resumes_from_another_folder(
     recipe_file: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchdefine.data import train_bpe
+    from torchdefine.data import train_subwords
 
-    train_bpe([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
+    train_subwords([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
     monkeypatch.chdir(tmp_path)
     settings: dict[str, Any] = {"train": {"steps": 20}, "out": tmp_path / "run"}
     with pytest.raises(Interrupted):
@@ -667,9 +666,9 @@ def test_a_run_whose_settings_have_a_relative_path_still_resumes(
     recipe_file: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of earlier versions have: it means what it meant there, seen from the same folder."""
-    from torchdefine.data import train_bpe
+    from torchdefine.data import train_subwords
 
-    train_bpe([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
+    train_subwords([corpus / "train.txt"], 300).save(tmp_path / "bpe.json")
     monkeypatch.chdir(tmp_path)
     settings: dict[str, Any] = {"data": {"tokenizer": "bpe.json"}, "train": {"steps": 20}, "out": "run"}
     with pytest.raises(Interrupted):

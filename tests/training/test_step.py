@@ -13,10 +13,9 @@ from torchdefine.data import TokenStreams
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.output import FullSoftmax, HostHint
 from torchdefine.tasks.language import LanguageLossConfig, LanguageModel, LanguageTrainConfig, TextBatches
-from torchdefine.training.batches import Batch
 from torchdefine.training.cuda_graphs import _without_garbage_collection, flat_tensors, room_for, with_room
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import Batch, TrainingStep
 
 
 def test_a_recording_leaves_garbage_collection_as_it_was() -> None:
@@ -55,7 +54,7 @@ def test_a_text_that_is_read_again_begins_without_what_came_at_its_end(parts: in
     streams = TokenStreams(np.tile(words, 4), 2, "cpu", start_token=int(words[-1]))  # both segments are these words
     data = TextBatches(streams, LanguageTrainConfig(batch_size=2, length=8, epochs=2, accumulate=parts))
     precision = Precision("fp32", torch.device("cpu"))
-    step = TrainingStep(StepParts(model, model, optimizer, precision), [2 // parts] * parts, None, recorded=False)
+    step = TrainingStep(model, model, optimizer, precision, [2 // parts] * parts, None, recorded=False)
     losses = []
     for index in range(data.total_steps):
         step.summed_loss.zero_()
@@ -104,8 +103,8 @@ def test_a_model_that_was_evaluated_carries_the_state_of_training() -> None:
         TransformerXL(16, TransformerXLConfig(heads=2, head_dim=8, inner_dim=32, memory=4, eval_memory=6)),
         FullSoftmax(16, num_embeddings=50),
     ).eval()
-    parts = StepParts(model, model, torch.optim.SGD(model.parameters()), Precision("fp32", torch.device("cpu")))
-    step = TrainingStep(parts, [2], None, recorded=False)
+    parts = (model, model, torch.optim.SGD(model.parameters()), Precision("fp32", torch.device("cpu")))
+    step = TrainingStep(*parts, [2], None, recorded=False)
     fresh = model.train().initial_state(2)
     assert [t.shape for t in flat_tensors(step.carried)] == [t.shape for t in flat_tensors(fresh)]
 
@@ -116,10 +115,10 @@ def small_step(
     table = StandardMap(50, 16)
     model = LanguageModel(TokenEmbedding(table), LSTM(16, output_dim=16), FullSoftmax(16, table), options)
     precision = precision or Precision("fp32", torch.device("cpu"))
-    parts = StepParts(model, model, torch.optim.SGD(model.parameters()), precision)
+    parts = (model, model, torch.optim.SGD(model.parameters()), precision)
     streams = TokenStreams(np.arange(32), 2, "cpu", start_token=0)
     data = TextBatches(streams, LanguageTrainConfig(batch_size=2, length=8, epochs=1))
-    return TrainingStep(parts, [2], clip, recorded=False), data.batch(0)
+    return TrainingStep(*parts, [2], clip, recorded=False), data.batch(0)
 
 
 def test_a_step_goes_down_the_whole_objective_and_notes_the_plain_loss() -> None:

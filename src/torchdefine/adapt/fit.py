@@ -32,8 +32,8 @@ class FitOptions:
     quality_name: str = "quality"
     sensitivity: Tensor | None = None
     """From ``Behaviour.sensitivity``: how sensitive the model is to an error in each direction."""
-    polish: Callable[[CompactTable], Any] | None = None
-    """Trains the best candidate in place (``distill``); kept if it measures better."""
+    polish: Callable[[CompactTable, Progress | None], Any] | None = None
+    """Trains the best candidate in place (``distill``) and reports its progress; kept if it measures better."""
     methods: Sequence[str] = tuple(name for name, entry in METHODS.items() if entry.in_fit)
     """Names of ``tables.METHODS``."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -65,7 +65,8 @@ def fit(
     if allowed.bytes >= (whole := 4 * rows * width):
         raise UserError(f"{allowed} are no less than the {readable_bytes(whole)} of the table itself: allow less.")
     planned = [(name, one) for name, method in methods.items() for one in method.within(rows, width, allowed)]
-    total = (len(planned) + (options.polish is not None)) * TICKS
+    parts = len(planned) + (0 if options.polish is None else max(len(planned) // 2, 1))  # it takes long
+    total = parts * TICKS
     best: tuple[Measured, CompactTable] | None = None
     for index, (method, candidate) in enumerate(planned):
         began = time.monotonic()
@@ -83,17 +84,17 @@ def fit(
     if best is None:
         raise _nothing_made(len(planned), methods, source, allowed, judge.skipped)
     if options.polish is not None:
-        best = judge.polished(*best, options.polish)
+        best = judge.polished(*best, options.polish, _part(progress, len(planned), total, parts - len(planned)))
         if progress:
             progress(total, total)
     return Fitted(best[1], best[0], judge.measured, judge.skipped, allowed, options.quality_name)
 
 
-def _part(progress: Progress | None, index: int, total: int) -> Progress | None:
-    """The progress of one candidate, as progress of the whole."""
+def _part(progress: Progress | None, index: int, total: int, parts: int = 1) -> Progress | None:
+    """The progress of one candidate, or of what takes as long as several, as progress of the whole."""
     if progress is None:
         return None
-    return lambda done, of: progress(index * TICKS + TICKS * done // max(of, 1), total)
+    return lambda done, of: progress(index * TICKS + parts * TICKS * done // max(of, 1), total)
 
 
 class _Judge:
@@ -116,13 +117,17 @@ class _Judge:
         return one
 
     def polished(
-        self, before: Measured, table: CompactTable, polish: Callable[[CompactTable], Any]
+        self,
+        before: Measured,
+        table: CompactTable,
+        polish: Callable[[CompactTable, Progress | None], Any],
+        progress: Progress | None,
     ) -> tuple[Measured, CompactTable]:
         """The table after distillation, or as it was if that failed or did not help."""
         kept = {name: tensor.clone() for name, tensor in table.state_dict().items()}
         began, name = time.monotonic(), f"{before.name}, distilled"
         try:
-            polish(table)
+            polish(table, progress)
         except MachineError as error:  # it overflowed; the table before is still good
             self.skipped.append(Skipped(name, str(error)))
         else:

@@ -1,7 +1,7 @@
 """Models of the package transformers with DeFINE, or a compact table, as their token table (extra ``hf``).
 
-Once this is imported, transformers loads such models. On disk they have the model type "torchdefine", which nothing
-else knows; in memory they keep their type and class name, so that whatever in transformers depends on these works.
+Once this is imported, transformers loads such models. On disk they have a model type that nothing else knows; in
+memory they keep their type and class name, so that whatever in transformers depends on these works.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from torch import nn
 
 from torchdefine.adapt.fitted import Fitted
 from torchdefine.adapt.replace import Heads, replace_embeddings
-from torchdefine.adapt.stand_in import StandIn, TiedHead, cache_tables
+from torchdefine.adapt.stand_in import StandIn, TiedHead, VectorsHead, cache_tables
 from torchdefine.adapt.survey import Targets
 from torchdefine.errors import UserError
 from torchdefine.files import write_text
+from torchdefine.tables import CompactTable
 
 try:
     import transformers
@@ -30,15 +31,28 @@ try:
 except ImportError:
     raise UserError("Models of transformers need that package: pip install 'torchdefine[hf]'.") from None
 
-from torchdefine.adapt.pretrained import RECIPE, keep_ties, rebuild, recipe_of, resize, ties_of
+from torchdefine.adapt.pretrained import (
+    RECIPE,
+    forget_replaced,
+    outermost_pretrained,
+    rebuild,
+    recipe_of,
+    resize,
+    tied_heads,
+    ties_of,
+)
 
 __all__ = ["cache_tables", "transformers", "with_define", "with_table"]
 
-MODEL_TYPE = "torchdefine"
+MODEL_TYPE = "torchdefine, so write 'import torchdefine.adapt.huggingface' first (pip install 'torchdefine[hf]')"
+"""An Auto class without that import shows it, and refuses it."""
 HOW_TO_LOAD = (
     "This model has tables of torchdefine: import torchdefine.adapt.huggingface, and load it with an Auto class."
 )
-_TIES = ("_tied_weights_keys", "all_tied_weights_keys")
+GUARD = "transformers_weights"
+"""Names a model's file of weights. Every class of transformers opens it, and shows what stands there if it cannot."""
+_OF_NAMES = ("_tied_weights_keys", "all_tied_weights_keys", "_tp_plan")
+"""Attributes of a model that speak of its modules by name."""
 _NOTE = """---
 library_name: torchdefine
 ---
@@ -54,21 +68,21 @@ from transformers import AutoModel  # or the Auto class for your task; the model
 model = AutoModel.from_pretrained("path/to/this/folder")
 ```
 
-Without that import, transformers says that the checkpoint "has model type `torchdefine` but Transformers does
-not recognize this architecture", and advises to update transformers. An update does not help; the import does.
+Without that import, transformers says that the checkpoint "has model type `{model_type}`", and advises to update
+transformers. An update does not help; the import does.
 """
 
-Model = TypeVar("Model", bound=PreTrainedModel)
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def with_define(model: Model, targets: Targets = None, **options: Any) -> Model:
     """The model with a fresh DeFINE in place of its token tables, to be trained; it is changed in place.
 
-    It saves by ``save_pretrained``, and after ``import torchdefine.adapt.huggingface`` loads by
-    ``AutoModel…from_pretrained``, bit for bit. Without that it is refused. The arguments are those of
-    ``replace_embeddings``, which gives a report.
+    It is a model of transformers, or holds some, as a ``SentenceTransformer`` does. It saves by ``save_pretrained``,
+    and after ``import torchdefine.adapt.huggingface`` loads by ``AutoModel…from_pretrained``, bit for bit. Without that
+    it is refused. The arguments are those of ``replace_embeddings``, which gives a report.
     """
-    if not isinstance(model, PreTrainedModel):
+    if not any(outermost_pretrained(model)):
         raise UserError(f"A {type(model).__name__} is no model of transformers: use replace_embeddings instead.")
     replace_embeddings(model, targets, **options)
     return model
@@ -88,19 +102,28 @@ def with_table(
     return with_define(model, targets, table=table.table if isinstance(table, Fitted) else table, heads=heads)
 
 
+class TiedToTableError(UserError, AttributeError):
+    """A tie of a replaced table cannot be undone. PEFT, which tries to when it merges, goes on at an AttributeError."""
+
+
 class CompactConfigMixin:
     """A configuration that knows of replaced tables. Mixed in before the configuration's class."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "tie_word_embeddings" and not value and RECIPE in vars(self) and vars(self).get(name):
+            raise TiedToTableError(
+                "The output layers of this model go with its replaced table, so tie_word_embeddings cannot be set to "
+                "False: set it before the table is replaced, or replace it with heads='untie'."
+            )
+        super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _pickled(self, protocol)
 
     def to_json_file(self, json_file_path: str | PathLike[str], use_diff: bool = True) -> None:
-        """Write it so that a class that does not know the tables fails at once."""
+        """Write it so that no class that does not know the tables loads the model, though it may read the settings."""
         settings = json.loads(self.to_json_string(use_diff=use_diff))  # type: ignore[attr-defined]
-        settings["model_type"] = MODEL_TYPE
-        if "vocab_size" in settings:
-            settings[RECIPE]["vocab_size"] = settings["vocab_size"]
-            settings["vocab_size"] = HOW_TO_LOAD  # code that expects a whole number refuses it, showing this sentence
+        settings |= {"model_type": MODEL_TYPE, GUARD: HOW_TO_LOAD}
         write_text(Path(json_file_path), json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
     @classmethod
@@ -135,17 +158,25 @@ def _in_own_terms(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as they were before ``to_json_file``; those of a model without replaced tables are left as they are."""
     if settings.get("model_type") != MODEL_TYPE:
         return dict(settings)
-    recipe = dict(settings.get(RECIPE) or {})
-    own = {"vocab_size": recipe.pop("vocab_size")} if "vocab_size" in recipe else {}
-    return {**settings, **own, "model_type": recipe.get("own_type"), RECIPE: recipe}
+    own = {name: value for name, value in settings.items() if name != GUARD}
+    return {**own, "model_type": settings[RECIPE].get("own_type")}
 
 
 class CompactMixin:
     """What a model of transformers does differently with replaced tables. Mixed in before the model's class."""
 
+    config: Any
+
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
-        super().__init__(config, *arguments, **options)  # type: ignore[call-arg]
-        rebuild(self, getattr(config, RECIPE))
+        recipe = vars(config).pop(RECIPE)
+        config.__class__ = vars(self)["config_class"] = type(config).__bases__[1]  # models inside are built plain
+        try:
+            super().__init__(config, *arguments, **options)  # type: ignore[call-arg]
+        finally:
+            del vars(self)["config_class"]
+            _give_recipe(config, recipe)
+        _give_recipe(self.config, recipe)
+        rebuild(self, recipe)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _pickled(self, protocol)
@@ -154,27 +185,59 @@ class CompactMixin:
         self, save_directory: str | PathLike[str], is_main_process: bool = True, *arguments: Any, **options: Any
     ) -> None:
         """As ever; and a note in the folder says how the model is loaded, unless it has a README already."""
-        setattr(self.config, RECIPE, recipe_of(self))  # type: ignore[attr-defined]
+        setattr(self.config, RECIPE, recipe_of(self))
         super().save_pretrained(save_directory, is_main_process, *arguments, **options)  # type: ignore[misc]
         note = Path(save_directory) / "README.md"
         if is_main_process and note.parent.is_dir() and not note.exists():
-            write_text(note, _NOTE.format(architecture=type(self).__name__))
+            write_text(note, _NOTE.format(architecture=type(self).__name__, model_type=MODEL_TYPE))
 
     @classmethod
     def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:
         wanted = options.pop("output_loading_info", False)
         model, info = super().from_pretrained(*arguments, output_loading_info=True, **options)  # type: ignore[misc]
-        replaced = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, StandIn))
-        if lost := sorted(key for key in info["missing_keys"] if key.startswith(replaced)):
+        tables = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, StandIn))
+        if lost := sorted(key for key in info["missing_keys"] if key.startswith(tables)):
             raise UserError(f"The file of this model has no {lost[0]}, which its table needs: save the model again.")
+        recorded, modules = tied_heads(getattr(model.config, RECIPE)), dict(model.named_modules())
+        heads = tuple(f"{name}." for name in recorded if name in modules)
+        if wrong := sorted(key for key in {*info["missing_keys"], *info["unexpected_keys"]} if key.startswith(heads)):
+            raise UserError(f"The file and the model do not agree on {wrong[0]} of a tied output layer: save it again.")
+        for table in filter(lambda module: isinstance(module, CompactTable), modules.values()):
+            table.requires_grad_(False)  # as it was made: its numbers are packed, many of them in half precision
         return (model, info) if wanted else model
+
+    def get_input_embeddings(self) -> Any:
+        found = super().get_input_embeddings()  # type: ignore[misc]
+        tied = any(isinstance(module, VectorsHead) for module in self.modules())  # type: ignore[attr-defined]
+        if tied and hasattr(found, "token_adapter"):
+            raise UserError(
+                "The output layer is tied to the table's vectors, where PEFT cannot train single tokens "
+                "(trainable_token_indices): replace the table with heads='untie', or name it in modules_to_save."
+            )
+        return found
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """As ever; and PEFT's prompts, which ask for the word table by BERT's name for it, get it from any model."""
+        try:
+            return super().get_submodule(target)  # type: ignore[misc]
+        except AttributeError:
+            if target != "embeddings.word_embeddings":
+                raise
+            found: nn.Module = self.get_input_embeddings()
+            return found
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        embedding: Any = self.get_input_embeddings()  # type: ignore[attr-defined]
+        embedding = self.get_input_embeddings()
         if new_num_tokens is None and pad_to_multiple_of is None:
             return embedding
+        plain = type(self).__bases__[1]
+        overridden = plain.resize_token_embeddings is not PreTrainedModel.resize_token_embeddings  # type: ignore[attr-defined]
+        if overridden and getattr(self, "final_logits_bias", None) is None:
+            raise UserError(
+                f"A {plain.__name__} resizes more than its table: resize it first, and replace the table then."
+            )
         size = embedding.num_embeddings if new_num_tokens is None else new_num_tokens
         if pad_to_multiple_of is not None:
             size = -(-size // pad_to_multiple_of) * pad_to_multiple_of
@@ -188,6 +251,13 @@ class CompactMixin:
         embedding: nn.Module = self.get_decoder().get_input_embeddings()  # type: ignore[attr-defined]
         resize(self, embedding, new_num_tokens, ("decoder_vocab_size",), True)
         return embedding
+
+
+def _give_recipe(config: Any, recipe: Any) -> None:
+    """Let a configuration know of replaced tables."""
+    if not isinstance(config, CompactConfigMixin):
+        config.__class__ = compact_class(config.__class__)
+    setattr(config, RECIPE, recipe)
 
 
 def _own_decoder_table(model: Any) -> bool:
@@ -244,7 +314,7 @@ class Adoption:
         self.old_config: Any = model.config
         self.ties = ties_of(model)
         self.old_attributes = [
-            (part, {name: copy.copy(part.__dict__[name]) for name in _TIES if name in part.__dict__})
+            (part, {name: copy.copy(part.__dict__[name]) for name in _OF_NAMES if name in part.__dict__})
             for part, _ in self.ties
         ]
 
@@ -252,12 +322,11 @@ class Adoption:
         replaced = [part for part in self.model.modules() if isinstance(part, StandIn | TiedHead)]
         if not replaced:
             return
-        keep_ties(self.ties)
+        forget_replaced(self.ties)
         config = copy.deepcopy(self.old_config)
-        config.__class__ = compact_class(self.old_config.__class__)
         self._share_config(self.old_config, config)
         self.model.__class__ = compact_class(self.old_class)
-        setattr(config, RECIPE, recipe_of(self.model))
+        _give_recipe(config, recipe_of(self.model))
         register_compact_classes(self.old_config.__class__)
         for part in (part for module in replaced for part in module.modules()):
             part._is_hf_initialized = True  # type: ignore[assignment]
@@ -266,7 +335,7 @@ class Adoption:
         self.model.__class__ = self.old_class
         self._share_config(self.model.config, self.old_config)
         for part, attributes in self.old_attributes:
-            for name in _TIES:
+            for name in _OF_NAMES:
                 part.__dict__.pop(name, None)
             part.__dict__.update(attributes)
 

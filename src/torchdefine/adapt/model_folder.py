@@ -12,6 +12,7 @@ from typing import Any
 
 from torchdefine.errors import UserError
 from torchdefine.recipe import RUN_SETTINGS_FILE
+from torchdefine.spelling import option
 
 CONFIG_FILE = "config.json"
 _OF_THE_MODEL = ("model", "pytorch_model", "tf_model", "flax_model", "rust_model", "openvino", "onnx")
@@ -21,8 +22,11 @@ _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model",
 """Where tokenizers keep their tokens: without any of these, transformers makes a tokenizer without tokens."""
 
 
-def open_model(folder: Path, device: str = "cpu") -> tuple[Any, Any]:
-    """The model in a folder that ``save_pretrained`` wrote, frozen, and its tokenizer; nothing is downloaded."""
+def open_model(folder: Path, device: str = "cpu", *, trust_code: bool = False) -> tuple[Any, Any]:
+    """The model in a folder that ``save_pretrained`` wrote, frozen, and its tokenizer; nothing is downloaded.
+
+    Code that lies in the folder is run only with ``trust_code``.
+    """
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: give one that a model's save_pretrained wrote.")
     if (folder / RUN_SETTINGS_FILE).is_file():
@@ -36,15 +40,17 @@ def open_model(folder: Path, device: str = "cpu") -> tuple[Any, Any]:
         raise UserError(f"The tokenizer in {folder} is missing: save it beside the model, with save_pretrained.")
     from torchdefine.adapt.huggingface import transformers
 
+    how = {"local_files_only": True, "trust_remote_code": trust_code}
     with _readable(f"The model in {folder}", "save it again"):
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        names = getattr(config, "architectures", None) or [""]
-        model_class = getattr(transformers, names[0], transformers.AutoModel)
+        config = transformers.AutoConfig.from_pretrained(folder, **how)
+        named = getattr(transformers, str([*(config.architectures or []), ""][0]), None)
+        is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
+        model_class: Any = named if is_model else transformers.AutoModel
         if getattr(config, "torchdefine", None) is not None:
             raise UserError(f"The tables of the model in {folder} were replaced already: give what it was made of.")
-        model = model_class.from_pretrained(folder, config=config, local_files_only=True)
+        model = model_class.from_pretrained(folder, config=config, **how)
     with _readable(f"The tokenizer in {folder}", "save it beside the model"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how)
     return model.to(device).eval().requires_grad_(False), tokenizer
 
 
@@ -56,6 +62,9 @@ def _readable(what: str, way_out: str) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            way_out = f"read it, and pass {option('trust_code')} if you want it to run"
+            raise UserError(f"{what} brings code of its own, which nothing here runs unasked: {way_out}.") from None
         reason = " ".join(str(error).split())[:200].rstrip(".")
         raise UserError(f"{what} cannot be read ({reason}): {way_out}.") from None
 

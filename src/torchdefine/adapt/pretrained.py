@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from torchdefine.adapt.stand_in import SharedStandIn, StandIn, TiedHead
+from torchdefine import __version__
+from torchdefine.adapt.stand_in import Face, SharedStandIn, StandIn, TiedHead
 from torchdefine.adapt.survey import Table, survey
 from torchdefine.adapt.swap import swap_of
 from torchdefine.embedding import DeFINE
@@ -19,7 +20,7 @@ from torchdefine.tables import CompactTable
 
 RECIPE = "torchdefine"
 """The attribute of a configuration that describes the replaced tables."""
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 
 Ties = list[tuple[PreTrainedModel, dict[str, str]]]
 """Of each part of a model that may have its own."""
@@ -46,7 +47,8 @@ def recipe_of(model: PreTrainedModel) -> dict[str, Any]:
             if isinstance(module.table, CompactTable) and parameter is not module.table.mean
         }
         config = module.table.to_config()  # type: ignore[operator]
-        entry = {"name": name.removeprefix(prefix), "scales": scales, "heads": module.heads}
+        tied = [head for head, other in modules.items() if isinstance(other, TiedHead) and other.stand_in is module]
+        entry = {"name": name.removeprefix(prefix), "scales": scales, "heads": module.heads, "tied": tied}
         entries.append({**entry, "table": config, "dtypes": own_dtypes})
     known = [entry["name"] for entry in (getattr(model.config, RECIPE, None) or {"tables": entries})["tables"]]
     if {entry["name"] for entry in entries} != set(known):
@@ -54,7 +56,16 @@ def recipe_of(model: PreTrainedModel) -> dict[str, Any]:
             f"This model was given other tables than those that torchdefine knows of ({', '.join(known)}), so it "
             "would be saved wrongly: undo that, or restore the model first."
         )
-    return {"version": RECIPE_VERSION, "own_type": model.config.model_type, "tables": entries}
+    for name, module in modules.items():
+        if isinstance(module, TiedHead | SharedStandIn) and module.stand_in not in modules.values():
+            raise UserError(f"{name} uses a table that is no longer in this model, so it would be saved wrongly.")
+    versions = {"version": RECIPE_VERSION, "torchdefine_version": __version__}
+    return {**versions, "own_type": model.config.model_type, "tables": entries}
+
+
+def tied_heads(recipe: Mapping[str, Any] | None) -> list[str]:
+    """The output layers that were tied to tables when a recipe was read, by name."""
+    return [name for entry in recipe["tables"] for name in entry["tied"]] if recipe else []
 
 
 def rebuild(model: PreTrainedModel, recipe: Mapping[str, Any]) -> None:
@@ -75,7 +86,9 @@ def rebuild(model: PreTrainedModel, recipe: Mapping[str, Any]) -> None:
         swaps.append(swap_of(table, made, entry["heads"], fresh=True, scales=scales))
     for swap in swaps:
         swap.put_in()
-    keep_ties(ties)
+        for part in swap.new[0].modules():  # its numbers come from a file, or are drawn already
+            part._is_hf_initialized = True  # type: ignore[assignment]
+    forget_replaced(ties)
 
 
 def _prefix(model: PreTrainedModel) -> str:
@@ -110,14 +123,21 @@ def ties_of(model: PreTrainedModel) -> Ties:
     return [(part, part.get_expanded_tied_weights_keys(all_submodels=False)) for part in parts]
 
 
-def keep_ties(ties: Ties) -> None:
-    """Keep only the ties whose two ends are still parameters in each part of a model; ours are ties of modules."""
+def forget_replaced(ties: Ties) -> None:
+    """Keep only the ties whose two ends are still parameters in each part of a model; ours are ties of modules.
+
+    A plan for tensor parallelism keeps no replaced module: these stand whole on every device.
+    """
     for part, expanded in ties:
+        replaced = {name for name, module in part.named_modules() if isinstance(module, Face | TiedHead)}
+        if plan := vars(part).get("_tp_plan"):
+            part._tp_plan = {name: style for name, style in plan.items() if name not in replaced}
         names = dict(part.named_parameters(remove_duplicate=False))
-        part._tied_weights_keys, part.all_tied_weights_keys = (
-            {target: source for target, source in known.items() if target in names and source in names}
-            for known in (expanded, getattr(part, "all_tied_weights_keys", {}))
-        )
+        known = {"_tied_weights_keys": expanded, "all_tied_weights_keys": getattr(part, "all_tied_weights_keys", {})}
+        for attribute, tied in known.items():
+            if getattr(part, attribute, None):  # a model that ties nothing may have none
+                kept = {target: source for target, source in tied.items() if target in names and source in names}
+                setattr(part, attribute, kept)
 
 
 def resize(model: PreTrainedModel, embedding: nn.Module, size: int, settings: tuple[str, ...], from_mean: bool) -> None:

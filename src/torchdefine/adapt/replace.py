@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
-from torchdefine.adapt.stand_in import HeadKind, TiedHead
+from torchdefine.adapt.stand_in import Face, HeadKind, TiedHead
 from torchdefine.adapt.survey import Table, Targets, choose
 from torchdefine.adapt.swap import Swap, fresh_define, swap_of
 from torchdefine.embedding import DeFINE, TokenEmbedding, UnitConfig
@@ -133,7 +133,7 @@ def restore(model: nn.Module, report: ReplacementReport) -> None:
         if id(place.parent) not in parts:
             raise UserError("This report is of another model: give the one whose tables were replaced.")
     for place, new in changes:
-        like = new.stand_in.weight if isinstance(new, TiedHead) else new.weight
+        like = new.stand_in.marker if isinstance(new, Face | TiedHead) else new.weight
         assert isinstance(like, Tensor)
         place.module.to(device=like.device, dtype=like.dtype).train(new.training)
     _undo(report.swaps, report.adoptions)

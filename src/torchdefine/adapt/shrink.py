@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchdefine import __version__
 from torchdefine.adapt.behaviour import Behaviour
 from torchdefine.adapt.distill import Distillation, distill
 from torchdefine.adapt.fit import FitOptions, fit
@@ -32,7 +32,7 @@ from torchdefine.adapt.survey import Table, choose
 from torchdefine.config import Config, setting
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, check_new_folder, new_folder, write_json
-from torchdefine.tables import METHODS, Budget
+from torchdefine.tables import METHODS, Budget, CompactTable
 
 REPORT_FILE, PICTURE_FILE = "adapt.json", "front.svg"
 REPORT_VERSION = 1
@@ -49,6 +49,7 @@ class ShrinkOptions(Config):
     held_out: int = setting(2_000, "Sentences that the result is judged on; no choice has seen them.", at_least=2)
     distill_steps: int = setting(200, "Steps of self-distillation; 0 for none.", at_least=0)
     quick: bool = setting(False, "Whether to leave out methods that take minutes: units and codes.")
+    trust_code: bool = setting(False, "Whether to run code that lies in the model's folder, which is never run else.")
     device: str = setting("cpu", "Where the model is run and the tables are made.")
 
 
@@ -72,6 +73,7 @@ class Shrunk:
         return {
             "format": "torchdefine adaptation",
             "version": REPORT_VERSION,
+            "torchdefine_version": __version__,
             "held_out": {"sentences": self.held_out, **self.likeness._asdict()},
             "weights_bytes_before": self.file_bytes[0],
             "weights_bytes_after": self.file_bytes[1],
@@ -100,7 +102,7 @@ def shrink_model(
     folder, out, allowed = Path(folder), Path(out), Budget.of(budget)
     check_new_folder(out)
     parts = sentence_parts(text, choosing=options.choosing, held_out=options.held_out)
-    model, tokenizer = open_model(folder, options.device)
+    model, tokenizer = open_model(folder, options.device, trust_code=options.trust_code)
     check_carried_over(folder, out)
     tables = {_place_in_use(model, table): table for table in choose(model)}
     numbers = sum(table.module.weight.numel() for table in tables.values())
@@ -171,7 +173,11 @@ def _fitted(
     )
     with stage(f"measuring the sensitivity of {table.name}") as progress:
         sensitivity = choosing.sensitivity(progress=progress)
-    polish = partial(distill, teaching, options=Distillation(steps)) if steps else None
+
+    def distilled(table: CompactTable, progress: Progress | None) -> None:
+        distill(teaching, table, Distillation(steps), progress)
+
+    polish = distilled if steps else None
     methods = [name for name, entry in METHODS.items() if entry.in_fit and (entry.quick or not options.quick)]
     settings = FitOptions(choosing.similarity, "mean cosine", sensitivity, polish, methods=methods)
     zero_padding = padding if padding is not None and not weight[padding].any() else None

@@ -115,9 +115,9 @@ def embedding_maps(
     grams: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
     meter = Meter(embedding.num_embeddings, progress)
-    with in_evaluation(embedding):
+    with in_evaluation(embedding) as twin:
         for ids in id_chunks(embedding):
-            for name, vectors in _stages(embedding, ids).items():
+            for name, vectors in _stages(twin, ids).items():
                 exact = vectors.double()
                 grams[name] = grams.get(name, 0) + (exact.T @ exact).cpu()  # (d, d)
                 sums[name] = sums.get(name, 0) + exact.sum(0).cpu()  # (d,)

@@ -8,8 +8,12 @@ from typing import Any
 
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.data.token_file import LOSS_THAT_COUNTS
+from torchdefine.embedding import MapConfig
+from torchdefine.embedding.plan import default_max_groups
 from torchdefine.recipe import Recipe
+from torchdefine.spelling import listed
 from torchdefine.task import find_task
+from torchdefine.training.loop import for_five_validations
 
 SPLITS = ("valid", "test")
 UNKNOWN_MAY_DIFFER = 0.001
@@ -32,15 +36,18 @@ NO_SUCH_SETTING = "–"
 def differing_settings(recipes: Sequence[Recipe]) -> list[list[str]]:
     """A row for each: its name, and its value in every recipe, or a dash where the recipe has none of that name.
 
-    What only some recipes have is left out where these leave it at its default.
+    What only some recipes have is left out where these leave it at its default. So is a value that follows from other
+    settings, written out or not.
     """
     settings = [_flat(recipe, recipe.to_plain()) for recipe in recipes]
-    defaults = [_flat(recipe, recipe.defaults()) for recipe in recipes]
+    implied = [_implied(recipe) for recipe in recipes]
+    usual = [_flat(recipe, recipe.defaults()) | own for recipe, own in zip(recipes, implied, strict=True)]
+    _forget_derived_validations(settings)
     rows = []
     for name in dict.fromkeys(name for one in settings for name in one):
-        own = [one.get(name, NO_SUCH_SETTING) for one in settings]
-        chosen = any(name in one and one[name] != below[name] for one, below in zip(settings, defaults, strict=True))
-        everywhere = all(name in one for one in settings)
+        own = [one.get(name, known.get(name, NO_SUCH_SETTING)) for one, known in zip(settings, implied, strict=True)]
+        chosen = any(name in one and one[name] != below[name] for one, below in zip(settings, usual, strict=True))
+        everywhere = all(name in one and name not in known for one, known in zip(settings, implied, strict=True))
         if not _is_one(own) and (chosen or everywhere):
             rows.append([name, *("none" if value is None else str(value) for value in own)])
     return rows
@@ -49,6 +56,43 @@ def differing_settings(recipes: Sequence[Recipe]) -> list[list[str]]:
 def _flat(recipe: Recipe, plain: dict[str, Any]) -> dict[str, Any]:
     settings = {f"{section}.{name}": value for section in recipe.sections() for name, value in plain[section].items()}
     return {"task": recipe.task, **settings}
+
+
+def _implied(recipe: Any) -> dict[str, Any]:
+    """The values that settings take where a recipe leaves them open, as far as they are known without a text."""
+    embedding, unit, context, output, evaluation, train = (
+        getattr(recipe, section, None) for section in ("embedding", "unit", "context", "output", "eval", "train")
+    )
+    known: dict[str, Any] = {}
+    if isinstance(embedding, MapConfig):
+        given, mapped = getattr(unit, "embedding_dim", None), getattr(embedding, "output_dim", None)
+        width = given or mapped or embedding.map_dim
+        std, tied = round(embedding.map_dim**-0.5, 6), getattr(output, "tied", False)
+        known = {
+            "embedding.init_std": std,
+            "embedding.projection_std": std,
+            "embedding.output_dim": given or embedding.map_dim,
+            "unit.embedding_dim": mapped or embedding.map_dim,
+            "context.output_dim": embedding.map_dim if tied else getattr(context, "hidden_dim", None),
+            "context.head_dim": width // getattr(context, "heads", 1),
+            "context.inner_dim": 4 * width,
+        }
+    known["unit.max_groups"] = default_max_groups(getattr(unit, "depth", 1))
+    known["context.eval_memory"] = getattr(context, "memory", None)
+    known["eval.valid_batch_size"] = getattr(evaluation, "batch_size", None)
+    known["train.epochs"] = 1.0 if getattr(train, "steps", None) is None else None
+    names = {f"{section}.{name}" for section in recipe.sections() for name in vars(getattr(recipe, section))}
+    return {name: value for name, value in known.items() if value is not None and name in names}
+
+
+def _forget_derived_validations(settings: Sequence[dict[str, Any]]) -> None:
+    """Take out steps between validations that follow from the number of steps, if no others differ."""
+    every, steps = "train.eval_every", "train.steps"
+    known = [one for one in settings if every in one]
+    chosen = {one[every] for one in known if not one.get(steps) or one[every] != for_five_validations(one[steps])}
+    if len(chosen) <= 1:
+        for one in settings:
+            one.pop(every, None)
 
 
 def why_incomparable(runs: Sequence[RunSummary]) -> list[str]:
@@ -156,11 +200,8 @@ def _different_settings(runs: Sequence[RunSummary], *, tokens_named: bool) -> li
         for name, *values in differing_settings(computed)
         if (name.partition(".")[0] not in SPOKEN_OF_ELSEWHERE or name in WAYS_TO_TRAIN) and name not in silent
     ]
-    if not shown:
-        return []
-    more = f" and {len(shown) - MOST_SETTINGS_NAMED} more" if len(shown) > MOST_SETTINGS_NAMED else ""
-    named = ", ".join(shown[:MOST_SETTINGS_NAMED])
-    return [f"Settings beside the kinds of embedding and output differ: {named}{more}."]
+    named = listed(shown, MOST_SETTINGS_NAMED)
+    return [f"Settings beside the kinds of embedding and output differ: {named}."] if shown else []
 
 
 def which_texts_are_short(runs: Sequence[RunSummary]) -> list[str]:
@@ -189,8 +230,7 @@ def what_is_missing(runs: Sequence[RunSummary]) -> list[str]:
 
 def _text(run: RunSummary, split: str) -> str | None:
     """The hash of a text as it is, whatever its tokens."""
-    found: str | None = run.fact("data")["splits"].get(split, {}).get("text_sha256")
-    return found
+    return run.fact("data")["splits"].get(split, {}).get("text_sha256")
 
 
 def _is_one(values: Sequence[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+import base64
 import io
 import math
 import re
@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from torchdefine.analysis.tables import PART_NAMES
+from torchdefine.embedding.token_embedding import PART_NAMES
 from torchdefine.errors import UserError
 from torchdefine.files import atomic_file
+from torchdefine.plain import escaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from torch import Tensor
 
     from torchdefine.analysis.correlation import CorrelationMap
     from torchdefine.analysis.run_summary import RunSummary
@@ -178,14 +180,28 @@ def maps_figure(rows: Sequence[tuple[str, Sequence[CorrelationMap]]]) -> Figure:
         return figure
 
 
-def _draw_map(axes: Axes, correlation: CorrelationMap) -> Any:
+def map_numbers(correlation: CorrelationMap) -> str:
+    """What stands under a map."""
     width = len(correlation.cosines)
-    numbers = f"mean {correlation.mean_off_diagonal:.3f}, rank {correlation.effective_rank:.0f} of {width}"
+    return f"mean {correlation.mean_off_diagonal:.3f}, rank {correlation.effective_rank:.0f} of {width}"
+
+
+def _draw_map(axes: Axes, correlation: CorrelationMap) -> Any:
     axes.set_title(correlation.name, fontsize=9)
-    axes.set_xlabel(numbers, fontsize=8)
+    axes.set_xlabel(map_numbers(correlation), fontsize=8)
     axes.set_ylabel("dimension", fontsize=8)
     axes.set(xticks=[], yticks=[])
     return axes.imshow(correlation.values.float().numpy(), vmin=0, vmax=1, cmap=MAP_COLOURS, interpolation="nearest")
+
+
+def map_image(values: Tensor) -> str:
+    """Values from 0 to 1 as a picture of as many pixels, in the colours of maps: the address of an HTML image."""
+    with drawing():
+        from matplotlib.image import imsave
+
+        file = io.BytesIO()
+        imsave(file, values.float().numpy(), vmin=0, vmax=1, cmap=MAP_COLOURS, format="png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def groups_figure(layers: Sequence[CorrelationMap]) -> Figure:
@@ -228,4 +244,4 @@ def inline_svg(figure: Figure, description: str) -> str:
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r' id="[A-Za-z]+_?\d+(_\d+)?"', "", svg)  # numbered alike in every figure, and nothing refers to them
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{escaped(description)}" ', 1)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from torchdefine.analysis import correlation, pictures
 from torchdefine.analysis.comparison import Comparison, compare_runs
@@ -18,6 +19,7 @@ from torchdefine.analysis.run_summary import RunSummary, instead_of_the_best, su
 from torchdefine.analysis.tables import html_table
 from torchdefine.errors import UserError
 from torchdefine.files import Meter, Progress, write_text
+from torchdefine.plain import escaped
 from torchdefine.run import Run
 
 if TYPE_CHECKING:
@@ -124,7 +126,7 @@ def write_report(
 
 
 def _result_section(comparison: Comparison, notes: Iterable[str]) -> str:
-    warnings = "".join(f'<p class="warning">{html.escape(w)}</p>' for w in (*comparison.warnings, *notes))
+    warnings = "".join(f'<p class="warning">{escaped(w)}</p>' for w in (*comparison.warnings, *notes))
     return f"{_table(comparison.columns, comparison.rows())}{_paragraph(comparison.note)}{warnings}"
 
 
@@ -165,20 +167,22 @@ def _map_section(runs: list[RunSummary], maps: dict[str, dict[str, CorrelationMa
         )
     parts = [
         MAPS_EXPLAINED,
-        _picture(pictures.maps_figure(rows), "Correlation maps of the finished vectors"),
+        _maps(rows),
         _table(*correlation.numbers_table(finished.values(), reference)),
         _paragraph(explained),
     ]
     for name, stages in maps.items():
         if any(stage.groups > 1 for stage in stages.values()):
-            layers = _picture(
-                pictures.maps_figure(correlation.layer_rows(stages)), f"Correlation maps of {name}, layer by layer"
+            groups = "".join(
+                _picture(pictures.groups_figure([stage]), f"Cosines between the groups of {name}, {stage.name}")
+                for stage in stages.values()
+                if stage.groups > 1
             )
-            groups = _picture(pictures.groups_figure(list(stages.values())), f"Cosines between the groups of {name}")
+            layers, numbers = correlation.layer_rows(stages), _table(*correlation.numbers_table(stages.values()))
             parts.append(
-                f"<details><summary>{html.escape(name)}, layer by layer</summary>"
-                f"{layers}{_table(*correlation.numbers_table(stages.values()))}<h3>Between the groups of a layer</h3>"
-                f"<p>{GROUPS_EXPLAINED}</p>{groups}</details>"
+                f"<details><summary>{escaped(name)}, layer by layer</summary>{_maps(layers)}{numbers}"
+                f"<h3>Between the groups of a layer</h3><p>{GROUPS_EXPLAINED}</p>"
+                f'<div class="groups">{groups}</div></details>'
             )
     return "".join(parts)
 
@@ -193,9 +197,9 @@ def _sample_section(opened: dict[str, Run], prompt: str) -> str:
         if sample.lead not in leads:
             leads.add(sample.lead)
             parts.append(_paragraph(sample.lead))
-        text = f"<blockquote>{html.escape(sample.text)}</blockquote>" if sample.text else ""
+        text = f"<blockquote>{escaped(sample.text)}</blockquote>" if sample.text else ""
         table = "" if sample.table is None else _table(*sample.table)
-        parts.append(f"<h3>{html.escape(name)}</h3>{_paragraph(sample.note)}{text}{table}")
+        parts.append(f"<h3>{escaped(name)}</h3>{_paragraph(sample.note)}{text}{table}")
     return "".join(parts)
 
 
@@ -214,7 +218,7 @@ def _neighbour_section(opened: dict[str, Run], chosen: Sequence[str] | None) -> 
         without = ", ".join(word for word in words if word not in found)
         note = f"No token of its vocabulary, so without neighbours: {without}." if without else ""
         note = note if words else "No word was seen often enough."
-        parts.append(f"<h3>{html.escape(name)}</h3>{table}{_paragraph(note)}")
+        parts.append(f"<h3>{escaped(name)}</h3>{table}{_paragraph(note)}")
     return "".join(parts)
 
 
@@ -225,8 +229,8 @@ def _settings_section(runs: list[RunSummary]) -> str:
         lead = f"Settings in which the runs differ; {NO_SUCH_SETTING} where one has none:"
         table = _table(["setting", *(run.name for run in runs)], rows)
     whole = "".join(
-        f"<details><summary>{html.escape(run.name)}: the whole recipe</summary>"
-        f"<pre tabindex='0'>{html.escape(run.recipe.to_yaml())}</pre></details>"
+        f"<details><summary>{escaped(run.name)}: the whole recipe</summary>"
+        f"<pre tabindex='0'>{escaped(run.recipe.to_yaml())}</pre></details>"
         for run in runs
     )
     return f"{_paragraph(lead if len(runs) > 1 else '')}{table}{whole}"
@@ -242,12 +246,12 @@ def _origin(run: RunSummary) -> str:
     }
     for name in ("hardware", "versions"):
         facts[name] = ", ".join(f"{k} {v}" for k, v in (run.fact(name) or {}).items() if v is not None) or None
-    items = "".join(f"<dt>{k}</dt><dd>{html.escape(str(v))}</dd>" for k, v in facts.items() if v is not None)
-    return f"<h3>{html.escape(run.name)}</h3><dl>{items}</dl>"
+    items = "".join(f"<dt>{k}</dt><dd>{escaped(str(v))}</dd>" for k, v in facts.items() if v is not None)
+    return f"<h3>{escaped(run.name)}</h3><dl>{items}</dl>"
 
 
 def _paragraph(text: str) -> str:
-    return f"<p>{html.escape(text)}</p>" if text else ""
+    return f"<p>{escaped(text)}</p>" if text else ""
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -259,14 +263,29 @@ def _picture(figure: Figure, description: str) -> str:
     return f'<figure tabindex="0">{pictures.inline_svg(figure, description)}</figure>'
 
 
+def _maps(rows: correlation.Rows) -> str:
+    """Pictures side by side, as many as fit, with their words below them: a phone has room for two."""
+    found = []
+    for title, maps in rows:
+        for one in maps:
+            name = one.name if one.name.startswith(title) else f"{title}: {one.name}"
+            numbers = pictures.map_numbers(one)
+            found.append(
+                f'<figure><img src="{pictures.map_image(one.values)}" alt="Correlation map of {escaped(name)}">'
+                f"<figcaption>{escaped(name)}<br>{numbers}</figcaption></figure>"
+            )
+    scale = pictures.map_image(torch.linspace(0, 1, 64)[None])
+    return f'<div class="maps">{"".join(found)}</div><p class="scale">0 <img src="{scale}" alt="to"> 1</p>'
+
+
 def _page(runs: list[RunSummary], sections: dict[str, str]) -> str:
     anchors = body = recipes = ""
     for index, (title, content) in enumerate(sections.items()):
-        anchors += f'<li><a href="#part-{index}">{html.escape(title)}</a></li>'
-        body += f'<section id="part-{index}"><h2>{html.escape(title)}</h2>{content}</section>'
+        anchors += f'<li><a href="#part-{index}">{escaped(title)}</a></li>'
+        body += f'<section id="part-{index}"><h2>{escaped(title)}</h2>{content}</section>'
     for run in runs:
         recipe = ": ".join(filter(None, (run.recipe.name, run.recipe.description)))
-        recipes += f"<dt>{html.escape(run.name)}</dt><dd>{html.escape(recipe)}</dd>"
-    title = html.escape(", ".join(run.name for run in runs))
+        recipes += f"<dt>{escaped(run.name)}</dt><dd>{escaped(recipe)}</dd>"
+    title = escaped(", ".join(run.name for run in runs))
     page = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
     return page.substitute(title=title, recipes=recipes, anchors=anchors, body=body)

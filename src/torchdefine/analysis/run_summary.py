@@ -56,15 +56,13 @@ class RunSummary:
 
     def evaluation(self, split: str) -> dict[str, Any]:
         """What was measured on a text; empty where there is none."""
-        found: dict[str, Any] = (self.fact("evaluation") or {}).get(split, {})
-        return found
+        return (self.fact("evaluation") or {}).get(split, {})
 
     def open(self) -> Run | None:
         """The run with its best weights, or its last ones; None if it has written none that can be read."""
         for checkpoint in ("best", "last"):
             try:
-                run: Run = load_run(self.folder.path, checkpoint=checkpoint, device="cpu")
-                return run
+                return load_run(self.folder.path, checkpoint=checkpoint, device="cpu")
             except UserError:
                 continue
         return None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import html
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.overrides import TorchFunctionMode
+
+from torchdefine.embedding.token_embedding import PART_NAMES
+from torchdefine.errors import printable
+from torchdefine.plain import escaped, raw_stream
 
 if TYPE_CHECKING:
     from torchdefine.embedding import Plan
@@ -16,7 +20,6 @@ NOT_FINITE = "not finite"
 """Stands in a column of numbers."""
 FOLDED_WIDTH = 12
 """Of a column of words, at least."""
-PART_NAMES = {"define": "unit", "context": "context model", "input_output": "input and output tables", "total": "total"}
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
@@ -28,6 +31,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str 
     from rich.console import Console, ConsoleDimensions
     from rich.table import Table
 
+    header, rows = [printable(name) for name in header], [[printable(cell) for cell in row] for row in rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
     needed = 2 * (len(header) - 1)  # between the columns
     for name, *cells in zip(header, *rows, strict=True):
@@ -39,12 +43,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], note: str 
         table.add_column(name, justify=side, min_width=least, no_wrap=numeric, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False, markup=False)  # a name may have brackets
+    console = Console(file=raw_stream(sys.stdout), highlight=False, markup=False)  # a name may have brackets
     width, height = console.size
     console.size = ConsoleDimensions(max(width if console.is_terminal else 160, needed), height)
     console.print(table)
     if note:
-        console.print(note, style="dim")
+        console.print(printable(note), style="dim")
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -52,7 +56,7 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     def line(tag: str, row: Sequence[str]) -> str:
         starts = (f"<{tag}{' class=number' if is_number else ''}>" for is_number in numeric)
-        cells = "".join(f"{start}{html.escape(cell)}</{tag}>" for start, cell in zip(starts, row, strict=True))
+        cells = "".join(f"{start}{escaped(cell)}</{tag}>" for start, cell in zip(starts, row, strict=True))
         return f"<tr>{cells}</tr>"
 
     body = "\n".join(line("td", row) for row in rows)

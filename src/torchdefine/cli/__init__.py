@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+INTERRUPTED = 130
+"""The exit code that shells give a command that Ctrl-C ended."""
 SPINS = "1000"
 """How often an idle thread of torch's looks for work before it sleeps, a tenth of what is usual."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command and exit: 0 done, 1 failed, 2 misused."""
+    """Run a command and exit: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         # Beside other work on the machine, threads that wait busily make steps many times slower. Torch reads it once.
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
@@ -25,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         run_command(arguments)
     except KeyboardInterrupt:
         _say_interrupted()
-        sys.exit(1)
+        sys.exit(INTERRUPTED)
     sys.exit(0)
 
 
@@ -39,7 +41,7 @@ def ended_by_interrupts() -> Iterator[None]:
 
     def end(*_: object) -> NoReturn:
         _say_interrupted()
-        os._exit(1)
+        os._exit(INTERRUPTED)
 
     signal.signal(signal.SIGINT, end)
     try:

@@ -12,12 +12,15 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from torchdefine import __version__
-from torchdefine.cli import ended_by_interrupts, inference, recipes, runs, training
-from torchdefine.errors import MachineError, UserError
+from torchdefine.cli import completion, ended_by_interrupts, inference, recipes, runs, training
+from torchdefine.errors import MachineError, UnknownSetting, UserError
+from torchdefine.plain import PrintedStream
 from torchdefine.spelling import closest, did_you_mean
 
 SECONDS_TO_SPEAK = 10.0
@@ -47,43 +50,109 @@ DESCRIPTION = """Deep factorised token embeddings: train language models and tra
 
 
 def run_command(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; exits with 1 if it failed and with 2 if it was misused."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
+    """Run a command; exits with 1 if the machine failed, with 2 if it was misused, with 130 if it was interrupted."""
+    with _printed_streams():
+        _speak_alone()
+        settings: dict[str, dict[str, Any]] = {}
+        try:
+            try:
+                _run(list(sys.argv[1:] if arguments is None else arguments), settings)
+            finally:
+                _flush()
+        except UnknownSetting as error:
+            written = [f"{section}.{name}".lstrip(".") for section, given in settings.items() for name in given]
+            _fail(error.as_option() if error.dotted in written else error, error.exit_code)
+        except (UserError, MachineError) as error:
+            _fail(error, error.exit_code)
+        except BrokenPipeError:  # the reader of our output is gone
+            os._exit(1)
+        except Exception as error:
+            if lacks := what_the_machine_lacks(error):
+                _fail(f"There is not enough {lacks}.", 1)
+            if not isinstance(error, OSError):
+                raise
+            from torchdefine.files import NOT_ALLOWED
+
+            what = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
+            if error.errno in NOT_ALLOWED:
+                _fail(f"{what}: choose another path, or check its permissions.", 2)
+            _fail(f"{what}.", 1)
+
+
+def _run(words: list[str], settings: dict[str, dict[str, Any]]) -> None:
+    """``settings`` takes those of the recipe, by section."""
+    if any("\0" in word for word in words):
+        raise UserError("An argument has a NUL character in it, which no path and no setting can have.")
+    if words and words[0] in WITH_SETTINGS:
+        words, given = _without_settings(words)
+        settings.update(given)
+    parser, known = make_parser()
+    if not words:
+        parser.print_help()
+        return
+    if not words[0].startswith("-") and words[0] not in known:
+        raise UserError(f"The command {words[0]!r} is unknown{did_you_mean(words[0], known)}")
+    options, rest = parser.parse_known_args(words)
+    if rest:
+        settings[""] = {_setting_without_section(rest[0], options.command, known[options.command]): None}
+    with ended_by_interrupts():
+        import torch
+    if "TORCH_LOGS" not in os.environ:
+        logging.getLogger("torch").setLevel(logging.ERROR)  # it has a handler of its own
+    torch.set_flush_denormal(True)  # the process is the command's: numbers below 1e-38 as zero are faster
+    options.run(options, settings)
+
+
+@contextmanager
+def _printed_streams() -> Iterator[None]:
+    """Let standard output and standard error take all text, and give none that a terminal would obey."""
+    before = sys.stdout, sys.stderr
+    for name, stream in zip(("stdout", "stderr"), before, strict=True):
         if stream is None:  # the caller closed it, so nothing is to be printed
-            setattr(sys, name, io.StringIO())
+            stream = io.StringIO()
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")  # rather than end a command that has done its work
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+        setattr(sys, name, PrintedStream(stream))
     try:
-        words, settings = list(sys.argv[1:] if arguments is None else arguments), dict[str, Any]()
-        if words and words[0] in WITH_SETTINGS:
-            words, settings = _without_settings(words)
-        parser, known = _parser()
-        if words and not words[0].startswith("-") and words[0] not in known:
-            raise UserError(f"The command {words[0]!r} is unknown{did_you_mean(words[0], known)}")
-        options, rest = parser.parse_known_args(words)
-        if rest:
-            settings[""] = {_setting_without_section(rest[0], options.command, known[options.command]): None}
-        with ended_by_interrupts():
-            import torch
-        torch.set_flush_denormal(True)  # the process is the command's: numbers below 1e-38 as zero are faster
-        options.run(options, settings)
-    except (UserError, MachineError) as error:
-        _fail(error, 2 if isinstance(error, UserError) else 1)
-    except BrokenPipeError:  # the reader of our output is gone
-        os._exit(1)
-    except OSError as error:
-        from torchdefine.files import NOT_ALLOWED
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
-        what = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
-        if error.errno in NOT_ALLOWED:
-            _fail(f"{what}: choose another path, or check its permissions.", 2)
-        _fail(f"{what}.", 1)
-    except (MemoryError, RuntimeError) as error:
-        if "allocate" not in str(error) and not isinstance(error, MemoryError):
-            raise
-        _fail("There is not enough memory for this: use a smaller model or batch.", 1)
+
+def _flush() -> None:
+    """What a full device does not take is a failure, also of a page of help; the interpreter must not try again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
+LACKING = {
+    "memory for this: use a smaller model or batch": ("allocate", "bad_alloc", "bad allocation", "out of memory"),
+    "memory or threads for this: raise the limits of the process": ("start new thread", "failed to map segment"),
+    "room for open files: raise the limit of the process (`ulimit -n`)": ("Too many open files",),
+}
+"""What a machine may be short of, and how libraries say so."""
+
+
+def what_the_machine_lacks(error: BaseException | None) -> str:
+    """Of what an error, or one that led to it, says that there was not enough; empty where it is about another."""
+    while error is not None:
+        for lack, sayings in LACKING.items():
+            if isinstance(error, MemoryError) or any(saying in str(error) for saying in sayings):
+                return lack
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def _speak_alone() -> None:
+    """Show our own messages, and of other packages errors alone: their warnings tell a user of the command nothing."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(lambda record: record.name.startswith("torchdefine") or record.levelno >= logging.ERROR)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    if not sys.warnoptions:  # python -W and PYTHONWARNINGS ask for them
+        warnings.simplefilter("ignore")
 
 
 def _fail(message: object, code: int) -> NoReturn:
@@ -94,7 +163,8 @@ def _fail(message: object, code: int) -> NoReturn:
     """
     if code == 2 and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(SECONDS_TO_SPEAK)
-    print(f"torchdefine: {message}", file=sys.stderr)
+    with suppress(OSError):
+        print(f"torchdefine: {message}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -105,14 +175,17 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         _fail(f"{message[0].upper()}{message[1:]}. See `{self.prog} --help`.", 2)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message)  # argparse would keep silent where nothing can be written
+
     def format_help(self) -> str:
         with ended_by_interrupts():
             self.epilog = self.last()
         return super().format_help()
 
 
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
-    """The parser of the command line, and the commands' names with their options."""
+def make_parser() -> tuple[argparse.ArgumentParser, dict[str, Any]]:
+    """The parser of the command line, and those of the commands by their names."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog="torchdefine", description=DESCRIPTION, formatter_class=shape, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"torchdefine {__version__}")
@@ -126,9 +199,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
         added.set_defaults(run=run)
         return added.add_argument
 
-    for room in (recipes, training, runs, inference):
+    for room in (recipes, training, runs, inference, completion):
         room.add_commands(command)
-    return parser, {name: list(sub._option_string_actions) for name, sub in commands.choices.items()}
+    return parser, dict(commands.choices)
 
 
 def _without_settings(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
@@ -155,10 +228,11 @@ def _without_settings(arguments: Sequence[str]) -> tuple[list[str], dict[str, di
     return words, found
 
 
-def _setting_without_section(word: str, command: str, options: list[str]) -> str:
+def _setting_without_section(word: str, command: str, parser: argparse.ArgumentParser) -> str:
     """The name in ``--lr``, whose section a recipe can tell; whatever else the parser did not know is refused."""
     name = word[2:].partition("=")[0]
-    near = closest(name, [option[2:] for option in options if option.startswith("--")])
+    options = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
+    near = closest(name, [*options, *(WITH_KINDS if command in WITH_SETTINGS else ())])
     if word.startswith("--") and near:
         raise UserError(f"The argument {word!r} is not understood: did you mean --{near}?")
     if not word.startswith("--") or command not in WITH_SETTINGS:

@@ -9,8 +9,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from torchdefine.cli.shared import CHECKPOINTS, Command, add_shared, bar, open_run, show
+from torchdefine.cli.shared import CHECKPOINTS, Command, add_shared, bar, open_run, show, whole
 from torchdefine.errors import UserError
+from torchdefine.packing import METHODS
 
 EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Transformer-XL, the step from token to
   token; a translator its encoder and the step of its decoder. The folder holds them with weights, vocabulary,
@@ -44,9 +45,9 @@ def add_commands(command: Command) -> None:
     add_shared(option, "folder")
     option("--method", default="bits", metavar="NAME", help="one of those below (default: bits)")
     option("--budget", metavar="SIZE", help="bytes at most, as in 200KB")
-    option("--codebooks", type=int, metavar="M", help="codes of a token (default: 32)")
-    option("--entries", type=int, metavar="K", help="of a codebook: 2, 4, 8 … 256 (default: 16)")
-    option("--steps", type=int, help="of training codes or a unit, at most (default: 4000 or 2000)")
+    option("--codebooks", type=whole, metavar="M", help="codes of a token (default: 32)")
+    option("--entries", type=whole, metavar="K", help="of a codebook: 2, 4, 8 … 256 (default: 16)")
+    option("--steps", type=whole, help="of training codes or a unit, at most (default: 4000 or 2000)")
     option("--seed", type=int, help="of that training (default: 0)")
     add_shared(option, "--checkpoint", "--device", "--json")
 
@@ -68,16 +69,16 @@ def add_commands(command: Command) -> None:
     option("--text", required=True, help="a file of plain text like the text that the model will read")
     option("--out", required=True, help="the new model's folder")
     option("--quick", action="store_true", help="leave out methods that are trained: units and codes")
-    option("--distill", type=int, default=200, help="steps of self-distillation, 0 for none (default: 200)")
-    option("--choosing", type=int, default=300, help="sentences to compare candidates on (default: 300)")
-    option("--held-out", type=int, default=2000, help="sentences to judge the result on (default: 2000)")
+    option("--distill", type=whole, default=200, help="steps of self-distillation, 0 for none (default: 200)")
+    option("--choosing", type=whole, default=300, help="sentences to compare candidates on (default: 300)")
+    option("--held-out", type=whole, default=2000, help="sentences to judge the result on (default: 2000)")
+    option(
+        "--trust-code", action="store_true", help="run code that lies in the model's folder, which is never run else"
+    )
     add_shared(option, "--device", "--json")
 
 
 def methods_help() -> str:
-    """Every way of packing, also those that others registered."""
-    from torchdefine.tables import METHODS
-
     listed = "\n".join(f"  {name:9} {entry.summary}" for name, entry in METHODS.items())
     return f"methods:\n{listed}\n{COMPRESSING}"
 
@@ -168,7 +169,8 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     their_log.set_verbosity_error()
     their_log.disable_progress_bar()
     sizes = {"choosing": options.choosing, "held_out": options.held_out, "distill_steps": options.distill}
-    settings = ShrinkOptions(**sizes, quick=options.quick, device=str(Processes().device(options.device)))
+    asked = {"quick": options.quick, "trust_code": options.trust_code}
+    settings = ShrinkOptions(**sizes, **asked, device=str(Processes().device(options.device)))
     shrunk = shrink_model(options.folder, options.text, options.out, options.budget, options=settings, stage=_stage)
     if not options.json:
         for fitted in shrunk.fitted.values():

@@ -10,13 +10,15 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from torchdefine.cli.shared import LOADING, Command, add_shared, bar, open_run, print_json, refuse_idle, show
+from torchdefine.cli.shared import LOADING, Command, add_shared, bar, open_run, print_json, refuse_idle, show, whole
 from torchdefine.errors import UserError
 
 MEASURING = ("batch_size", "length", "memory", "clamp", "neural_cache", "tune_cache")
 """Options of eval that the runs of some tasks take."""
 OF_THE_BEAM = ("length_penalty", "max_ratio", "max_extra", "batch_size")
 """Options that change the settings of beam search that are called so; --beam changes its size."""
+
+UNFINISHED = "The run is not finished: these are intermediate weights."
 
 
 def add_commands(command: Command) -> None:
@@ -26,10 +28,10 @@ def add_commands(command: Command) -> None:
     add_shared(option, "folder")
     option("--split", default="test", help="train, valid or test (default: test)")
     option("--data", help="another text than the run's own: a folder, a text file, or a named corpus")
-    option("--batch-size", type=int, help=f"streams the text is cut into; 1 is exact {own}")
-    option("--length", type=int, help=f"tokens a step {own}")
-    option("--memory", type=int, help=f"positions that a Transformer-XL remembers {own}")
-    option("--clamp", type=int, help=f"the largest distance that a Transformer-XL tells apart {own}")
+    option("--batch-size", type=whole, help=f"streams the text is cut into; 1 is exact {own}")
+    option("--length", type=whole, help=f"tokens a step {own}")
+    option("--memory", type=whole, help=f"positions that a Transformer-XL remembers {own}")
+    option("--clamp", type=whole, help=f"the largest distance that a Transformer-XL tells apart {own}")
     option("--neural-cache", metavar="WINDOW,THETA,WEIGHT", help="look back at the text itself, as in 500,1.0,0.1")
     tuning = "choose the three numbers of --neural-cache on the validation text first"
     option("--tune-cache", action="store_true", default=None, help=tuning)
@@ -38,9 +40,9 @@ def add_commands(command: Command) -> None:
     option = command("generate", _generate, "Let a run continue a text.")
     add_shared(option, "folder")
     option("--prompt", default="", help="words as in the training text (default: none, a text begins)")
-    option("--length", type=int, default=100, help="tokens to draw (default: 100)")
+    option("--length", type=whole, default=100, help="tokens to draw (default: 100)")
     option("--temperature", type=float, default=0.8, help="below 1 is more cautious, 0 greedy (default: 0.8)")
-    option("--top-k", type=int, help="draw among the k most probable tokens only")
+    option("--top-k", type=whole, help="draw among the k most probable tokens only")
     option("--top-p", type=float, help="draw among the most probable tokens of this probability together")
     option("--seed", type=int, help="any number, for the same text every time (default: another text each time)")
     add_shared(option, *LOADING, "--json")
@@ -49,24 +51,24 @@ def add_commands(command: Command) -> None:
     add_shared(option, "folder")
     option("--input", help="the text to translate, plain or packed (default: standard input)")
     option("--refs", help="true translations, line by line; BLEU and chrF go to standard error")
-    option("--beam", type=int, help=f"hypotheses that the search keeps; 1 is greedy {own}")
+    option("--beam", type=whole, help=f"hypotheses that the search keeps; 1 is greedy {own}")
     option("--length-penalty", type=float, help=f"exponent of Wu's length penalty {own}")
     option(
         "--max-ratio", type=float, help=f"a translation has at most this many tokens for each of the source's … {own}"
     )
-    option("--max-extra", type=int, help=f"… and this many more {own}")
-    option("--n-best", type=int, default=1, help="translations of each line, with tabs between (default: 1)")
+    option("--max-extra", type=whole, help=f"… and this many more {own}")
+    option("--n-best", type=whole, default=1, help="translations of each line, with tabs between (default: 1)")
     option("--sample", action="store_true", help="draw translations instead of searching for the best")
     option("--temperature", type=float, help="of --sample: below 1 is more cautious (default: 1)")
-    option("--top-k", type=int, help="of --sample: among the k most probable tokens only")
+    option("--top-k", type=whole, help="of --sample: among the k most probable tokens only")
     option("--top-p", type=float, help="of --sample: among the most probable tokens of this probability together")
     option("--seed", type=int, help="of --sample (default: 1)")
-    option("--batch-size", type=int, help=f"sentences at once; changes speed, not the result {own}")
+    option("--batch-size", type=whole, help=f"sentences at once; changes speed, not the result {own}")
     add_shared(option, *LOADING, "--json")
 
     option = command("average", _average, "Average the weights that a run has kept (--train.keep) into one checkpoint.")
     add_shared(option, "folder")
-    option("--last", type=int, help="how many of the latest ones (default: all)")
+    option("--last", type=whole, help="how many of the latest ones (default: all)")
     add_shared(option, "--json")
 
 
@@ -83,7 +85,7 @@ def _eval(options: argparse.Namespace, _: dict[str, Any]) -> None:
         raise UserError("Give --neural-cache or --tune-cache, not both.")
     run = open_run(options)
     if not folder.result.exists():
-        print("The run is not finished: these are intermediate weights.", file=sys.stderr)
+        print(UNFINISHED, file=sys.stderr)
     with bar("evaluating") as progress:
         measured = run.measure(options.split, data=options.data, progress=progress, **given)
     show(options, {"run": options.folder, "split": options.split, **measured.facts}, measured.lines)
@@ -110,6 +112,7 @@ def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.run import RunFolder
+    from torchdefine.run.result import shortfall
     from torchdefine.run.run import check_can
     from torchdefine.task import find_task
 
@@ -121,6 +124,8 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if options.refs:
         task.check_packages()
     run = open_run(options)  # before waiting for standard input
+    if trouble := shortfall(run.result) if folder.result.exists() else UNFINISHED:
+        print(trouble, file=sys.stderr)
     lines, references = _texts(options)
     started = time.monotonic()
     with bar("translating") as progress:
@@ -132,9 +137,13 @@ def _translate(options: argparse.Namespace, _: dict[str, Any]) -> None:
         scored = {} if scores is None else dataclasses.asdict(scores)
         print_json({"translations": shown, "sentences_per_second": round(len(found) / seconds, 2), **scored})
         return
-    sys.stdout.flush()
-    sys.stdout.buffer.write("".join("\t".join(t.text for t in best) + "\n" for best in found).encode())
-    sys.stdout.buffer.flush()
+    text = "".join("\t".join(t.text for t in best) + "\n" for best in found)
+    if sys.stdout.isatty():
+        print(text, end="")
+    else:  # a file or another program gets every character as it is
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
     if scores is not None:
         print("\n".join(scores.lines()), file=sys.stderr)
 

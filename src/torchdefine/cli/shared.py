@@ -30,6 +30,19 @@ LOADING = ("--checkpoint", "--cached", "--compressed", "--device")
 """How to open a run."""
 
 
+def whole(text: str) -> int:
+    """A whole number of the command line."""
+    from torchdefine.config import MOST, convert
+
+    try:
+        value: int = convert(int, text, "it")
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
+    if abs(value) > MOST:
+        raise argparse.ArgumentTypeError(f"it is {value}, but must be at most {MOST:,}")
+    return value
+
+
 def add_shared(option: Option, *names: str) -> None:
     """Add arguments that mean the same to every command."""
     for name in names:

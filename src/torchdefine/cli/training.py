@@ -51,9 +51,8 @@ def add_commands(command: Command) -> None:
     option("--data", help=text)
     option("--out", required=True, help="a new folder for the tokens")
 
-    option = command(
-        "demo", _demo, "Train five small language models on the shipped text and compare them, in minutes."
-    )
+    summary = "Train five small language models, pack the table of the best, and compare: a few minutes."
+    option = command("demo", _demo, summary)
     option("--out", default="runs/demo", help="where the runs and the report go (default: runs/demo)")
 
 
@@ -88,10 +87,7 @@ def _rows(section: str, of: Section) -> Iterator[str]:
             kinds_of.setdefault(of.config(kind), []).append(kind)
     else:
         kinds_of[of] = [section]
-    explained = {
-        ", ".join(kinds): [row(one.name, one.explanation, one.default) for one in explain(config)]
-        for config, kinds in kinds_of.items()
-    }
+    explained = {", ".join(kinds): [row(*one) for one in explain(config)] for config, kinds in kinds_of.items()}
     common = [one for one in next(iter(explained.values())) if all(one in rows for rows in explained.values())]
     yield from common
     for kinds, rows in explained.items():

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, rate, setting
+from torchdefine.config import MOST_DEEP, MOST_WIDE, Config, rate, setting
 from torchdefine.ops import has_kernel, locked_dropout, lstm
 
 LSTMState = list[tuple[Tensor, Tensor]]
@@ -22,10 +22,10 @@ class LSTMConfig(Config):
     """Stacked LSTM layers. Every dropout has one mask for all positions of a segment."""
 
     kind: str = "lstm"
-    layers: int = setting(1, "How many layers.", at_least=1)
-    hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1)
+    layers: int = setting(1, "How many layers.", at_least=1, at_most=MOST_DEEP)
+    hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1, at_most=MOST_WIDE)
     output_dim: int | None = setting(
-        None, "Width of the last layer; by default map_dim with tied weights, else hidden_dim.", at_least=1
+        None, "Width of the last layer; else hidden_dim, or map_dim if tied.", at_least=1, at_most=MOST_WIDE
     )
     input_dropout: float = rate("Dropout rate of the inputs of the first layer.")
     hidden_dropout: float = rate("Dropout rate between the layers.")
@@ -81,9 +81,7 @@ class LSTM(nn.Module):
         self.input_dim = input_dim
         self.output_dim = output_dim or config.output_dim or config.hidden_dim
         widths = [input_dim, *[config.hidden_dim] * (config.layers - 1), self.output_dim]
-        self.layers: Any = nn.ModuleList(
-            LSTMLayer(a, b, config.recurrent_dropout) for a, b in itertools.pairwise(widths)
-        )
+        self.layers: Any = nn.ModuleList(LSTMLayer(a, b, config.recurrent_dropout) for a, b in pairwise(widths))
 
     def initial_state(self, batch_size: int) -> LSTMState:
         zeros, shapes = next(self.parameters()).new_zeros, [(1, batch_size, layer.hidden_size) for layer in self.layers]

@@ -161,8 +161,7 @@ class RelativeAttention(nn.Module):
                 scale=scale,
             ).transpose(1, 2)  # (B, T, H, P)
         if not self.fused:
-            whole: Tensor = self.outward(mixed[..., : self.head_dim].flatten(2))
-            return whole
+            return self.outward(mixed[..., : self.head_dim].flatten(2))
         from_heads = F.pad(self.outward.weight.unflatten(1, (self.heads, -1)), (0, self.spare))
         return F.linear(mixed.flatten(2), from_heads.flatten(1).to(mixed.dtype))  # (B, T, d)
 
@@ -203,8 +202,7 @@ def distance_scores(queries: Tensor, distances: Tensor, layout: ScoreLayout) -> 
     """The part of the scores that depends on distance: (B, T, H, P) and (W, H, P) → (B, H, T, K)."""
     by_head = queries.permute(2, 0, 1, 3)  # (H, B, T, P)
     scores = by_head.flatten(1, 2) @ distances.permute(1, 2, 0)  # (H, B · T, W)
-    by_key: Tensor = _ByKey.apply(scores.unflatten(1, by_head.shape[1:3]), layout)  # (B, H, T, K)
-    return by_key
+    return _ByKey.apply(scores.unflatten(1, by_head.shape[1:3]), layout)  # (B, H, T, K)
 
 
 def padded_width(head_dim: int) -> int:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, rate, setting
+from torchdefine.config import MOST_DEEP, MOST_WIDE, Config, rate, setting
 from torchdefine.context.residual import Stream, Update, add_and_norm, closing, feed_forward
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
@@ -22,19 +22,17 @@ class TransformerConfig(Config):
     """Both stacks of an encoder–decoder Transformer; the defaults are those of the base model."""
 
     kind: Literal["transformer"] = "transformer"
-    encoder_layers: int = setting(6, "Layers that read the source.", at_least=1)
-    decoder_layers: int = setting(6, "Layers that write the target.", at_least=1)
-    heads: int = setting(8, "Attention heads; the width is that of the embedding.", at_least=1)
-    hidden_dim: int = setting(2048, "Width of the feed-forward layers.", at_least=1)
+    encoder_layers: int = setting(6, "Layers that read the source.", at_least=1, at_most=MOST_DEEP)
+    decoder_layers: int = setting(6, "Layers that write the target.", at_least=1, at_most=MOST_DEEP)
+    heads: int = setting(8, "Attention heads; the width is that of the embedding.", at_least=1, at_most=MOST_DEEP)
+    hidden_dim: int = setting(2048, "Width of the feed-forward layers.", at_least=1, at_most=MOST_WIDE)
     norm: Literal["pre", "post"] = setting("pre", "Layer norms before or after every sub-layer.")
-    dropout: float = rate(
-        "Dropout rate of the inputs, after every sub-layer and in the feed-forward layers.", default=0.1
-    )
+    dropout: float = rate("Dropout rate of inputs, after every sub-layer and in feed-forward layers.", default=0.1)
     attention_dropout: float = rate("Dropout rate of the attention weights.")
     scaled: bool = setting(
         True,
-        "Multiply embeddings by the square root of their width, so that a plain table's match the positions in size. "
-        "Set it to false for a unit with a norm.",
+        "Multiply embeddings by the square root of their width, which brings those of a plain table to the size of the "
+        "positions that are added; not for a unit with a norm.",
     )
 
     def build(self, width: int) -> Transformer:
@@ -68,10 +66,8 @@ class Transformer(Prepared):
         self.width, self.config = width, config or TransformerConfig()
         heads = self.config.heads
         if width % (2 * heads):
-            raise UserError(
-                f"The Transformer's width {width} cannot be split into {heads} heads of equal, even width: try "
-                f"{max(width // (2 * heads), 1) * 2 * heads}."
-            )
+            problem = f"The Transformer's width {width} cannot be split into {heads} heads of equal, even width"
+            raise UserError(f"{problem}: try {max(width // (2 * heads), 1) * 2 * heads}.")
         self.encoder: Any = nn.ModuleList(EncoderLayer(width, self.config) for _ in range(self.config.encoder_layers))
         self.decoder: Any = nn.ModuleList(DecoderLayer(width, self.config) for _ in range(self.config.decoder_layers))
         pre = self.config.norm == "pre"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.config import Config, rate, setting
+from torchdefine.config import MOST_DEEP, MOST_WIDE, Config, rate, setting
 from torchdefine.context.relative_attention import (
     ALIGNMENT,
     KernelSurroundings,
@@ -26,7 +26,7 @@ from torchdefine.context.relative_attention import (
     with_one,
 )
 from torchdefine.context.residual import DenseWeights, Stream, Update, add_and_norm, feed_forward
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import Scoring, converted, exact_dtype, has_attention_kernel, has_fused_kernels, product_dtype
 
@@ -42,20 +42,22 @@ class TransformerXLConfig(Config):
     """A Transformer-XL, as wide as its inputs; an output layer of another width has projections."""
 
     kind: str = "transformer-xl"
-    layers: int = setting(1, "How many layers.", at_least=1)
-    heads: int = setting(8, "Attention heads.", at_least=1)
-    head_dim: int | None = setting(None, "Width of a head; default: the embedding's width / heads.", at_least=1)
-    inner_dim: int | None = setting(
-        None, "Width inside the feed-forward layers; default: 4 × the embedding's.", at_least=1
+    layers: int = setting(1, "How many layers.", at_least=1, at_most=MOST_DEEP)
+    heads: int = setting(8, "Attention heads.", at_least=1, at_most=MOST_DEEP)
+    head_dim: int | None = setting(
+        None, "Width of a head; the embedding's divided by heads by default.", at_least=1, at_most=MOST_WIDE
     )
-    pre_norm: bool = setting(False, "Whether norms come before attention and feed-forward layers, not after.")
-    memory: int = setting(150, "How many positions of earlier segments to keep.", at_least=1)
-    same_length: bool = setting(False, "Whether every position sees exactly `memory` positions, including its own.")
-    clamp: int | None = setting(None, "Longer distances count as this one.", at_least=1)
-    eval_memory: int | None = setting(None, "The memory in evaluation; by default as in training.", at_least=1)
+    inner_dim: int | None = setting(
+        None, "Width inside the feed-forward layers; else 4 × the embedding's.", at_least=1, at_most=MOST_WIDE
+    )
+    pre_norm: bool = setting(False, "Whether norms come before attention and feed-forward layers; otherwise after.")
+    memory: int = setting(150, "Positions of earlier segments that are remembered.", at_least=1)
+    same_length: bool = setting(False, "Whether all positions see equally many others: as many as memory says.")
+    clamp: int | None = setting(None, "Distances beyond this one count as this one.", at_least=1)
+    eval_memory: int | None = setting(None, "The memory in evaluation; the same as in training by default.", at_least=1)
     eval_same_length: bool = setting(False, "The same_length of evaluation.")
     eval_clamp: int | None = setting(None, "The clamp of evaluation.", at_least=1)
-    input_dropout: float = rate("Dropout rate of the inputs and of the distance vectors.")
+    input_dropout: float = rate("Dropout rate of the inputs, and of the distances' vectors.")
     hidden_dropout: float = rate("Dropout rate after attention, inside the feed-forward layers and after them.")
     output_dropout: float = rate("Dropout rate of the outputs of the last layer.")
     attention_dropout: float = rate("Dropout rate of the attention weights.")
@@ -86,15 +88,10 @@ class TransformerXL(Prepared):
         super().__init__()
         self.config = config = config or TransformerXLConfig()
         if input_dim < 2 or input_dim % 2:
-            raise UserError(
-                f"The vectors are {input_dim} wide, but position encodings (half sines, half cosines) need an even "
-                f"width: try {max(input_dim + input_dim % 2, 2)}."
-            )
+            problem = f"The vectors are {input_dim} wide, but position encodings (half sines, half cosines) do not fit"
+            raise UserError(f"{problem}: use an even width, such as {max(input_dim + input_dim % 2, 2)}.")
         if config.head_dim is None and input_dim % config.heads:
-            raise UserError(
-                f"Vectors {input_dim} wide cannot be split into {config.heads} equal heads: set context.head_dim, or "
-                "other heads."
-            )
+            raise UserError(f"{config.heads} heads do not divide the width {input_dim}: set context.head_dim or heads.")
         self.input_dim = self.output_dim = input_dim
         self.reach = Reach(config.memory, config.same_length, config.clamp)
         self.evaluation = Reach(config.eval_memory or config.memory, config.eval_same_length, config.eval_clamp)
@@ -131,8 +128,8 @@ class TransformerXL(Prepared):
         """Change for a while how far evaluation looks back; None leaves a setting as it is."""
         before = self.evaluation
         for name, value in (("memory", memory), ("clamp", clamp)):
-            if value is not None and value < 1:
-                raise UserError(f"The {name} of an evaluation is {value}, but must be at least 1.")
+            if value is not None:
+                check_count(f"The {name} of an evaluation", value)
         self.evaluation = Reach(memory or before.memory, before.same_length, clamp or before.clamp)
         try:
             yield

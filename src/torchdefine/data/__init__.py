@@ -11,10 +11,9 @@ from torchdefine.data.sources import (
     find_bitext,
     find_splits,
     licence_of,
-    resolve_bitext,
     resolve_corpus,
 )
 from torchdefine.data.text_files import read_pairs, read_text
 from torchdefine.data.token_file import TokenFile
-from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair, load_tokenization, train_bpe
+from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair, load_tokenization, train_subwords
 from torchdefine.data.vocabulary import EOS, UNK, Tokenization, Vocabulary

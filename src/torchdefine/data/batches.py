@@ -10,7 +10,6 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,10 +51,8 @@ class TokenStreams:
             raise UserError(f"The batch size is {batch_size}, but must be at least 1.")
         length = math.ceil(len(tokens) / batch_size) if pad else len(tokens) // batch_size
         if length < 1:
-            raise UserError(
-                f"The text has {len(tokens)} tokens, too few for a batch of {batch_size}: "
-                "use a smaller batch size (train.batch_size) or a longer text."
-            )
+            problem = f"The text has {len(tokens)} tokens, too few for a batch of {batch_size}"
+            raise UserError(f"{problem}: use a smaller batch size (train.batch_size) or a longer text.")
         kept = range(batch_size)[rows or slice(None)]
         held = np.full((len(kept), length + 1), IGNORE, dtype=np.int32)  # half the memory of int64, and ids fit
         for row, start in zip(held, (index * length for index in kept), strict=True):
@@ -93,17 +90,6 @@ def shard(batch_size: int, rank: int, world_size: int) -> slice:
     return slice(rank * own, (rank + 1) * own)
 
 
-class Segment(NamedTuple):
-    """The tokens of one step: ``length`` of every row from ``start`` on."""
-
-    start: int
-    length: int
-
-    @property
-    def begins_epoch(self) -> bool:
-        return self.start == 0
-
-
 class SegmentPlan:
     """Cuts rows of ``row_length`` tokens into segments; any step can be asked for, in any order.
 
@@ -117,11 +103,11 @@ class SegmentPlan:
         self._ends = [0]  # steps done after each epoch, as far as they were asked for
         self._cuts = lru_cache(maxsize=2)(self._draw_cuts)
 
-    def segment(self, step: int) -> Segment:
-        """The segment of step ``step``, counted from 0."""
+    def segment(self, step: int) -> tuple[int, int]:
+        """Where the segment of step ``step`` (from 0) starts in every row, and its length; an epoch begins at 0."""
         epoch = self._epoch_of(step)
         cuts, index = self._cuts(epoch), step - self._ends[epoch]
-        return Segment(int(cuts[index]), int(cuts[index + 1] - cuts[index]))
+        return int(cuts[index]), int(cuts[index + 1] - cuts[index])
 
     def steps_in(self, epochs: float) -> int:
         """How many steps that many epochs take, rounded up to a whole step."""

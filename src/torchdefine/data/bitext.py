@@ -29,7 +29,7 @@ from torchdefine.data.token_file import (
     open_encoded,
     write_manifest,
 )
-from torchdefine.data.tokenizer import SMALLEST_BPE, TokenizerPair, train_bpe_on
+from torchdefine.data.tokenizer import SMALLEST_BPE, TokenizerPair, train_subwords_on
 from torchdefine.errors import UserError
 from torchdefine.files import Meter, Progress, atomic_file, cache_folder
 
@@ -44,18 +44,10 @@ class BitextConfig(DataConfig):
 
     source: str = setting("en", "The language to translate from, as in the endings of its file names.")
     target: str = setting("de", "The language to translate into, as in the endings of its file names.")
-    bpe_size: int = setting(
-        8000,
-        "Tokens of the BPE that is learned from the training text, or of each of the two.",
-        at_least=SMALLEST_BPE,
-    )
+    bpe_size: int = setting(8000, "Tokens of the BPE, or of each, learned from the text.", at_least=SMALLEST_BPE)
     joint: bool = setting(True, "One BPE for both languages, or one for each.")
     max_length: int = setting(100, "Training pairs with more tokens on a side are left out.", at_least=1)
-    max_ratio: float = setting(
-        3.0,
-        "Training pairs are left out where a side has more tokens than this many times the other's, plus 5.",
-        at_least=1,
-    )
+    max_ratio: float = setting(3.0, "Training pairs more unequal than this, plus 5 tokens, are left out.", at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,9 +167,9 @@ def _learn_tokenizers(files: PairedFiles, rules: BitextConfig, meter: Meter) -> 
             yield [one_line(line) for line in block[side]]
 
     if rules.joint:
-        joint = train_bpe_on(chain(lines_of(0), lines_of(1)), rules.bpe_size, sentences=True)
+        joint = train_subwords_on(chain(lines_of(0), lines_of(1)), rules.bpe_size, sentences=True)
         return TokenizerPair(joint, joint)
-    own = [train_bpe_on(lines_of(side), rules.bpe_size, sentences=True) for side in (0, 1)]
+    own = [train_subwords_on(lines_of(side), rules.bpe_size, sentences=True) for side in (0, 1)]
     return TokenizerPair(own[0], own[1])
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdefine.config import setting
-from torchdefine.data.sources import DataConfig, find_splits
+from torchdefine.data.sources import SPLITS, DataConfig, find_splits
 from torchdefine.data.text_files import bytes_of, read_texts
 from torchdefine.data.token_file import (
     TokenFile,
@@ -25,7 +24,6 @@ from torchdefine.data.token_file import (
     encoded_once,
     only,
     open_encoded,
-    read_manifest,
     write_manifest,
 )
 from torchdefine.data.tokenizer import TOKENIZER_FILE, SubwordTokenizer, load_tokenization
@@ -43,12 +41,8 @@ WordRule = dict[str, Any]
 class TextConfig(DataConfig):
     """The text of a language model."""
 
-    min_count: int = setting(
-        1, "Words seen less often than this in the training text become <unk>; for words only.", at_least=1
-    )
-    max_size: int | None = setting(
-        None, "At most this many words in the vocabulary, the most frequent ones; for words only.", at_least=3
-    )
+    min_count: int = setting(1, "Words seen less often in training become <unk>; for words only.", at_least=1)
+    max_size: int | None = setting(None, "Most words in the vocabulary, by frequency; for words only.", at_least=3)
 
 
 @dataclass(frozen=True)
@@ -120,9 +114,7 @@ def encode_corpus(
 
 def _is_encoded(folder: Path) -> bool:
     """Whether a manifest is there, rather than a file of the user's own that is called the same."""
-    with suppress(UserError):
-        return bool(read_manifest(folder / MANIFEST_FILE))
-    return False
+    return (folder / MANIFEST_FILE).is_file() and any((folder / f"{split}.tokens").is_file() for split in SPLITS)
 
 
 def _check_encoding(corpus: Corpus, rule: WordRule | None, chosen: Tokenization | None) -> None:
@@ -176,8 +168,6 @@ def _count_words(texts: Sequence[Path], rule: WordRule, meter: Meter) -> tuple[V
         counts.update(split_words(block.lines))
     vocabulary = Vocabulary.from_counts(counts, **rule)
     if len(vocabulary) < 3:
-        raise UserError(
-            f"The training text {texts[0]} has no word that is seen {rule['min_count']} times or more: give a longer "
-            "text or a smaller min_count."
-        )
+        problem = f"The training text {texts[0]} has no word that is seen {rule['min_count']} times or more"
+        raise UserError(f"{problem}: give a longer text or a smaller min_count.")
     return vocabulary, len(counts.keys() - {UNK, EOS})

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchdefine.config import Config, setting
-from torchdefine.data.download import download, extract, hash_record
-from torchdefine.errors import MachineError, UserError
+from torchdefine.data.download import download, extract, keep_hash
+from torchdefine.errors import UserError
 from torchdefine.files import Progress, cache_folder, locked, new_folder
-from torchdefine.spelling import option
+from torchdefine.spelling import listed, option
 
 _log = logging.getLogger(__name__)
 _SAMPLES = Path(__file__).parent / "samples"
@@ -33,12 +33,8 @@ BITEXT_LAYOUT = (
 class DataConfig(Config):
     """What the data of every task have."""
 
-    corpus: str = setting(
-        "wikitext-2-shuffled", "A named corpus, or a folder with train, valid and test text.", path=True
-    )
-    tokenizer: str | None = setting(
-        None, "A tokenizers file (BPE) to use instead of a vocabulary of its own.", path=True
-    )
+    corpus: str = setting("wikitext-2-shuffled", "A named corpus or a folder of train, valid and test text.", path=True)
+    tokenizer: str | None = setting(None, "A tokenizers file (BPE) in place of a vocabulary of its own.", path=True)
     vocabulary_size: int | None = setting(
         None, "Size of the published vocabulary, for `params` to count with; training goes by its own text.", at_least=1
     )
@@ -76,7 +72,7 @@ NAMED_TEXTS = {
 
 
 def corpus_names(*, parallel: bool = False) -> list[str]:
-    """Every name that ``resolve_corpus`` knows, or ``resolve_bitext``."""
+    """Every name that ``resolve_corpus`` knows."""
     return [name for name, text in NAMED_TEXTS.items() if text.parallel == parallel]
 
 
@@ -85,18 +81,18 @@ def licence_of(name: str) -> str | None:
     return NAMED_TEXTS[name].licence if name in NAMED_TEXTS else None
 
 
-def resolve_corpus(name_or_path: str | Path, cache: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """The folder with the texts of a corpus: an existing folder as it is, else the corpus of that name."""
-    return _resolve(str(name_or_path), False, cache, progress)
+def resolve_corpus(
+    name_or_path: str | Path,
+    cache: str | Path | None = None,
+    progress: Progress | None = None,
+    *,
+    parallel: bool = False,
+) -> Path:
+    """The folder with the texts of a corpus: an existing folder as it is, else the corpus of that name.
 
-
-def resolve_bitext(name_or_path: str | Path, cache: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """The folder (or .tsv file) of a bitext: an existing one as it is, else the bitext of that name."""
-    return _resolve(str(name_or_path), True, cache, progress)
-
-
-def _resolve(given: str, parallel: bool, cache: str | Path | None, progress: Progress | None) -> Path:
-    kind, layout = ("bitext", BITEXT_LAYOUT) if parallel else ("corpus", CORPUS_LAYOUT)
+    If ``parallel``, of a bitext, which may also be a .tsv file.
+    """
+    given, (kind, layout) = str(name_or_path), ("bitext", BITEXT_LAYOUT) if parallel else ("corpus", CORPUS_LAYOUT)
     names = corpus_names(parallel=parallel)
     if not given:
         raise UserError(f"The {kind} is empty text: pass a folder or one of {', '.join(names)}.")
@@ -127,9 +123,8 @@ def _fetched(name: str, downloads: Path, progress: Progress | None) -> Path:
             try:
                 with new_folder(folder) as unpacked:
                     extract(archive, {text.member.format(split): unpacked / f"{split}.txt" for split in SPLITS})
-            except MachineError:
-                hash_record(archive).unlink(missing_ok=True)  # or a later download would need the damaged file's hash
-                raise
+                if text.sha256 is None:
+                    keep_hash(archive, sha256)
             finally:
                 archive.unlink()  # it is not needed once unpacked, and a damaged one must not stay
     return folder
@@ -145,11 +140,11 @@ def find_splits(folder: str | Path, *, require_train: bool = True) -> dict[str, 
     splits = _by_split(files)
     for split, parts in splits.items():
         if len({re.sub(r"[._-]?\d+", "#", part.name) for part in parts}) > 1:
-            found = ", ".join(part.name for part in parts)
+            found = listed([part.name for part in parts])
             raise UserError(f"{folder} has several {split} files ({found}): keep one, or number its parts.")
     if not splits or (require_train and "train" not in splits):
         wanted = "training" if require_train else "train, valid or test"
-        found = ", ".join(path.name for path in files) or "no files"
+        found = listed([path.name for path in files]) or "no files"
         raise UserError(f"{folder} has no {wanted} file (found: {found}): {CORPUS_LAYOUT}.")
     return splits
 
@@ -199,7 +194,7 @@ def _paired(folder: Path, split: str, files: list[Path], source: str, target: st
     )
     alike = parts == same_parts and len({re.sub(r"\d+", "#", part) for part in parts}) == 1
     if not alike or len(files) > len(sources) + len(targets):
-        found = ", ".join(file.name for file in files)
+        found = listed([file.name for file in files])
         raise UserError(
             f"The {split} files of {folder} ({found}) are neither tables nor pairs of the same name that end in "
             f".{source} and .{target}: add, rename or remove some."

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from torchdefine.data.sources import PairedFiles
 from torchdefine.errors import MachineError, UserError
+from torchdefine.files import check_is_file
 
 BLOCK_BYTES = 4 << 20
 LONGEST_LINE_BYTES = 128 << 20
@@ -70,11 +71,8 @@ def decode_text(raw: bytes, name: str) -> list[str]:
     return _decode(raw, name).removesuffix("\n").split("\n") if raw else []
 
 
-class PairBlock(NamedTuple):
-    """Some pairs of lines, as they stand in the files."""
-
-    source: list[str]
-    target: list[str]
+PairBlock = tuple[list[str], list[str]]
+"""Lines of the source and of the target, as they stand in the files."""
 
 
 def read_pairs(files: PairedFiles, advance: Callable[[int], None] = lambda _: None) -> Iterator[PairBlock]:
@@ -90,7 +88,7 @@ def read_pairs(files: PairedFiles, advance: Callable[[int], None] = lambda _: No
             source, target = (sum(len(block.lines) for block in read_texts(side)) for side in sides)
             sizes = f"{files.source[0]} has {source:,} lines and {files.target[0]} has {target:,}"
             raise UserError(f"{sizes}, but line must stand for line: align them again.")
-        yield PairBlock([pair[0] for pair in chunk], [pair[1] for pair in chunk])
+        yield [pair[0] for pair in chunk], [pair[1] for pair in chunk]
 
 
 def _read_table(table: Path, advance: Callable[[int], None]) -> Iterator[PairBlock]:
@@ -100,17 +98,14 @@ def _read_table(table: Path, advance: Callable[[int], None]) -> Iterator[PairBlo
         for number, row in enumerate(rows, start=lines_before + 1):
             if len(row) < 2:
                 raise UserError(f"Line {number:,} of {table} has no second column: put a tab before the target.")
-        yield PairBlock([row[0] for row in rows], [row[1] for row in rows])
+        yield [row[0] for row in rows], [row[1] for row in rows]
         lines_before += len(rows)
 
 
 def _open(path: Path) -> BinaryIO:
+    check_is_file(path, "text file")
     try:
         return path.open("rb")
-    except FileNotFoundError as error:
-        raise UserError(f"There is no file {path}: check its name.") from error
-    except IsADirectoryError as error:
-        raise UserError(f"{path} is a folder, but a text file is needed here.") from error
     except OSError as error:
         raise UserError(f"{path} cannot be opened ({error.strerror}): check its permissions.") from error
 

@@ -3,7 +3,8 @@
 A folder of the cache, or one that the caller names, has
 
     corpus.json (a bitext's: bitext.json)    the format version, the name, the hash of the tokenization, and for every
-                                             split the header of each of its token files; written last
+                                             split the header of each of its token files, with the hash of its ids;
+                                             sealed by a hash of itself, and written last
     vocab.txt or tokenizer.json              the tokenization
     train.tokens  valid.tokens  test.tokens  the ids, little-endian: uint16 where the vocabulary has at most 65,536
                                              tokens, else uint32
@@ -17,22 +18,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 
-from torchdefine.data.tokenizer import TokenizerPair
-from torchdefine.data.vocabulary import Tokenization
+from torchdefine.data.tokenizer import SOURCE_FILE, TARGET_FILE, TOKENIZER_FILE, TokenizerPair
+from torchdefine.data.vocabulary import VOCABULARY_FILE, Tokenization
 from torchdefine.errors import UserError
-from torchdefine.files import locked, write_text
+from torchdefine.files import check_is_file, locked, read_sealed, sha256_of, write_sealed
 from torchdefine.spelling import option
 
-E = TypeVar("E")
+E = TypeVar("E", bound="Encoded")
+S = TypeVar("S")
 T = TypeVar("T", Tokenization, TokenizerPair)
 
 VERSION = 2
 FEWEST_TOKENS = 2
+DTYPES = ("uint16", "uint32")
 LOSS_THAT_COUNTS = 0.001
 """Fraction of a text's characters; a model is credited with the bytes of those, too, that its tokenizer drops."""
 
@@ -60,14 +64,16 @@ class TokenHeader:
 
 @dataclass(frozen=True)
 class TokenFile:
-    """An open token file: ``tokens`` is mapped from the disk, not read."""
+    """An open token file, mapped from the disk."""
 
     path: Path
     header: TokenHeader
-    tokens: np.memmap
+    vocabulary_size: int
+    _mapped: np.memmap
 
     @classmethod
-    def open(cls, path: Path, header: TokenHeader) -> TokenFile:
+    def open(cls, path: Path, header: TokenHeader, vocabulary_size: int) -> TokenFile:
+        check_is_file(path, "token file")
         try:
             tokens: np.memmap = np.memmap(path, np.dtype(header.dtype).newbyteorder("<"), mode="r")
         except OSError as error:
@@ -76,7 +82,19 @@ class TokenFile:
             raise _damaged(path, "it is empty or ends within a token") from error
         if len(tokens) != header.tokens:
             raise _damaged(path, f"it has {len(tokens):,} tokens where {header.tokens:,} were written")
-        return cls(path, header, tokens)
+        return cls(path, header, vocabulary_size, tokens)
+
+    @cached_property
+    def tokens(self) -> np.memmap:
+        """The ids, compared with the header's hash block by block before the first of them is used."""
+        digest = hashlib.sha256()
+        for _, part in self._parts():
+            digest.update(part.data)
+            if part.max() >= self.vocabulary_size:
+                raise _damaged(self.path, "it has ids that are not in the vocabulary")
+        if digest.hexdigest() != self.header.tokens_sha256:
+            raise _damaged(self.path, "its tokens are not those that were written")
+        return self._mapped
 
     def __len__(self) -> int:
         return self.header.tokens
@@ -91,28 +109,29 @@ class TokenFile:
         return {name: getattr(self.header, name) for name in ("tokens", "text_sha256", "tokens_sha256", "lost_share")}
 
     def verify(self) -> None:
-        """Read all the data and compare its hash to the header's."""
-        digest = hashlib.sha256()
-        for _, part in self._parts():
-            digest.update(part.data)
-        if digest.hexdigest() != self.header.tokens_sha256:
-            raise _damaged(self.path, "its tokens are not those that were written")
+        """Refuse a file whose ids are not those that were written, as the first use of them does."""
+        _ = self.tokens
 
     def counts(self, vocabulary_size: int) -> np.ndarray:
         """How often each id occurs, (V,)."""
         counts = np.zeros(vocabulary_size, np.int64)
+        self.verify()
         for _, part in self._parts():
             counts += np.bincount(part, minlength=vocabulary_size)
         return counts
 
     def ends(self, eos_id: int) -> np.ndarray:
         """Where each line ends, its ``<eos>`` included, (lines,); it begins where the one before ends."""
-        return np.concatenate([np.flatnonzero(part == eos_id) + start + 1 for start, part in self._parts()])
+        self.verify()
+        ends = np.concatenate([np.flatnonzero(part == eos_id) + start + 1 for start, part in self._parts()])
+        if len(ends) != self.header.lines:
+            raise _damaged(self.path, f"it has {len(ends):,} lines where {self.header.lines:,} were written")
+        return ends
 
     def _parts(self) -> Iterator[tuple[int, np.ndarray]]:
         """The tokens as much at a time as memory should hold, and where each part starts."""
         for start in range(0, len(self), _READ_AT_ONCE):
-            yield start, self.tokens[start : start + _READ_AT_ONCE]
+            yield start, self._mapped[start : start + _READ_AT_ONCE]
 
 
 def _damaged(path: Path, reason: str) -> UserError:
@@ -126,7 +145,7 @@ class TokenWriter:
 
     def __init__(self, file: BinaryIO, tokenization: Tokenization) -> None:
         self._file, self._unk_id = file, tokenization.unk_id
-        self._dtype = "uint16" if len(tokenization) <= 1 << 16 else "uint32"
+        self._dtype = DTYPES[len(tokenization) > 1 << 16]
         self._text, self._tokens = hashlib.sha256(), hashlib.sha256()
         self.sums = Counter(tokens=0, lines=0, bytes=0, unknown=0)
         self._lost = np.zeros(2, np.int64)
@@ -160,18 +179,27 @@ Headers = dict[str, TokenHeader]
 
 
 def write_manifest(path: Path, name: str, vocabulary_sha256: str, splits: Mapping[str, Headers], **facts: Any) -> None:
+    """Bind the files of an encoded text, and the tokenization that was saved beside them, to each other."""
     headers = {split: {file: asdict(header) for file, header in files.items()} for split, files in splits.items()}
     facts |= {"version": VERSION, "name": name, "vocabulary_sha256": vocabulary_sha256, "splits": headers}
-    write_text(path, json.dumps(facts))
+    write_sealed(path, {**facts, "tokenization": _hashes_of_tokenization(path.parent)})
+
+
+def _hashes_of_tokenization(folder: Path) -> dict[str, str]:
+    """Of the files that are there, for they hold more than ids: how often words occur."""
+    names = (VOCABULARY_FILE, TOKENIZER_FILE, SOURCE_FILE, TARGET_FILE)
+    return {name: sha256_of(folder / name) for name in names if (folder / name).is_file()}
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """What ``write_manifest`` wrote."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        facts: dict[str, Any] = json.loads(path.read_bytes())
+        facts = read_sealed(path, "encode the text again")
         for files in facts["splits"].values():
             files.update({name: TokenHeader(**header) for name, header in files.items()})
-        if facts["version"] == VERSION and {"name", "vocabulary_sha256"} <= facts.keys():
+            if any(Path(name).name != name or header.dtype not in DTYPES for name, header in files.items()):
+                raise ValueError
+        if facts["version"] == VERSION and {"name", "vocabulary_sha256", "tokenization"} <= facts.keys():
             return facts
     problem = f"{path.name} is missing, damaged or of another format version than {VERSION}"
     raise UserError(f"{path.parent} is not a folder with an encoded {path.stem}: {problem}; encode the text again.")
@@ -180,14 +208,23 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def open_encoded(path: Path, load: Callable[[Path], T]) -> tuple[dict[str, Any], T, dict[str, list[TokenFile]]]:
     """What a manifest says, the tokenization beside it and the token files of each split."""
     facts, folder = read_manifest(path), path.parent
-    tokenization = load(folder)
-    if facts["vocabulary_sha256"] != tokenization.sha256:
+    if facts["tokenization"] != _hashes_of_tokenization(folder):
         raise UserError(f"{folder} was encoded with another vocabulary than the one beside it: delete the folder.")
+    tokenization = load(folder)
+    sides = (tokenization.source, tokenization.target) if isinstance(tokenization, TokenizerPair) else (tokenization,)
+    size = max(map(len, sides))
     splits = {
-        split: [TokenFile.open(folder / name, header) for name, header in files.items()]
+        split: [TokenFile.open(folder / name, header, size) for name, header in files.items()]
         for split, files in facts["splits"].items()
     }
     return facts, tokenization, splits
+
+
+class Encoded(Protocol):
+    """An encoded text; each of its splits can ``verify()`` itself."""
+
+    @property
+    def splits(self) -> Mapping[str, Any]: ...
 
 
 def encoded_once(
@@ -198,24 +235,32 @@ def encoded_once(
     encode: Callable[[Path], None],
 ) -> E:
     """Open the folder of the cache for texts and settings; one that is not there, or is damaged, is filled first."""
-    files = {split: [(str(path.resolve()), *_size_and_time(path)) for path in paths] for split, paths in texts.items()}
+    files = {split: [(str(path.resolve()), *_state_of(path)) for path in paths] for split, paths in texts.items()}
     key = hashlib.sha256(json.dumps([VERSION, files, settings]).encode()).hexdigest()
     folder = place.with_name(f"{place.name}-{key[:16]}")
+
+    def opened() -> E:
+        found = open_folder(folder)
+        for text in found.splits.values():
+            text.verify()
+        return found
+
     with suppress(UserError):
-        return open_folder(folder)
+        return opened()
     with locked(folder):
         with suppress(UserError):  # another process may have filled it
-            return open_folder(folder)
+            return opened()
         encode(folder)
-        return open_folder(folder)
+        return opened()
 
 
-def _size_and_time(path: Path) -> tuple[int, int]:
+def _state_of(path: Path) -> tuple[int, ...]:
+    """What changes whenever a file does, even where another of the same size and time takes its place."""
     status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-def only(split: str | None, splits: Mapping[str, E], source: Path) -> Mapping[str, E]:
+def only(split: str | None, splits: Mapping[str, S], source: Path) -> Mapping[str, S]:
     """One of the splits, or all of them."""
     if split is not None and split not in splits:
         found = ", ".join(splits)

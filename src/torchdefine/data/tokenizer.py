@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,6 +44,8 @@ class SubwordTokenizer(Tokenization):
     file_name = TOKENIZER_FILE
     pad_id: int
     bos_id: int
+    tokenizer: Tokenizer
+    """The package's own object, with all its methods."""
 
     def __init__(self, json_text: str) -> None:
         """Take the text of a tokenizer file; ``load`` reads it from there."""
@@ -51,17 +54,22 @@ class SubwordTokenizer(Tokenization):
         if missing:
             tokenizer.add_special_tokens(missing)
             json_text = tokenizer.to_str()
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self._tokenizer: Tokenizer = tokenizer
         # The fingerprint is of this text, not of what the package would write now, which depends on its version.
         self._json = json_text
+        self.tokenizer = _uncut(tokenizer)
         vocabulary = tokenizer.get_vocab()
         self._size = max(vocabulary.values()) + 1  # ids may have gaps
         self.pad_id, self.bos_id, self.eos_id = (vocabulary[token] for token in (PAD, BOS, EOS))
         model = json.loads(json_text)["model"]
         unknown = model.get("unk_id")  # a Unigram model has its own unknown token as a number, the others by name
         self.unk_id = vocabulary.get(model.get("unk_token"), vocabulary[UNK]) if unknown is None else int(unknown)
+
+    @cached_property
+    def _literal(self) -> Tokenizer:
+        """The same for text that looks like a special token: a mode of its own, since threads share the other one."""
+        tokenizer = _uncut(_tokenizers().Tokenizer.from_str(self._json))
+        tokenizer.encode_special_tokens = True
+        return tokenizer
 
     def __len__(self) -> int:
         return self._size
@@ -71,55 +79,46 @@ class SubwordTokenizer(Tokenization):
         return hashlib.sha256(self._json.encode()).hexdigest()
 
     def id(self, token: str) -> int:
-        index = self._tokenizer.token_to_id(token)
+        index = self.tokenizer.token_to_id(token)
         return self.unk_id if index is None else index
 
     def token(self, index: int) -> str:
-        token = self._tokenizer.id_to_token(index) if 0 <= index < self._size else None
+        token = self.tokenizer.id_to_token(index) if 0 <= index < self._size else None
         if token is None:
             raise IndexError(f"The id {index} is not one of the tokenizer's {self._size} subwords.")
         return token
 
     def encode_lines(self, lines: Sequence[str]) -> np.ndarray:
-        lines_of_ids = ((*encoding.ids, self.eos_id) for encoding in self._encodings(lines))
+        lines_of_ids = ((*encoding.ids, self.eos_id) for encoding in _encodings(self.tokenizer, lines))
         return np.fromiter(chain.from_iterable(lines_of_ids), dtype=np.uint32)
-
-    def _encodings(self, lines: Sequence[str]) -> Iterator[Any]:
-        for start in range(0, len(lines), _LINES_AT_ONCE):
-            some_lines = list(lines[start : start + _LINES_AT_ONCE])
-            yield from self._tokenizer.encode_batch(some_lines, add_special_tokens=False)
 
     def lost_characters(self, lines: Sequence[str]) -> tuple[int, int]:
         """Of a sample of the lines, white space aside. Decoding would tell less, since a file need not say how."""
         sample = [line[:_CHECKED_CHARACTERS] for line in lines[:: len(lines) // _CHECKED_LINES + 1]]
-        encodings = self._tokenizer.encode_batch(sample, add_special_tokens=False)
+        encodings = self.tokenizer.encode_batch(sample, add_special_tokens=False)
         lost = sum(_uncovered(line, encoding.offsets) for line, encoding in zip(sample, encodings, strict=True))
-        if (normalizer := self._tokenizer.normalizer) is not None:
+        if (normalizer := self.tokenizer.normalizer) is not None:
             normalized = [normalizer.normalize_str(line) for line in sample]
-            again = self._tokenizer.encode_batch(normalized, add_special_tokens=False)
+            again = self.tokenizer.encode_batch(normalized, add_special_tokens=False)
             for line, other, one, two in zip(sample, normalized, encodings, again, strict=True):
                 if line != other and one.ids == two.ids:  # else the change is a spelling, as that of spaces
                     lost += (Counter(_printed(line)) - Counter(_printed(other))).total()
         return lost, sum(len(_printed(line)) for line in sample)
 
     def _decode_line(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def encode_sentences(self, sentences: Sequence[str]) -> list[list[int]]:
         """The ids of each sentence by itself, without ``<eos>``; text that looks like a special token stays text."""
         specials = {self.pad_id, self.bos_id, self.eos_id}
-        self._tokenizer.encode_special_tokens = True
-        try:
-            encoded = [encoding.ids for encoding in self._encodings(sentences)]
-        finally:
-            self._tokenizer.encode_special_tokens = False
+        encoded = [encoding.ids for encoding in _encodings(self._literal, sentences)]
         return [  # a foreign tokenizer may still have them among its words
             ids if specials.isdisjoint(ids) else [self.unk_id if i in specials else i for i in ids] for ids in encoded
         ]
 
     def decode_sentence(self, ids: Sequence[int]) -> str:
         """The text of one sentence in one line, without special tokens and with single spaces."""
-        return " ".join(self._tokenizer.decode(list(ids), skip_special_tokens=True).split())
+        return " ".join(self.tokenizer.decode(list(ids), skip_special_tokens=True).split())
 
     def _file_text(self) -> str:
         return self._json
@@ -133,6 +132,17 @@ class SubwordTokenizer(Tokenization):
             return cls(json_text)
         except Exception as error:  # the package raises nothing more precise
             raise UserError(f"{path} is not a tokenizer file of the package tokenizers ({error}).") from error
+
+
+def _uncut(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _encodings(tokenizer: Tokenizer, lines: Sequence[str]) -> Iterator[Any]:
+    for start in range(0, len(lines), _LINES_AT_ONCE):
+        yield from tokenizer.encode_batch(list(lines[start : start + _LINES_AT_ONCE]), add_special_tokens=False)
 
 
 def load_tokenization(folder: str | Path) -> Tokenization:
@@ -185,7 +195,9 @@ class TokenizerPair:
         return cls(joint, joint)
 
 
-def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progress | None = None) -> SubwordTokenizer:
+def train_subwords(
+    files: Sequence[str | Path], vocabulary_size: int, progress: Progress | None = None
+) -> SubwordTokenizer:
     """Learn a byte-level BPE of at most ``vocabulary_size`` tokens from text files; the specials come first."""
     if not files:
         raise UserError("Training a tokenizer needs at least one text file.")
@@ -194,12 +206,14 @@ def train_bpe(files: Sequence[str | Path], vocabulary_size: int, progress: Progr
         raise UserError(f"vocabulary_size is {vocabulary_size}, but must be at least {needed}.")
     paths = [Path(file) for file in files]
     meter = Meter(bytes_of(paths), progress)
-    tokenizer = train_bpe_on((block.lines for block in read_texts(paths, meter.advance)), vocabulary_size)
+    tokenizer = train_subwords_on((block.lines for block in read_texts(paths, meter.advance)), vocabulary_size)
     meter.finish()
     return tokenizer
 
 
-def train_bpe_on(blocks: Iterable[list[str]], vocabulary_size: int, *, sentences: bool = False) -> SubwordTokenizer:
+def train_subwords_on(
+    blocks: Iterable[list[str]], vocabulary_size: int, *, sentences: bool = False
+) -> SubwordTokenizer:
     """The same from blocks of lines; with ``sentences`` a word is the same token at a line's start and within it."""
     tokenizers = _tokenizers()
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())

@@ -167,16 +167,16 @@ class Vocabulary(Tokenization):
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
         """Read what ``save`` wrote: a header with the number of tokens, then ``token<TAB>count`` a line."""
-        header, *rows = read_text(Path(path), "vocabulary file").removesuffix("\n").split("\n")
-        name, _, announced = header.partition("\t")
+        header, _, body = read_text(Path(path), "vocabulary file").removesuffix("\n").partition("\n")
+        name, _, announced = header[:100].partition("\t")
         if name != _HEADER:
             raise UserError(f"{path} is not a vocabulary file of a known version: it must begin with '{_HEADER}'.")
-        pairs = [row.rpartition("\t")[::2] for row in rows]
         try:
-            if announced != str(len(rows)):
-                raise UserError(f"its header announces {announced or 'no'} tokens, but it has {len(rows)}.")
+            if announced != str(found := body.count("\n") + bool(body)):
+                raise UserError(f"its header announces {announced or 'no'} tokens, but it has {found}.")
+            pairs = [row.rpartition("\t")[::2] for row in body.split("\n")] if body else []
             for number, (_, count) in enumerate(pairs, start=2):
-                if not count.isdecimal():
+                if not (count.isdecimal() and len(count) < 19):
                     raise UserError(f"line {number} is not a token, a tab and a count.")
             return cls([token for token, _ in pairs], [int(count) for _, count in pairs])
         except UserError as error:

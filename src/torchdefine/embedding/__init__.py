@@ -3,7 +3,6 @@
 from torchdefine.config import Kinds
 from torchdefine.embedding.adaptive_map import AdaptiveConfig, AdaptiveMap, shrink_cutoffs
 from torchdefine.embedding.define import DeFINE, build_embedding
-from torchdefine.embedding.dense import DenseMLP, DenseProjection, MLPConfig, NoUnitConfig, ProjectionConfig
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import (
     MapConfig,
@@ -17,7 +16,7 @@ from torchdefine.embedding.map import (
 from torchdefine.embedding.plan import VARIANTS, Plan, UnitConfig, make_plan
 from torchdefine.embedding.table import LooksUp, finished_table
 from torchdefine.embedding.token_embedding import TokenEmbedding
-from torchdefine.embedding.unit import DefineUnit
+from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, MLPConfig, NoUnitConfig, ProjectionConfig
 
 EMBEDDINGS = Kinds("embedding", StandardConfig, ProjectiveConfig, AdaptiveConfig)
 UNITS = Kinds("unit", NoUnitConfig, ProjectionConfig, MLPConfig)

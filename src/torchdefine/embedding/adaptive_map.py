@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchdefine.config import setting
+from torchdefine.config import MOST_DEEP, setting
 from torchdefine.embedding.map import (
     MapConfig,
     VocabularyFacts,
@@ -20,7 +20,7 @@ from torchdefine.embedding.map import (
     resized_table,
     rows_of,
 )
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class AdaptiveConfig(MapConfig):
     """Tables by frequency band."""
 
     kind: str = "adaptive"
-    cutoffs: tuple[int, ...] = setting(
-        (20_000, 40_000, 200_000), "Frequency ranks at which the second and later bands start."
+    cutoffs: tuple[int, ...] = setting((20_000, 40_000, 200_000), "Frequency ranks at which the later bands start.")
+    division: int = setting(
+        4, "How many times narrower each band is than the one before.", at_least=1, at_most=MOST_DEEP
     )
-    division: int = setting(4, "Each band is this many times narrower than the band before.", at_least=1)
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> AdaptiveMap:
         cutoffs = fitting_cutoffs("embedding", self.cutoffs, vocabulary.size, divisors=(8, 2))
@@ -119,10 +119,8 @@ class AdaptiveMap(nn.Module):
         """Rows come and go at the end of the rarest band."""
         check_resize(num_embeddings, self.padding_idx)
         if num_embeddings <= self.cutoffs[-1]:
-            raise UserError(
-                f"{num_embeddings} rows would empty the rarest band, which starts at {self.cutoffs[-1]}: "
-                f"keep at least {self.cutoffs[-1] + 1}."
-            )
+            problem = f"{num_embeddings} rows would empty the rarest band, which starts at {self.cutoffs[-1]}"
+            raise UserError(f"{problem}: keep at least {self.cutoffs[-1] + 1}.")
         if self.ranks is not None:
             self.ranks = grown_ranks(self.ranks, num_embeddings)
         last, start = self.bands_with_starts()[-1]
@@ -152,10 +150,8 @@ def check_cutoffs(cutoffs: Sequence[int], num_embeddings: int) -> tuple[int, ...
     if cutoffs[-1] >= num_embeddings:
         fitting = shrink_cutoffs(cutoffs, num_embeddings)
         way_out = f"use {fitting}" if fitting else "use a standard table"
-        raise UserError(
-            f"The cutoff {cutoffs[-1]} does not fit a vocabulary of {num_embeddings}: {way_out} "
-            f"(shrink_cutoffs does this for you)."
-        )
+        problem = f"The cutoff {cutoffs[-1]} does not fit a vocabulary of {num_embeddings}"
+        raise UserError(f"{problem}: {way_out} (shrink_cutoffs does this for you).")
     return cutoffs
 
 
@@ -171,17 +167,14 @@ def fitting_cutoffs(section: str, cutoffs: Sequence[int], size: int, divisors: S
         suggested = sorted({size // divisor for divisor in divisors} - {0})
         with_bands = f"use --{section}.cutoffs {','.join(map(str, suggested))}, or " if suggested else ""
         standard = "--embedding.kind standard and " if section == "embedding" else ""
-        raise UserError(
-            f"All of {section}.cutoffs {tuple(cutoffs)} lie outside the vocabulary of {size}: {with_bands}remove the "
-            f"bands with {standard}--output.kind full."
-        )
+        problem = f"All of {section}.cutoffs {tuple(cutoffs)} lie outside the vocabulary of {size}"
+        raise UserError(f"{problem}: {with_bands}remove the bands with {standard}--output.kind full.")
     return fitting
 
 
 def band_dims(map_dim: int, division: int, bands: int) -> tuple[int, ...]:
     """Widths of the bands: map_dim, map_dim / division, …"""
-    if division < 1:
-        raise UserError(f"division is {division}, but must be at least 1: use 4, or 1 for bands of equal width.")
+    check_count("division", division, "use 4, or 1 for bands of equal width")
     dims = tuple(map_dim // division**band for band in range(bands))
     if dims[-1] < 1:
         raise UserError(
@@ -204,9 +197,7 @@ def frequency_ranks(
         return torch.empty_like(given)
     values = torch.as_tensor(given if isinstance(given, Tensor) else list(given), dtype=torch.long, device="cpu")
     if values.shape != (num_embeddings,):
-        raise UserError(
-            f"{name} has the shape {tuple(values.shape)}, but needs one value for each of {num_embeddings} ids."
-        )
+        raise UserError(f"{name} has the shape {tuple(values.shape)}, but needs one for each of {num_embeddings} ids.")
     in_order = torch.arange(num_embeddings, device="cpu")
     if counts is not None:
         order = torch.argsort(values, descending=True, stable=True)
@@ -222,7 +213,6 @@ def frequency_ranks(
 def grown_ranks(ranks: Tensor, num_embeddings: int) -> Tensor:
     """The ranks of a larger vocabulary, whose new tokens are the rarest."""
     if num_embeddings < len(ranks):
-        raise UserError(
-            f"Rows cannot be removed from bands whose ids are not in frequency order: keep at least {len(ranks)}."
-        )
+        problem = "Rows cannot be removed from bands whose ids are not in frequency order"
+        raise UserError(f"{problem}: keep at least {len(ranks)}.")
     return torch.cat((ranks, torch.arange(len(ranks), num_embeddings, device=ranks.device)))

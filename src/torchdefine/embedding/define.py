@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
+from torchdefine import __version__
 from torchdefine.config import to_plain
 from torchdefine.embedding.adaptive_map import AdaptiveMap
+from torchdefine.embedding.hub import Hub
 from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
 from torchdefine.embedding.plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
 from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
-from torchdefine.files import read_json, write_json, write_safetensors
+from torchdefine.files import read_json as read_json_file
+from torchdefine.files import read_sealed, reading_safetensors, write_safetensors, write_sealed
+from torchdefine.plain import read_json
 
 FORMAT = "torchdefine embedding"
 FORMAT_VERSION = 1
 CONFIG_FILE, WEIGHTS_FILE = "embedding.json", "embedding.safetensors"
+SAVE_AGAIN = "save the embedding there again"
 MAPS: dict[str, Any] = {"standard": StandardMap, "projective": ProjectiveMap, "adaptive": AdaptiveMap}
 
 
-class DeFINE(TokenEmbedding):
+class DeFINE(Hub, TokenEmbedding):
     """Token ids → vectors through a small table and a deep group-linear unit; (…) → (…, embedding_dim).
 
     Args:
@@ -102,42 +106,49 @@ class DeFINE(TokenEmbedding):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        if config.get("format") != FORMAT or config.get("version") != FORMAT_VERSION:
-            raise UserError(
-                f"Expected a {FORMAT} of version {FORMAT_VERSION}, but found {config.get('format')!r} of version "
-                f"{config.get('version')!r}: save it again with a matching torchdefine."
-            )
+        check_version(config)
         unit = UnitConfig.read(config["unit"], "unit")
         embedding = cls.over(map_from_config(config["map"]), unit.embedding_dim, unit)
         embedding.row_dropout = config["row_dropout"]
         return embedding
 
     def save(self, folder: str | Path) -> None:
-        """Write settings and weights into a folder, each file whole or not at all."""
-        write_safetensors(Path(folder) / WEIGHTS_FILE, self.state_dict())
-        write_json(Path(folder) / CONFIG_FILE, self.to_config())
+        """Write weights, which hold their settings, and the settings once more, for people and for the Hub."""
+        config = {**self.to_config(), "torchdefine_version": __version__}
+        write_safetensors(Path(folder) / WEIGHTS_FILE, self.state_dict(), {"settings": json.dumps(config)})
+        write_sealed(Path(folder) / CONFIG_FILE, config)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Read what ``save`` wrote; the weights are checked against the settings."""
-        folder = Path(folder)
-        config = read_json(folder / CONFIG_FILE)
-        try:
+        """Read what ``save`` wrote; files that were changed since are refused.
+
+        A save that was killed between the two leaves new weights with their own settings, and these count.
+        """
+        path, settings = Path(folder) / WEIGHTS_FILE, Path(folder) / CONFIG_FILE
+        check_version(read_json_file(settings))
+        read_sealed(settings, SAVE_AGAIN)
+        if not path.exists():
+            raise UserError(f"{folder} has no {WEIGHTS_FILE}: {SAVE_AGAIN}.")
+        with reading_safetensors(path, if_missing=SAVE_AGAIN, if_damaged=SAVE_AGAIN) as file:
+            config = read_json(file.metadata["settings"], f"The header of {path}")
+            check_version(config)
+            state = file.read()
             with torch.random.fork_rng(devices=[]):  # the file's weights replace those drawn here
                 embedding = cls.from_config(config)
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{folder / CONFIG_FILE} is damaged ({error}): save the embedding again.") from error
-        weights = folder / WEIGHTS_FILE
-        try:
-            state = load_file(weights)
             embedding.to(next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32))
-            embedding.load_state_dict(state)
-        except FileNotFoundError:
-            raise UserError(f"{folder} has no {WEIGHTS_FILE}: save the embedding there again.") from None
-        except (SafetensorError, RuntimeError) as error:
-            reason = str(error).splitlines()[-1].strip()
-            raise UserError(f"{weights} cannot be read ({reason}): save the embedding again.") from error
+            try:
+                embedding.load_state_dict(state)
+            except RuntimeError as error:
+                raise ValueError(str(error).splitlines()[-1].strip()) from None
         return embedding
+
+
+def check_version(config: dict[str, Any]) -> None:
+    if config.get("format") != FORMAT or config.get("version") != FORMAT_VERSION:
+        raise UserError(
+            f"Expected a {FORMAT} of version {FORMAT_VERSION}, but found {config.get('format')!r} of version "
+            f"{config.get('version')!r}: save it again with a matching torchdefine."
+        )
 
 
 def build_embedding(embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts) -> TokenEmbedding:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 
 
 class UnitVariance(nn.Module):
@@ -30,8 +30,7 @@ class UnitVariance(nn.Module):
 
     def used_weight(self) -> Tensor:
         """The weight that the input is multiplied by."""
-        weight: Tensor = self.weight if self.gain == 1.0 else self.weight * self.gain
-        return weight
+        return self.weight if self.gain == 1.0 else self.weight * self.gain
 
     def used_bias(self) -> Tensor | None:
         return self.bias if self.bias is None or self.gain == 1.0 else self.bias * self.gain
@@ -56,10 +55,9 @@ class GroupLinear(UnitVariance):
         equalised: bool = False,
     ) -> None:
         super().__init__()
-        for name, value in (("in_features", in_features), ("out_features", out_features), ("groups", groups)):
-            if value < 1:
-                raise UserError(f"{name} is {value}, but must be at least 1.")
+        check_count("groups", groups)
         for name, value in (("in_features", in_features), ("out_features", out_features)):
+            check_count(name, value)
             if value % groups:
                 lower = value // groups * groups
                 options = f"{lower} or {lower + groups}" if lower else f"{groups}"

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchdefine.config import Config, rate, setting
-from torchdefine.errors import UserError
+from torchdefine.config import MOST_WIDE, Config, rate, setting
+from torchdefine.errors import UserError, check_count
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,11 @@ class MapConfig(Config):
     """What every map has; a map of your own inherits it and says how it is built."""
 
     kind: str = ""
-    map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1)
+    map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1, at_most=MOST_WIDE)
     scaled: bool = setting(False, "Multiply the map's vectors by the square root of map_dim.")
     scale: float | None = setting(None, "Multiply the map's vectors by this number instead.", above=0)
-    init_std: float | None = setting(
-        None, "Initial standard deviation of the table; default 1 / sqrt(map_dim).", above=0
-    )
-    row_dropout: float = rate("Dropout rate of whole rows: the fraction of token types with zero vectors in a step.")
+    init_std: float | None = setting(None, "Standard deviation of the fresh table; else 1 / sqrt(map_dim).", above=0)
+    row_dropout: float = rate("Dropout rate of whole rows: token types whose vectors are zeroed in a step.")
 
     @abstractmethod
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> MapLayer:
@@ -74,11 +72,9 @@ class ProjectiveConfig(MapConfig):
 
     kind: str = "projective"
     output_dim: int | None = setting(
-        None, "Width after the projection; by default the unit's embedding_dim, else map_dim.", at_least=1
+        None, "Width of the vectors; the unit's embedding_dim, else map_dim.", at_least=1, at_most=MOST_WIDE
     )
-    projection_std: float | None = setting(
-        None, "Initial standard deviation of the projection; default 1 / sqrt(map_dim).", above=0
-    )
+    projection_std: float | None = setting(None, "Standard deviation of its matrix; else 1 / sqrt(map_dim).", above=0)
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> ProjectiveMap:
         output_dim = self.output_dim or width or self.map_dim
@@ -127,6 +123,8 @@ def check_ids(ids: Tensor, num_embeddings: int) -> None:
         raise TypeError(f"Ids are whole numbers, but these are {ids.dtype}: pass ids.long().")
     if torch.compiler.is_compiling() or ids.device.type != "cpu" or ids.numel() == 0:
         return
+    if torch._C._functorch.is_batchedtensor(ids):  # under vmap no number can be looked at
+        return
     low, high = torch.aminmax(ids)
     lowest, highest = int(low), int(high)
     if lowest < 0 or highest >= num_embeddings:
@@ -139,11 +137,8 @@ def check_ids(ids: Tensor, num_embeddings: int) -> None:
 
 def check_table(num_embeddings: int, map_dim: int, padding_idx: int | None) -> int | None:
     """Check the sizes of a table; returns the padding row counted from the front, as nn.Embedding does."""
-    for name, value in (("num_embeddings", num_embeddings), ("map_dim", map_dim)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be a whole number, not {value!r}.")
-        if value < 1:
-            raise UserError(f"{name} is {value}, but must be at least 1.")
+    check_count("num_embeddings", num_embeddings)
+    check_count("map_dim", map_dim)
     if padding_idx is None:
         return None
     if isinstance(padding_idx, bool) or not isinstance(padding_idx, int):
@@ -161,8 +156,7 @@ def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
     """
     if each_once and ids.is_cuda:
         return table.weight.index_select(0, ids.reshape(-1)).view(*ids.shape, table.embedding_dim)
-    rows: Tensor = table(ids.int() if ids.is_cuda else ids)  # backward sorts them, byte by byte: fewer bytes
-    return rows
+    return table(ids.int() if ids.is_cuda else ids)  # backward sorts them, byte by byte: fewer bytes
 
 
 class StandardMap(nn.Module):
@@ -212,8 +206,7 @@ class ProjectiveMap(StandardMap):
         self, num_embeddings: int, map_dim: int, output_dim: int, padding_idx: int | None = None, scale: float = 1.0
     ) -> None:
         super().__init__(num_embeddings, map_dim, padding_idx, scale)
-        if output_dim < 1:
-            raise UserError(f"output_dim is {output_dim}, but must be at least 1.")
+        check_count("output_dim", output_dim)
         self.output_dim, self.projection_std = output_dim, map_dim**-0.5
         self.projection = nn.Linear(map_dim, output_dim, bias=False)
         self.reset_parameters()
@@ -242,6 +235,4 @@ def resized_table(table: nn.Embedding, num_embeddings: int, std: float) -> nn.Em
 def check_resize(num_embeddings: int, padding_idx: int | None) -> None:
     check_table(num_embeddings, 1, None)
     if padding_idx is not None and padding_idx >= num_embeddings:
-        raise UserError(
-            f"{num_embeddings} rows would lose the padding row {padding_idx}: keep at least {padding_idx + 1}."
-        )
+        raise UserError(f"{num_embeddings} rows would lose padding row {padding_idx}: keep at least {padding_idx + 1}.")

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from torchdefine.config import Config, rate, setting
-from torchdefine.errors import UserError
+from torchdefine.config import MOST_DEEP, MOST_WIDE, Config, rate, setting
+from torchdefine.errors import UserError, check_count
 from torchdefine.spelling import did_you_mean
 
 GroupScheme = Literal["halving", "cycle", "fixed", "dense"]
@@ -44,42 +44,45 @@ class UnitConfig(Config):
     """A DeFINE unit, or the variant of it named by ``kind``: ``UnitConfig.of("hgt", norm="layer")``."""
 
     kind: str = "define"
-    embedding_dim: int | None = setting(None, "Width of the output, the paper's m; the map's by default.", at_least=1)
-    expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k.", at_least=1)
-    depth: int = setting(3, "Layers of the unit, including the reduce layer; the paper's N.", at_least=1)
+    embedding_dim: int | None = setting(
+        None, "Width of the vectors, the paper's m; the map's by default.", at_least=1, at_most=MOST_WIDE
+    )
+    expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k.", at_least=1, at_most=MOST_WIDE)
+    depth: int = setting(
+        3, "Layers of the unit, the paper's N, the reduce layer included.", at_least=1, at_most=MOST_DEEP
+    )
     max_groups: int | None = setting(
-        None,
-        "Most groups in a layer, the paper's g_max; by default 2^(depth - 1), at most 16.",
-        at_least=1,
+        None, "Most groups of a layer, g_max; else 2^(depth - 1), at most 16.", at_least=1, at_most=MOST_DEEP
     )
     groups: GroupScheme = setting(
         "halving",
-        "Groups of layer l. halving: max(g_max / 2^(l - 1), 1), the paper's equation. cycle: 1, 2, 4 … g_max, then "
-        "again, counted back from the reduce layer; the published counts need it. fixed: g_max. dense: 1.",
+        "halving: max(g_max / 2^(l - 1), 1), the paper's equation; cycle: 1, 2, 4 … g_max counted back from the reduce "
+        "layer, then again, as the published counts need it; fixed: g_max everywhere; dense: 1.",
     )
     skip: Skip = setting(
         "mix",
-        "Skip connection of the layers after the first. mix: group i reads chunk i of the unit's input and of the "
-        "previous output. concat: the input precedes the whole output. residual: the previous output is added "
-        "instead. none: no skip connection.",
+        "How a layer after the first sees the unit's input: mix puts chunk i of it beside chunk i of the output in "
+        "every group; concat places it before the output; residual adds the previous output instead; none is a plain "
+        "stack.",
     )
-    reach_expand_dim: bool = setting(True, "Whether the last expansion layer is expand_dim wide; as published: false.")
-    rounding: Rounding = setting("nearest", "How to round widths between map_dim and expand_dim.")
+    reach_expand_dim: bool = setting(True, "Whether the last expansion layer is expand_dim wide; as published: no.")
+    rounding: Rounding = setting("nearest", "How widths between map_dim and expand_dim are rounded.")
     multiple_of: int | None = setting(
-        None, "Round widths to a multiple of this; by default of the largest number of groups.", at_least=1
+        None, "Round widths to a multiple of this; else of the most groups.", at_least=1, at_most=MOST_WIDE
     )
-    reduce: bool = setting(True, "Whether the last layer reduces to embedding_dim; otherwise it expands to expand_dim.")
+    reduce: bool = setting(True, "Whether the last layer reduces to embedding_dim; else it expands to expand_dim.")
     fixed_width: int | None = setting(
         None,
-        "One width for all expansion layers; by default they grow, or are expand_dim / 2 with skip residual.",
+        "One width of all expansion layers; by default they grow, or have expand_dim / 2 with skip residual.",
         at_least=1,
+        at_most=MOST_WIDE,
     )
-    shuffle: bool = setting(False, "Shuffle the outputs of every expansion layer across groups (GLT + shuffle).")
-    norm: Norm = setting("none", "Affine norm of the expansion layers: over all features (layer) or within each group.")
+    shuffle: bool = setting(False, "Deal the outputs of every expansion layer out over the groups (GLT + shuffle).")
+    norm: Norm = setting("none", "Affine norm of the expansion layers: over all features, or within each group.")
     activation: Activation = setting("gelu", "Activation of the expansion layers.")
     dropout: float = rate("Dropout rate after every expansion layer.")
     bias: bool = setting(True, "Whether the expansion layers have biases; the reduce layer has none.")
-    equalised: bool = setting(False, "Weight scaling (equalised learning rate): divide weights by √fan-in in use.")
+    equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
 
     @classmethod
     def of(cls, unit: UnitConfig | str = "define", **changes: Any) -> UnitConfig:
@@ -160,7 +163,7 @@ def make_plan(map_dim: int, config: UnitConfig | None = None) -> Plan:
 
 def default_map_dim(embedding_dim: int) -> int:
     """The width of a table that nobody chose: a quarter of the vectors', at most 128; a multiple of 16."""
-    _check_whole("embedding_dim", embedding_dim)
+    check_count("embedding_dim", embedding_dim)
     quarter = -(-embedding_dim // (4 * LARGEST_DEFAULT_GROUPS)) * LARGEST_DEFAULT_GROUPS
     return min(quarter, MOST_MAP_DIM)
 
@@ -170,7 +173,7 @@ def default_expand_dim(map_dim: int, embedding_dim: int, config: UnitConfig) -> 
 
     A multiple of 32. A unit that does not reduce gives vectors as wide as its last layer, so their width decides.
     """
-    _check_whole("map_dim", map_dim)
+    check_count("map_dim", map_dim)
     if not config.reduce:
         return 2 * embedding_dim if config.skip == "residual" else embedding_dim
     multiple = 2 * LARGEST_DEFAULT_GROUPS  # half of it, as in residual layers, still divides into equal groups
@@ -178,15 +181,15 @@ def default_expand_dim(map_dim: int, embedding_dim: int, config: UnitConfig) -> 
     return max(wanted, -(-map_dim // multiple) * multiple)
 
 
-def _check_whole(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}.")
+def default_max_groups(depth: int) -> int:
+    """The g_max of a unit that leaves it open."""
+    return min(2 ** (depth - 1), LARGEST_DEFAULT_GROUPS)
 
 
 def _groups(config: UnitConfig) -> list[int]:
     depth = config.depth
     # By default the power of two that lets the halving end at 1 in the reduce layer, within bounds.
-    max_groups = config.max_groups or min(2 ** (depth - 1), LARGEST_DEFAULT_GROUPS)
+    max_groups = config.max_groups or default_max_groups(depth)
     if config.groups == "dense":
         return [1] * depth
     if config.groups == "fixed":
@@ -220,22 +223,14 @@ def _fixed_width(config: UnitConfig) -> int | None:
 
 
 def _check_sizes(map_dim: int, embedding_dim: int, config: UnitConfig) -> None:
-    if isinstance(map_dim, bool) or not isinstance(map_dim, int):
-        raise TypeError(f"map_dim must be a whole number, not {map_dim!r}.")
-    if map_dim < 1:
-        raise UserError(f"map_dim is {map_dim}, but must be at least 1.")
+    check_count("map_dim", map_dim)
     fixed = _fixed_width(config)
     if config.expand_dim < map_dim and fixed is None:
-        raise UserError(
-            f"expand_dim {config.expand_dim} is smaller than map_dim {map_dim}, but the unit expands: use {map_dim} or "
-            "more."
-        )
+        raise UserError(f"expand_dim {config.expand_dim} is smaller than map_dim {map_dim}: use {map_dim} or more.")
     width = fixed or config.expand_dim
     if not config.reduce and embedding_dim != width:
-        raise UserError(
-            f"Without the reduce layer the vectors are {width} wide, not embedding_dim {embedding_dim}: "
-            f"use embedding_dim={width}."
-        )
+        problem = f"Without the reduce layer the vectors are {width} wide, not embedding_dim {embedding_dim}"
+        raise UserError(f"{problem}: use embedding_dim={width}.")
     max_groups = config.max_groups or 1
     if config.groups == "cycle" and max_groups & (max_groups - 1):
         lower = 1 << (max_groups.bit_length() - 1)
@@ -256,10 +251,8 @@ def _check_divisibility(plan: Plan) -> None:
             if width % layer.groups:
                 lower = width // layer.groups * layer.groups
                 options = f"{lower} or {lower + layer.groups}" if lower else f"{layer.groups}"
-                raise UserError(
-                    f"{name} {width} is not divisible by the {layer.groups} groups of layer {index + 1}: use "
-                    f"{options}, or a smaller max_groups."
-                )
+                problem = f"{name} {width} is not divisible by the {layer.groups} groups of layer {index + 1}"
+                raise UserError(f"{problem}: use {options}, or a smaller max_groups.")
 
 
 def _width_name(plan: Plan, index: int) -> str:

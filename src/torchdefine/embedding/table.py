@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.errors import UserError
-from torchdefine.modes import evaluating
+from torchdefine.modes import Prepared, twins
 
 TOKENS_AT_ONCE = 16_384
 """Enough to keep a device busy; a unit 4,096 wide then needs about 1 GiB of working memory in float32."""
@@ -22,6 +22,7 @@ def finished_table(
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    computing: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
     """The vectors of all V tokens, (V, m), as ``embedding`` would give them in evaluation.
@@ -31,9 +32,9 @@ def finished_table(
     """
     total = int(embedding.num_embeddings)  # type: ignore[arg-type]
     table, done = torch.empty(0), 0
-    with in_evaluation(embedding):
+    with in_evaluation(embedding, computing=computing) as twin:
         for ids in id_chunks(embedding):
-            vectors = embedding(ids)  # (chunk, m)
+            vectors = twin(ids)  # (chunk, m)
             if not done:
                 shape = (total, vectors.shape[-1])
                 table = torch.empty(shape, dtype=dtype or vectors.dtype, device=device or vectors.device)
@@ -45,15 +46,21 @@ def finished_table(
 
 
 @contextmanager
-def in_evaluation(embedding: nn.Module) -> Iterator[None]:
-    """Put an embedding into evaluation mode for a while, in its own precision even within autocast.
+def in_evaluation(embedding: nn.Module, *, computing: bool = False) -> Iterator[Any]:
+    """An embedding in evaluation mode, in its own precision even within autocast: a twin of it, with the same weights.
 
-    This includes a unit that it borrows from another embedding.
+    With ``computing`` it computes its vectors even where the embedding looks them up.
     """
-    unit, device = getattr(embedding, "unit", None), next(embedding.parameters()).device.type
+    made = twins(embedding)
+    for twin in made.values():
+        if computing and isinstance(twin, LooksUp):
+            twin.look_up(None)
+        if isinstance(twin, Prepared):
+            twin.prepare(True)
+    device = next(embedding.parameters()).device.type
     exactly = nullcontext() if device == "meta" else torch.autocast(device, enabled=False)  # meta has no autocast
-    with evaluating(embedding, unit), exactly:
-        yield
+    with exactly:
+        yield made[embedding]
 
 
 def id_chunks(embedding: nn.Module) -> Iterator[Tensor]:
@@ -61,6 +68,14 @@ def id_chunks(embedding: nn.Module) -> Iterator[Tensor]:
     total, device = int(embedding.num_embeddings), next(embedding.parameters()).device  # type: ignore[arg-type]
     for start in range(0, total, TOKENS_AT_ONCE):
         yield torch.arange(start, min(start + TOKENS_AT_ONCE, total), device=device)
+
+
+def _weights_of(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, int]]:
+    """Where each weight of a module stands, and how often it has been written to."""
+    for part in twins(module):
+        for name, tensor in part._parameters.items():
+            if tensor is not None and not tensor.is_inference():
+                yield part, name, tensor, tensor._version
 
 
 class LooksUp(nn.Module):
@@ -86,26 +101,29 @@ class LooksUp(nn.Module):
             if given != own:
                 raise UserError(f"The table is {given}, but the embedding has {own[0]} vectors of {own[1]}.")
             if self.training:
-                raise UserError(
-                    "The embedding is in training mode, but vectors that are looked up cannot be trained: call eval() "
-                    "first."
-                )
+                raise UserError("The embedding is in training mode, but a table cannot be trained: call eval() first.")
+        self._made_from = [] if module is None else [*_weights_of(self)]
         object.__setattr__(self, "looked_up", module)  # around nn.Module, which would register it
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # a copy, whose weights are new
+        if self.looked_up is not None:
+            self._made_from = [*_weights_of(self)]
+
+    def has_other_weights(self) -> bool:
+        """Whether its weights are not those that it had when it began to look vectors up.
+
+        They were written to, or ``torch.func.functional_call`` has put others in their place.
+        """
+        return not torch.compiler.is_compiling() and any(
+            part._parameters.get(name) is not tensor or tensor._version != version
+            for part, name, tensor, version in self._made_from
+        )
 
     @property
     def cached_vectors(self) -> Tensor | None:
         """The matrix, (V, m), that vectors are looked up in, if it is one."""
         return self.looked_up.weight if type(self.looked_up) is nn.Embedding else None
-
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Within it vectors are computed; afterwards they are looked up again if they were before."""
-        before = self.looked_up
-        self.look_up(None)
-        try:
-            yield
-        finally:
-            self.look_up(before)
 
     def train(self, mode: bool = True) -> Self:
         if mode:

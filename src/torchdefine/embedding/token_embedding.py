@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
-from torchdefine.embedding.dense import DenseMLP, DenseProjection
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import LooksUp, finished_table
-from torchdefine.embedding.unit import DefineUnit, ExpansionLayer
+from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, ExpansionLayer
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
 
@@ -25,6 +24,9 @@ PARTS = (
     *(DefineUnit, ExpansionLayer, GroupLinear, nn.LayerNorm, nn.GroupNorm),
 )
 """What our maps and units are made of: each handles every token independently."""
+
+PART_NAMES = {"define": "unit", "context": "context model", "input_output": "input and output tables", "total": "total"}
+"""The parts of a model, by which parameters are counted."""
 
 FEWEST_IDS = 64
 MOST_DIFFERENT = 0.75
@@ -70,7 +72,7 @@ class TokenEmbedding(LooksUp, Prepared):
 
     def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
         """(…) whole numbers → (…, embedding_dim); with ``each_once`` no id may stand twice."""
-        if self.looked_up is not None:
+        if self.looked_up is not None and not self.has_other_weights():
             return self._looked_up(ids, self.looked_up)
         vectors: Tensor = self.map(ids, each_once) if each_once else self.map(ids)  # type: ignore[call-arg]
         if self.training and self.row_dropout:  # 1 / (1 - p) for the types kept in this step and 0 for the others
@@ -123,9 +125,15 @@ class TokenEmbedding(LooksUp, Prepared):
                 raise UserError(f"The unit {type(self.unit).__name__} has no method reset_parameters: add one.")
             reset()
 
-    def table(self, *, dtype: torch.dtype | None = None, progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """All finished vectors, (V, m), computed a chunk of tokens at a time."""
-        return finished_table(self, dtype=dtype, progress=progress)
+    def table(
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        computing: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Tensor:
+        """All finished vectors, (V, m), a chunk of tokens at a time; ``computing`` where it looks them up, too."""
+        return finished_table(self, dtype=dtype, computing=computing, progress=progress)
 
     def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
         """An ``nn.Embedding`` that gives the same vectors without the unit, for inference."""
@@ -153,8 +161,7 @@ def embedded(embedding: TokenEmbedding, ids: Tensor, distinct: int | None = None
         pays = distinct <= MOST_DIFFERENT * ids.numel()
     shares = embedding.shares and embedding.looked_up is None and not torch.compiler.is_compiling()
     if not (shares and pays and ids.numel() >= FEWEST_IDS):
-        vectors: Tensor = embedding(ids)
-        return vectors
+        return embedding(ids)
     types, places = distinct_ids(ids, distinct)
     return F.embedding(places, embedding(types, each_once=True))
 
@@ -166,8 +173,7 @@ def distinct_ids(ids: Tensor, room: int | None) -> tuple[Tensor, Tensor]:
     are fixed and spare places repeat id 0; it must not be smaller than the number of different ids. Ids are below 2³¹.
     """
     if room is None:
-        distinct, places = torch.unique(ids, return_inverse=True)
-        return distinct, places
+        return torch.unique(ids, return_inverse=True)
     ordered, order = ids.reshape(-1).int().sort()  # a GPU sorts byte by byte: four of them, not eight
     ranks = F.pad((ordered[1:] != ordered[:-1]).long(), (1, 0)).cumsum(0)  # (N,)
     places = torch.empty_like(ordered).scatter_(0, order, ranks.int())

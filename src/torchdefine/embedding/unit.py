@@ -1,14 +1,16 @@
-"""Expand and Reduce: the deep part of DeFINE, and the variants that the paper compares."""
+"""Expand and Reduce: the deep part of DeFINE with its variants, and the natural baselines, one matrix or an MLP."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.embedding.group_linear import GroupLinear
+from torchdefine.config import MOST_WIDE, Config, setting
+from torchdefine.embedding.group_linear import GroupLinear, UnitVariance
 from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
 from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import StackForm, StackLayer, group_stack, has_fused_kernels
@@ -148,3 +150,75 @@ def activation_moments(activation: str) -> tuple[float, float]:
     density = torch.exp(-z * z / 2)
     values = ACTIVATIONS[activation](z)
     return float((values * density).sum() / density.sum()), float((values**2 * density).sum() / density.sum())
+
+
+@dataclass(frozen=True)
+class NoUnitConfig(Config):
+    """The map's vectors as they are."""
+
+    kind: str = "none"
+
+    def build(self, input_dim: int) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class ProjectionConfig(Config):
+    """One matrix behind the map."""
+
+    kind: str = "projection"
+    embedding_dim: int | None = setting(
+        None, "Width of the vectors that it gives; the map's by default.", at_least=1, at_most=MOST_WIDE
+    )
+    equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
+
+    def build(self, input_dim: int) -> nn.Module:
+        return DenseProjection(input_dim, self.embedding_dim or input_dim, self.equalised)
+
+
+@dataclass(frozen=True)
+class MLPConfig(ProjectionConfig):
+    """One hidden layer behind the map."""
+
+    kind: str = "mlp"
+    expand_dim: int = setting(1024, "Width of the hidden layer.", at_least=1, at_most=MOST_WIDE)
+
+    def build(self, input_dim: int) -> nn.Module:
+        return DenseMLP(input_dim, self.expand_dim, self.embedding_dim or input_dim, self.equalised)
+
+
+class DenseProjection(UnitVariance, nn.Linear):
+    """One matrix without bias: a model then reads other vectors than those a tied softmax compares with.
+
+    torch's own rule starts with a third of the variance, which would hold a baseline back beside the unit.
+    """
+
+    def __init__(self, input_dim: int, output_dim: int, equalised: bool = False, bias: bool = False) -> None:
+        self.fan_in = input_dim  # before the weights are drawn
+        if equalised:
+            self.gain = input_dim**-0.5
+        super().__init__(input_dim, output_dim, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.used_weight(), self.used_bias())
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (", equalised" if self.gain != 1.0 else "")
+
+
+class DenseMLP(nn.Module):
+    """One hidden layer with GELU, then a reduction without bias."""
+
+    def __init__(self, input_dim: int, hidden_dim: int, output_dim: int, equalised: bool = False) -> None:
+        super().__init__()
+        self.equalised = equalised
+        self.expand = DenseProjection(input_dim, hidden_dim, equalised, bias=True)
+        self.reduce = DenseProjection(hidden_dim, output_dim, equalised)
+        self.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reduce(F.gelu(self.expand(x)))
+
+    def reset_parameters(self) -> None:
+        self.expand.reset_parameters()
+        self.reduce.reset_parameters(activation_moments("gelu")[1])

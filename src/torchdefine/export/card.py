@@ -11,16 +11,11 @@ from typing import Any
 import torch
 
 from torchdefine.data import Tokenization, TokenizerPair
-from torchdefine.embedding import TokenEmbedding
+from torchdefine.embedding.token_embedding import PART_NAMES, TokenEmbedding
 from torchdefine.export.formats import ProgramFormat
 from torchdefine.export.program import CHECKED_AT, TOLERANCE, Exportable
+from torchdefine.plain import escaped
 
-PARTS = {
-    "define": "unit of the embedding",
-    "context": "context model",
-    "input_output": "input and output tables",
-    "total": "total",
-}
 IN_WORDS = {
     "StandardMap": "a standard table",
     "ProjectiveMap": "a projected table",
@@ -67,18 +62,18 @@ def model_card(
     splits = {} if about.result is None else about.result["data"]["splits"]
     texts = [[name, f"{split['tokens']:,}", f"`{split['text_sha256']}`"] for name, split in splits.items()]
     sections = [
-        f"# {about.name}",
-        about.description,
+        f"# {one_line(about.name)}",
+        one_line(about.description),
         exportable.description,
         "## Parameters",
-        _table(["part", "parameters"], [[PARTS[part], f"{count:,}"] for part, count in counts.items()]),
+        _table(["part", "parameters"], [[PART_NAMES[part], f"{count:,}"] for part, count in counts.items()]),
         "## Data and licence",
-        f"Trained on `{about.corpus}`.",
+        f"Trained on `{one_line(about.corpus)}`.",
         _table(["text", "tokens", "SHA-256 of the text"], texts)
         if texts
         else "The run has no result, so the hash of its text is not known.",
         about.data_licence or "The text is the user's own; the user must name its licence.",
-        f"Licence, named at the export: {about.licence}"
+        f"Licence, named at the export: {one_line(about.licence)}"
         if about.licence
         else "No licence was named for this model. Name one before you share it (`torchdefine export --license`).",
         "## Results",
@@ -94,6 +89,11 @@ def model_card(
         "\n".join(f"- {limit}" for limit in (*_limits(embeddings, tokenization.kind == "words"), *exportable.limits)),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def one_line(text: str) -> str:
+    """Somebody's text as a sentence: no mark-up, and no line that begins something else."""
+    return escaped(" ".join(text.split()))
 
 
 def embedding_in_words(embedding: TokenEmbedding) -> str:
@@ -129,10 +129,12 @@ def _results(about: ExportedFrom, rounded: bool) -> Iterator[str]:
     for split, evaluation in about.result["evaluation"].items():
         perplexity = evaluation["perplexity"]
         shown = f"{perplexity:.2f}" if math.isfinite(perplexity) else "not finite"
-        rows.append([split, "perplexity", shown, evaluation.get("protocol", "")])
+        rows.append([one_line(split), "perplexity", shown, one_line(evaluation.get("protocol", ""))])
         for name, title in (("bleu", "BLEU"), ("chrf", "chrF")):
             if name in evaluation:
-                rows.append([split, title, f"{evaluation[name]:.2f}", evaluation[f"{name}_signature"]])
+                rows.append(
+                    [one_line(split), title, f"{evaluation[name]:.2f}", one_line(evaluation[f"{name}_signature"])]
+                )
     yield _table(["text", "measure", "value", "how"], rows)
     if about.checkpoint != "best":
         yield f"These are the numbers of the run's best weights, but this export has its {about.checkpoint} weights."
@@ -171,4 +173,4 @@ def _limits(embeddings: Sequence[TokenEmbedding], of_words: bool) -> Iterator[st
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

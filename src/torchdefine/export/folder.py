@@ -33,7 +33,16 @@ from torchdefine.export.program import (
     sampled,
     wrong_outputs,
 )
-from torchdefine.files import Progress, new_folder, read_json, sha256_of, write_json, write_safetensors, write_text
+from torchdefine.files import (
+    Progress,
+    new_folder,
+    read_json,
+    read_sealed,
+    sha256_of,
+    write_safetensors,
+    write_sealed,
+    write_text,
+)
 
 FORMAT = "torchdefine export"
 FORMAT_VERSION = 1
@@ -84,7 +93,7 @@ def export_model(
             "versions": {**ours, **{package: version(package) for package in kind.packages}},
             "files": file_facts(making),
         }
-        write_json(making / FACTS_FILE, facts)
+        write_sealed(making / FACTS_FILE, facts)
         write_text(making / CARD_FILE, model_card(exportable, tokenization, about, kind, written))
     return facts
 
@@ -162,6 +171,7 @@ def load_export(folder: str | Path) -> LoadedExport:
     if facts.get("version") != FORMAT_VERSION:
         found = facts.get("version")
         raise UserError(f"{folder} is an export of format version {found}; this torchdefine reads {FORMAT_VERSION}.")
+    facts = read_sealed(path, EXPORT_AGAIN)
     try:
         if not facts["programs"]:
             raise ValueError("no programs")

@@ -55,8 +55,7 @@ def relu_dropout(z: Tensor, dropout: float = 0.0, bias: Tensor | None = None, im
         return plain_relu_dropout(z, bias, kept)
     from torchdefine.ops.dropout_kernels import ReluDropout
 
-    result: Tensor = ReluDropout.apply(z, bias, *kept)
-    return result
+    return ReluDropout.apply(z, bias, *kept)
 
 
 def plain_relu_dropout(z: Tensor, bias: Tensor | None, kept: Kept) -> Tensor:

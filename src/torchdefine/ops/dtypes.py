@@ -31,8 +31,7 @@ def autocast_dtype(like: Tensor) -> torch.dtype | None:
 
 def converted(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """The tensors in another dtype; autocast would convert them, and their gradients, one by one."""
-    copies: tuple[Tensor, ...] = _Converted.apply(dtype, *tensors)
-    return copies
+    return _Converted.apply(dtype, *tensors)
 
 
 class _Converted(torch.autograd.Function):

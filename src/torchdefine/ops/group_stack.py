@@ -4,7 +4,7 @@ torch goes from one batched product to the next in a dozen passes: transpose, bi
 conversion. Here each such seam is one pass, which reads the outputs of a product where they lie, group by group, and
 writes the inputs of the next one as it wants them. Chunks that tensor cores would not take are filled up with zeros.
 
-The same exists in plain torch (`plain_group_stack`), with the same numbers up to rounding.
+The same exists in plain torch, with the same numbers up to rounding.
 Letters: T tokens, n features of the input, which skip connections lead to every layer, g groups, a and w features of a
 group that enter and leave.
 """
@@ -78,17 +78,12 @@ def group_stack(
     x: Tensor, layers: Sequence[StackLayer], form: StackForm, dtype: torch.dtype, impl: Impl = "auto"
 ) -> Tensor:
     """(…, n) → (…, g · w of the last layer), with products in ``dtype``, everything else in full precision."""
-    if not by_kernel(impl, x):
-        return plain_group_stack(x, layers, form, dtype)
-    weights = [layer.weight for layer in layers]
-    finishing: list[Tensor | None] = []
-    for layer in layers[:-1]:
-        finishing += [layer.bias, *(layer.norm or (None, None))]
-    output: Tensor = _ByKernels.apply(x, len(layers), form, dtype, *weights, *finishing)
-    return output
-
-
-def plain_group_stack(x: Tensor, layers: Sequence[StackLayer], form: StackForm, dtype: torch.dtype) -> Tensor:
+    if by_kernel(impl, x):
+        weights = [layer.weight for layer in layers]
+        finishing: list[Tensor | None] = []
+        for layer in layers[:-1]:
+            finishing += [layer.bias, *(layer.norm or (None, None))]
+        return _ByKernels.apply(x, len(layers), form, dtype, *weights, *finishing)
     exact, rows = exact_dtype(x), x.reshape(-1, x.shape[-1])  # (T, n)
     output = rows
     for index, (weight, bias, norm) in enumerate(layers):

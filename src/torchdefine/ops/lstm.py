@@ -39,18 +39,14 @@ def lstm(
     if impl == "auto":
         on_gpu = x.is_cuda and torch.backends.cudnn.is_acceptable(x)
         impl = "kernel" if has_kernel(x, h.shape[-1]) else "cudnn" if on_gpu else "torch"
-    outputs: tuple[Tensor, Tensor, Tensor]
     if impl == "torch":
-        outputs = torch._VF.lstm(x, (h, c), list(weights), True, 1, 0.0, True, False, False)
-        return outputs
+        return torch._VF.lstm(x, (h, c), list(weights), True, 1, 0.0, True, False, False)
     dtype = product_dtype(x)
     if impl == "kernel":
         from torchdefine.ops.recurrence_kernels import PersistentLSTM
 
-        outputs = PersistentLSTM.apply(x.to(dtype), h.detach(), c.detach(), *weights)
-    else:
-        outputs = _PackedLSTM.apply(x.to(dtype), h.to(dtype), c.to(dtype), *weights)
-    return outputs
+        return PersistentLSTM.apply(x.to(dtype), h.detach(), c.detach(), *weights)
+    return _PackedLSTM.apply(x.to(dtype), h.to(dtype), c.to(dtype), *weights)
 
 
 def has_kernel(x: Tensor, hidden_dim: int) -> bool:

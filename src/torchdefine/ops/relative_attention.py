@@ -55,23 +55,9 @@ def relative_attention(
     if by_kernel(impl, own):
         from torchdefine.ops.attention_launch import AttentionByKernels
 
-        mixed: Tensor = AttentionByKernels.apply(own, remembered, weight, bias, distances, scoring)
-        return mixed
-    return attend_plainly(own, remembered, weight, bias, distances, scoring)
-
-
-def has_attention_kernel(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Whether kernels handle heads of ``width``, padding included: half precision on a newer GPU."""
-    fits = device.type == "cuda" and dtype in HALF and width <= WIDEST_HEAD and width % 8 == 0
-    return fits and kernels_allowed() and gpu_takes_kernels(device)
-
-
-def attend_plainly(
-    own: Tensor, remembered: Tensor, weight: Tensor, bias: Tensor, distances: Tensor, scoring: Scoring
-) -> Tensor:
-    """The same in plain torch, with the kernels' precision at every place."""
+        return AttentionByKernels.apply(own, remembered, weight, bias, distances, scoring)
     (_, heads, width), features = distances.shape, distances[0].numel()
-    exact = exact_dtype(own)
+    exact = exact_dtype(own)  # the kernels' precision at every place
 
     def by_head(x: Tensor) -> Tensor:
         return x.unflatten(-1, (heads, width)).transpose(1, 2)  # (B, H, …, P)
@@ -87,6 +73,12 @@ def attend_plainly(
     hidden = ~visible(q.shape[2], remembered.shape[1], scoring)
     probabilities = (scores * scoring.scale).masked_fill(hidden, -torch.inf).softmax(-1)
     return (probabilities.to(v.dtype).to(exact) @ v.to(exact)).to(v.dtype).transpose(1, 2).flatten(2)
+
+
+def has_attention_kernel(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Whether kernels handle heads of ``width``, padding included: half precision on a newer GPU."""
+    fits = device.type == "cuda" and dtype in HALF and width <= WIDEST_HEAD and width % 8 == 0
+    return fits and kernels_allowed() and gpu_takes_kernels(device)
 
 
 def visible(queries: int, remembered: int, scoring: Scoring) -> Tensor:
@@ -107,8 +99,7 @@ def padded_inward(
     if by_kernel(impl, weight):
         from torchdefine.ops.padding_kernels import PaddedInward
 
-        parts: tuple[Tensor, Tensor] = PaddedInward.apply(weight, difference, width, dtype)
-        return parts
+        return PaddedInward.apply(weight, difference, width, dtype)
     heads, head_dim = difference.shape
     by_head = weight.unflatten(0, (4, heads, head_dim))
     padded = weight.new_zeros(4, heads, width, weight.shape[1], dtype=dtype)
@@ -122,7 +113,6 @@ def padded_outward(weight: Tensor, heads: int, width: int, dtype: torch.dtype, i
     if by_kernel(impl, weight):
         from torchdefine.ops.padding_kernels import PaddedOutward
 
-        widened: Tensor = PaddedOutward.apply(weight, heads, width, dtype)
-        return widened
+        return PaddedOutward.apply(weight, heads, width, dtype)
     by_head = weight.unflatten(1, (heads, -1)).to(dtype)  # (d, H, D)
     return F.pad(by_head, (0, width - by_head.shape[2])).flatten(1)

@@ -50,8 +50,7 @@ def residual_norm(
         return plain_residual_norm(x, update, norm, pre, update_bias, kept)
     from torchdefine.ops.residual_norm_kernels import ResidualNorm
 
-    past, read = ResidualNorm.apply(x, update, norm.weight, norm.bias, update_bias, *kept, norm.eps, pre)
-    return past, read
+    return ResidualNorm.apply(x, update, norm.weight, norm.bias, update_bias, *kept, norm.eps, pre)
 
 
 def plain_residual_norm(

@@ -47,23 +47,9 @@ class ResidualNorm(torch.autograd.Function):
         kinds = {"biased": update_bias is not None, "masked": seed is not None, "exact_too": not pre}
         added, drawn_from = weight if update_bias is None else update_bias, x if seed is None else seed
         numbers, launch = (rows, width, 1 / probability, dropped_steps(probability), eps), forward_launch(width)
+        given, made = (x, update, added, drawn_from, weight, bias), (total, mean, scale, normed, read)
         if rows:
-            _norm_forward[(triton.cdiv(rows, launch["tile_rows"]),)](
-                x,
-                update,
-                added,
-                drawn_from,
-                weight,
-                bias,
-                total,
-                mean,
-                scale,
-                normed,
-                read,
-                *numbers,
-                **kinds,
-                **launch,
-            )
+            _norm_forward[(triton.cdiv(rows, launch["tile_rows"]),)](*given, *made, *numbers, **kinds, **launch)
         ctx.save_for_backward(total, mean, scale, weight, seed)
         ctx.probability, ctx.pre, ctx.biased = probability, pre, update_bias is not None
         ctx.dtypes = x.dtype, update.dtype

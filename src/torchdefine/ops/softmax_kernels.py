@@ -19,22 +19,17 @@ def softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple
     rows, padded = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     at_once = min(MOST_COLUMNS_AT_ONCE, triton.next_power_of_2(padded))
+    targets, added = (classes.columns, classes.counted), losses if classes.bias is None else classes.bias
+    numbers = (classes.number, padded, logits.stride(0), classes.label_smoothing)
+    kinds = {
+        "has_bias": classes.bias is not None,
+        "smoothed": classes.label_smoothing > 0,
+        "with_gradient": with_gradient,
+    }
+    launch = {"columns_at_once": at_once, "num_warps": min(max(at_once // 512, 1), 8)}
     if rows:
         _softmax_loss[(rows,)](
-            logits,
-            losses if classes.bias is None else classes.bias,
-            classes.columns,
-            classes.counted,
-            losses,
-            classes.number,
-            padded,
-            logits.stride(0),
-            classes.label_smoothing,
-            has_bias=classes.bias is not None,
-            smoothed=classes.label_smoothing > 0,
-            with_gradient=with_gradient,
-            columns_at_once=at_once,
-            num_warps=min(max(at_once // 512, 1), 8),
+            logits, added, *targets, losses, *numbers, **kinds, with_gradient=with_gradient, **launch
         )
     return losses, logits if with_gradient else None
 

@@ -110,8 +110,7 @@ def taken_rows(rows: Tensor, places: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """
     if not places:
         return (rows,)
-    given: tuple[Tensor, ...] = _TakenRows.apply(rows, *places)
-    return given
+    return _TakenRows.apply(rows, *places)
 
 
 class _TakenRows(torch.autograd.Function):

@@ -92,10 +92,8 @@ class BandedSoftmax(MapSoftmax):
         if hint is None:
             return sizes[1:].tolist()
         if len(hint) != len(sizes) - 1 or (sizes.is_cpu and any(np.less(hint, sizes[1:].numpy()))):
-            raise UserError(
-                f"The hint {tuple(hint)} does not cover targets in {len(sizes)} bands: pass host_hint of the same "
-                "targets, or None."
-            )
+            problem = f"The hint {tuple(hint)} does not cover targets in {len(sizes)} bands"
+            raise UserError(f"{problem}: pass host_hint of the same targets, or None.")
         return list(hint)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
@@ -158,10 +156,8 @@ class AdaptiveSoftmaxConfig(OutputConfig):
 
     def check(self, embedding: MapConfig) -> None:
         if isinstance(embedding, StandardConfig | ProjectiveConfig):
-            raise UserError(
-                f"An adaptive output takes its bands from an adaptive embedding, not from a {embedding.kind} one: use "
-                "embedding.kind adaptive, output.kind adaptive-table, or output.kind full."
-            )
+            problem = f"An adaptive output takes its bands from an adaptive embedding, not from a {embedding.kind} one"
+            raise UserError(f"{problem}: use embedding.kind adaptive, output.kind adaptive-table, or output.kind full.")
 
     def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> AdaptiveSoftmax:
         table: Any = embedding.map
@@ -218,8 +214,7 @@ class AdaptiveSoftmax(BandedSoftmax):
 
     @property
     def map(self) -> AdaptiveMap:
-        map_layer: AdaptiveMap = self._map[0]
-        return map_layer
+        return self._map[0]
 
     @property
     def ranks(self) -> Tensor | None:

@@ -25,20 +25,13 @@ class AdaptiveTableConfig(OutputConfig):
     """A softmax over bands of a standard or projective embedding's table."""
 
     kind: str = "adaptive-table"
-    cutoffs: tuple[int, ...] = setting(
-        (20_000, 40_000, 200_000), "Frequency ranks at which the second and later bands start."
-    )
-    tied_projections: tuple[bool, ...] = setting(
-        (), "For each of these bands, whether it shares the projection of a projective embedding; by default none does."
-    )
+    cutoffs: tuple[int, ...] = setting((20_000, 40_000, 200_000), "Frequency ranks at which the later bands start.")
+    tied_projections: tuple[bool, ...] = setting((), "Of each band: whether it takes the embedding's projection.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         given, bands = len(self.tied_projections), len(self.cutoffs) + 1
-        self.require(
-            given in (0, bands),
-            f"tied_projections has {given} values for the {bands} bands of output.cutoffs: give one for each.",
-        )
+        self.require(given in (0, bands), f"tied_projections has {given} values for {bands} bands: give one for each.")
         self.require(self.tied, "tied is false, but this kind always shares the embedding's table: use another kind.")
 
     def check(self, embedding: MapConfig) -> None:
@@ -77,18 +70,14 @@ class AdaptiveTableSoftmax(BandedSoftmax):
         counts: Sequence[int] | Tensor | None = None,
     ) -> None:
         if not isinstance(map_layer, StandardMap | ProjectiveMap):
-            raise UserError(
-                "A softmax in bands over one table ties to a standard or projective map, not to "
-                f"{type(map_layer).__name__}: pass the embedding's map, or use AdaptiveSoftmax for an adaptive one."
-            )
+            problem = f"Bands of one table need a standard or projective map, not {type(map_layer).__name__}"
+            raise UserError(f"{problem}: pass the embedding's map, or use AdaptiveSoftmax for an adaptive one.")
         super().__init__(hidden_dim, map_layer, check_cutoffs(cutoffs, map_layer.num_embeddings))
         width, bands = map_layer.map_dim, len(self.cutoffs) + 1
         self.register_buffer("frequency_ranks", frequency_ranks(map_layer.num_embeddings, counts))
         self._tied = tuple(tied_projections) or (False,) * bands
         if len(self._tied) != bands:
-            raise UserError(
-                f"tied_projections has {len(self._tied)} values for {bands} bands: give one for each band, or none."
-            )
+            raise UserError(f"tied_projections has {len(self._tied)} values for {bands} bands: give one for each.")
         if any(self._tied) and not isinstance(map_layer, ProjectiveMap):
             raise UserError("A standard map has no projection to tie to: use a projective one, or no tied_projections.")
         if any(self._tied) and map_layer.output_dim != hidden_dim:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from torchdefine.config import Config, setting
+from torchdefine.config import Config, rate, setting
 from torchdefine.embedding import AdaptiveConfig, MapConfig, TokenEmbedding, VocabularyFacts
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 from torchdefine.ops import exact_dtype
 from torchdefine.output.linear_cross_entropy import (
     Reduction,
@@ -54,9 +54,7 @@ class Losses(NamedTuple):
 class LossConfig(Config):
     """What training adds to the plain cross-entropy; evaluation uses none of it."""
 
-    label_smoothing: float = setting(
-        0.0, "Probability spread over all words in the training loss.", at_least=0, below=1
-    )
+    label_smoothing: float = rate("Probability spread over all words in the training loss.")
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class OutputConfig(Config):
     """What every output layer has; one of your own inherits it and says how it is built."""
 
     kind: str = ""
-    tied: bool = setting(True, "Tied weights: whether the output layer shares the embedding's tables.")
+    tied: bool = setting(True, "Tied weights: whether it shares the tables of the embedding.")
 
     def check(self, embedding: MapConfig) -> None:
         """Refuse, before any text is read, an embedding that this layer does not fit."""
@@ -86,8 +84,7 @@ class OutputLayer(nn.Module, ABC):
 
     def __init__(self, hidden_dim: int) -> None:
         super().__init__()
-        if hidden_dim < 1:
-            raise UserError(f"hidden_dim is {hidden_dim}, but must be at least 1: use the context model's width.")
+        check_count("hidden_dim", hidden_dim, "use the context model's width")
         self.hidden_dim = hidden_dim
 
     @property
@@ -124,10 +121,8 @@ class OutputLayer(nn.Module, ABC):
         """
         check_loss_options(reduction, label_smoothing)
         if targets.shape != hidden.shape[:-1]:
-            raise UserError(
-                f"targets have the shape {tuple(targets.shape)}, but hidden needs {tuple(hidden.shape[:-1])}: "
-                f"give one id for each vector."
-            )
+            problem = f"targets have the shape {tuple(targets.shape)}, but hidden needs {tuple(hidden.shape[:-1])}"
+            raise UserError(f"{problem}: give one id for each vector.")
         if self.any_order and reduction != "none":
             hidden, targets = self._as_they_lie(hidden, targets)
         ids, counted = checked_targets(targets.reshape(-1), ignore_index, self.num_embeddings)
@@ -163,10 +158,8 @@ class OutputLayer(nn.Module, ABC):
     def _rows(self, hidden: Tensor) -> Tensor:
         """Any leading dimensions as one: (…, hidden_dim) → (T, hidden_dim)."""
         if hidden.ndim == 0 or hidden.shape[-1] != self.hidden_dim:
-            raise UserError(
-                f"hidden has the shape {tuple(hidden.shape)}, but its last dimension must be {self.hidden_dim}: "
-                f"build the layer with another hidden_dim, or transpose."
-            )
+            problem = f"hidden has the shape {tuple(hidden.shape)}, but its last dimension must be {self.hidden_dim}"
+            raise UserError(f"{problem}: build the layer with another hidden_dim, or transpose.")
         return hidden.reshape(-1, self.hidden_dim)
 
     def _as_they_lie(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,8 +216,7 @@ class MapSoftmax(OutputLayer):
 
         A tied table is resized at its map, before or after. The parameters are new, so give them to the optimiser.
         """
-        if num_embeddings < 1:
-            raise UserError(f"num_embeddings is {num_embeddings}, but must be at least 1.")
+        check_count("num_embeddings", num_embeddings)
         if self.own_map is not None:
             self.own_map.resize(num_embeddings)
         if self.bias is not None:
@@ -240,10 +232,8 @@ class MapSoftmax(OutputLayer):
     def _checked_bias(self) -> Tensor | None:
         """Refuse a bias that did not follow when the table that it belongs to was resized."""
         if self.bias is not None and len(self.bias) != self.num_embeddings:
-            raise UserError(
-                f"The output layer has {len(self.bias)} biases, but its table {self.num_embeddings} rows: "
-                f"call resize({self.num_embeddings}) here too."
-            )
+            problem = f"The output layer has {len(self.bias)} biases, but its table {self.num_embeddings} rows"
+            raise UserError(f"{problem}: call resize({self.num_embeddings}) here too.")
         return self.bias
 
 
@@ -259,14 +249,12 @@ class FullConfig(OutputConfig):
     """One softmax over the whole vocabulary."""
 
     kind: str = "full"
-    bias: bool = setting(True, "Whether every word has a bias.")
+    bias: bool = setting(True, "Whether it has a bias for every word.")
 
     def check(self, embedding: MapConfig) -> None:
         if self.tied and isinstance(embedding, AdaptiveConfig):
-            raise UserError(
-                "A tied full output does not fit an adaptive embedding: use output.kind adaptive, another "
-                "embedding.kind, or output.tied false."
-            )
+            problem = "A tied full output does not fit an adaptive embedding"
+            raise UserError(f"{problem}: use output.kind adaptive, another embedding.kind, or output.tied false.")
 
     def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> FullSoftmax:
         if not self.tied:
@@ -299,10 +287,8 @@ class FullSoftmax(MapSoftmax):
         if (map_layer is None) == (num_embeddings is None):
             raise UserError("A softmax needs either a map_layer to tie to or num_embeddings for its own table.")
         if map_layer is not None and not isinstance(map_layer, StandardMap | ProjectiveMap):
-            raise UserError(
-                f"A full softmax ties to a standard or projective map, not to {type(map_layer).__name__}: "
-                f"pass the embedding's map, or use AdaptiveSoftmax for an adaptive one."
-            )
+            problem = f"A full softmax ties to a standard or projective map, not to {type(map_layer).__name__}"
+            raise UserError(f"{problem}: pass the embedding's map, or use AdaptiveSoftmax for an adaptive one.")
         super().__init__(hidden_dim, map_layer)
         if num_embeddings is not None:
             self.own_map = StandardMap(num_embeddings, hidden_dim)
@@ -315,8 +301,7 @@ class FullSoftmax(MapSoftmax):
     @property
     def weight(self) -> Tensor:
         """The output matrix, (V, map_dim): tied or own."""
-        weight: Tensor = self._map[0].table.weight
-        return weight
+        return self._map[0].table.weight
 
     def losses(self, hidden: Tensor, targets: Targets) -> Tensor:
         rows, table = self._projected(self._rows(hidden)), Table(self.weight, self._checked_bias())

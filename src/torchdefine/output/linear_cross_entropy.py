@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchdefine.embedding.map import check_ids, widened_ids
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 from torchdefine.ops import add_column_sums, add_onto, autocast_dtype, exact_dtype, softmax_loss
 from torchdefine.ops.softmax_loss import Classes
 
@@ -50,20 +50,14 @@ def linear_cross_entropy(
     """
     check_loss_options(reduction, label_smoothing)
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise UserError(
-            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not match: pass (T, d) and (V, d)."
-        )
+        raise UserError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be (T, d) and (V, d).")
     if targets.shape != hidden.shape[:1]:
-        raise UserError(
-            f"targets {tuple(targets.shape)} need one id for each of the {hidden.shape[0]} rows of hidden: "
-            f"flatten both in the same way."
-        )
+        problem = f"targets {tuple(targets.shape)} need one id for each of the {hidden.shape[0]} rows of hidden"
+        raise UserError(f"{problem}: flatten both in the same way.")
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise UserError(
-            f"bias {tuple(bias.shape)} needs one number for each of the {weight.shape[0]} rows of weight: resize it."
-        )
-    if tokens_at_once is not None and tokens_at_once < 1:
-        raise UserError(f"tokens_at_once is {tokens_at_once}, but must be at least 1: leave it out for the default.")
+        raise UserError(f"bias {tuple(bias.shape)} needs one number for each of {weight.shape[0]} rows: resize it.")
+    if tokens_at_once is not None:
+        check_count("tokens_at_once", tokens_at_once, "leave it out for the default")
     ids, counted = checked_targets(targets, ignore_index, weight.shape[0])
     checked = Targets(ids, counted, label_smoothing, reduction == "none")
     losses = table_losses(hidden, Table(weight, bias), checked, tokens_at_once)
@@ -122,17 +116,13 @@ def table_losses(hidden: Tensor, table: Table, targets: Targets, tokens_at_once:
     """`linear_cross_entropy` of what was checked: losses (T,) or their sum."""
     dtype = autocast_dtype(hidden)
     if dtype is None and hidden.dtype != table.weight.dtype:
-        raise UserError(
-            f"hidden is {hidden.dtype} and weight {table.weight.dtype}: convert one to the other, or work under "
-            "autocast."
-        )
+        raise UserError(f"hidden is {hidden.dtype} and weight {table.weight.dtype}: convert one, or use autocast.")
     at_once = tokens_at_once or fitting_tokens(len(table.weight))
     task: Task = (*targets[:3], at_once, dtype or hidden.dtype)
     if targets.per_token or not torch.is_grad_enabled():
         losses: Tensor = _Losses.apply(hidden, *table, False, *task)
         return losses if targets.per_token else losses.sum()
-    total: Tensor = _Losses.apply(hidden, *table, True, *task)
-    return total
+    return _Losses.apply(hidden, *table, True, *task)
 
 
 Task = tuple[Tensor, Tensor, float, int, torch.dtype]
@@ -162,9 +152,7 @@ class _Losses(torch.autograd.Function):
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
         # once_differentiable would not notice a gradient penalty, since gradients may be computed in advance
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError(
-                "linear_cross_entropy has no second derivatives: leave create_graph out, or use F.cross_entropy."
-            )
+            raise RuntimeError("linear_cross_entropy has no second derivatives: use F.cross_entropy for them.")
         if ctx.summed:
             gradients = [None if gradient is None else gradient * incoming for gradient in ctx.saved_tensors]
         else:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdefine.config import setting
+from torchdefine.config import MOST_DEEP, rate, setting
 from torchdefine.embedding import AdaptiveMap, TokenEmbedding, VocabularyFacts
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output.adaptive import AdaptiveSoftmaxConfig
 from torchdefine.output.layer import FullConfig, OutputConfig, OutputLayer
@@ -23,9 +23,9 @@ class MixtureConfig(OutputConfig):
     """A mixture of softmaxes, adaptive ones over an adaptive embedding, else full ones."""
 
     kind: str = "mixture"
-    components: int = setting(15, "How many softmaxes are mixed.", at_least=1)
-    latent_dropout: float = setting(0.0, "Dropout rate of the components' vectors.", at_least=0, below=1)
-    bias: bool = setting(True, "Whether every word has a bias, with full components.")
+    components: int = setting(15, "Softmaxes that are mixed.", at_least=1, at_most=MOST_DEEP)
+    latent_dropout: float = rate("Dropout rate of the components' vectors.")
+    bias: bool = setting(True, "Whether full components have a bias for every word.")
 
     def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> MixtureSoftmax:
         banded = isinstance(embedding.map, AdaptiveMap)
@@ -51,8 +51,7 @@ class MixtureSoftmax(OutputLayer):
 
     def __init__(self, hidden_dim: int, component: OutputLayer, components: int, latent_dropout: float = 0.0) -> None:
         super().__init__(hidden_dim)
-        if components < 1:
-            raise UserError(f"components is {components}, but must be at least 1: try 15.")
+        check_count("components", components, "try 15")
         if not 0 <= latent_dropout < 1:
             raise UserError(f"latent_dropout is {latent_dropout}, but must be at least 0 and below 1.")
         self.component = component

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -33,6 +34,14 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(device)
         hardware |= {"gpu": properties.name, "gpu_memory_gib": round(properties.total_memory / 2**30, 1)}
     return {"commit": _commit(), "versions": versions, "hardware": hardware}
+
+
+def code_sha256() -> str:
+    """A hash of this package's code, for processes that must run the same."""
+    folder, digest = Path(torchdefine.__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _commit() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torchdefine.task import find_task
 from torchdefine.training.evaluation import perplexity
 from torchdefine.training.progress import shown_perplexity
 
@@ -47,4 +48,9 @@ def shortfall(result: Mapping[str, Any]) -> str:
         cure = f", though {too_well}" if too_well else ": train longer, or try another optim.lr"
         counting = f"a perplexity of {unigram:,.1f} on the validation text"
         return f"A model that only counts words does better, with {counting}{cure}."
+    task = find_task(result.get("settings", {}).get("task"))
+    for fact, least in task.least_scores.items():
+        if result.get(fact, least) < least:
+            score = f"{task.scores[fact]} on the test text is {result[fact]:.2f}"
+            return f"The model has learned next to nothing: its {score}: train longer, or try another optim.lr."
     return ""

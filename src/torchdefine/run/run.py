@@ -87,8 +87,7 @@ class Run:
     @property
     def embedding(self) -> TokenEmbedding:
         """The embedding that pictures and neighbours show; for a translator, that of the target side."""
-        found: TokenEmbedding = list(self.model.embeddings().values())[-1]
-        return found
+        return list(self.model.embeddings().values())[-1]
 
     @property
     def names_of_tokens(self) -> Tokenization | None:
@@ -199,7 +198,7 @@ def load_run(
     recipe = folder.recipe()
     task = find_task(recipe.task)
     tokens = task.load_tokens(folder.path)
-    folder.fingerprint(tokens)
+    folder.fingerprint(tokens, recipe)
     file: Path = getattr(folder, checkpoint)
     if checkpoint == "average" and not file.exists():
         make = f"torchdefine average {shlex.quote(str(folder.path))}"
@@ -208,7 +207,8 @@ def load_run(
         use = f"{option('checkpoint')} last"
         raise UserError(f"The run in {folder.path} has not been validated yet, so it has no best weights: use {use}.")
     weights = folder.read(file, only="model")
-    with torch.random.fork_rng(devices=[]):  # the weights drawn here are thrown away: the caller's random numbers stay
+    # The weights drawn here are thrown away: the caller's random numbers and default device stay.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         model = task.build(recipe, tokens)
     load_weights(model, weights, file)
     run = task.run(folder, recipe, tokens, model.to(Processes().device(device)).eval(), file)
@@ -222,7 +222,8 @@ def load_run(
 def average_run(path: str | Path, last: int | None = None) -> tuple[RunFolder, list[int]]:
     """Average the ``last`` checkpoints that a run has kept, all by default; ``load_run`` then takes "average" too."""
     folder = RunFolder(path)
-    folder.fingerprint(find_task(folder.recipe().task).load_tokens(folder.path))
+    recipe = folder.recipe()
+    folder.fingerprint(find_task(recipe.task).load_tokens(folder.path), recipe)
     return folder, average_checkpoints(folder, last)
 
 
@@ -230,10 +231,8 @@ def average_checkpoints(folder: RunFolder, last: int | None = None) -> list[int]
     """Write the mean of the ``last`` kept checkpoints, all by default, as the run's average; returns their steps."""
     kept = folder.kept()
     if len(kept) < 2:
-        raise UserError(
-            f"The run in {folder.path} has kept {len(kept)} checkpoints, but an average needs two: train with "
-            "train.keep 5, say."
-        )
+        problem = f"The run in {folder.path} has kept {len(kept)} checkpoints, but an average needs two"
+        raise UserError(f"{problem}: train with train.keep 5, say.")
     if last is not None and not 2 <= last <= len(kept):
         raise UserError(f"The run in {folder.path} has kept {len(kept)} checkpoints: average 2 to {len(kept)} of them.")
     chosen = kept[-last:] if last is not None else kept

@@ -12,11 +12,11 @@ from typing import Any
 
 from torchdefine.data.tokenizer import TOKENIZER_FILE
 from torchdefine.errors import UserError
-from torchdefine.files import check_utf8
+from torchdefine.files import check_path
 from torchdefine.recipe import Recipe, load_recipe, short_name
 from torchdefine.run.checkpoint_file import read_checkpoint
-from torchdefine.run.folder import RunFolder, some
-from torchdefine.spelling import option
+from torchdefine.run.folder import RunFolder
+from torchdefine.spelling import listed, option
 from torchdefine.training.checkpoint import load_weights
 from torchdefine.training.distributed import Processes
 
@@ -73,7 +73,7 @@ def _whole_path(setting: str, path: str) -> str:
     if setting == "data.corpus" and not given.exists():  # the name of a corpus
         return path
     whole = str(given.resolve())
-    check_utf8(whole)  # the run's settings and its result will name it
+    check_path(whole)  # the run's settings and its result will name it
     return whole
 
 
@@ -92,7 +92,7 @@ def chosen_folder(recipe: Any, out: str | Path | None, resume: bool, processes: 
     if out is not None and not str(out):
         raise UserError(f"The run's folder is empty text: pass a name as {option('out')}.")
     folder = RunFolder(out if out is not None else _new_path(recipe.name))
-    check_utf8(folder.path)
+    check_path(folder.path)
     if resume:
         _check_same_settings(folder, recipe)
     else:
@@ -138,6 +138,8 @@ def take_weights(model: Any, recipe: Any, folder: RunFolder) -> None:
     if not other.best.exists():
         raise UserError(f"train.start_from {other.path} has no best weights: name a run's folder.")
     weights = read_checkpoint(other.best, only="model")
+    if weights.facts.get("run") != other.identity():
+        raise UserError(f"{other.best} belongs to another run than that in {other.path}: put the run's own file back.")
     if weights.facts.get("vocabulary_sha256") != folder.fingerprints["vocabulary_sha256"]:
         cure = "the words of another text are another vocabulary, so give both runs one tokenizer by data.tokenizer"
         if (tokenizer := other.path / TOKENIZER_FILE).is_file():
@@ -149,7 +151,7 @@ def take_weights(model: Any, recipe: Any, folder: RunFolder) -> None:
         trained = other.recipe()
         found = [place for place, _, _ in _differences(trained.to_plain(), recipe.to_plain())]
         of_the_model = [place for place in found if place.split(".")[0] in MODEL_SECTIONS]
-        where = f" (they differ in {some(of_the_model, 4)})" if of_the_model else ""
+        where = f" (they differ in {listed(of_the_model, 4)})" if of_the_model else ""
         raise UserError(
             f"train.start_from {other.path} is a model of {trained.name}, whose weights do not fit into one of "
             f"{recipe.name}{where}: start from a run with the same model."

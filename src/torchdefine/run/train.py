@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from torchdefine.errors import UserError
-from torchdefine.files import Progress
+from torchdefine.files import Progress, seal_of
 from torchdefine.recipe import Recipe
-from torchdefine.run.environment import describe_environment
+from torchdefine.run.environment import code_sha256, describe_environment
 from torchdefine.run.folder import RunFolder
 from torchdefine.run.result import shortfall
 from torchdefine.run.run import Run, load_run
@@ -49,7 +49,11 @@ def train(
     and treats numbers below 1e-38 as zero, which is faster.
     """
     wanted, changes = wanted_recipe(recipe, data, overrides, out, resume)
-    with joined_processes(device) as processes, chosen_folder(wanted, out, resume, processes) as folder:
+    with (
+        joined_processes(device) as processes,
+        own_random_numbers(processes.device(device)),
+        chosen_folder(wanted, out, resume, processes) as folder,
+    ):
         voice = Voice(processes, reporter, progress, verbose)
         setup = Setup(wanted, changes, folder, processes, voice, resume)
         if folder.result.exists():
@@ -60,6 +64,11 @@ def train(
         begin(setup, texts, trainer)
         trainer.run()
         return finish(setup, texts, trainer)
+
+
+def own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
+    """Within it torch's random numbers may be set; afterwards they go on where the caller left them."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 class Voice:
@@ -113,29 +122,49 @@ def open_finished(setup: Setup, device: str | None) -> Any:
 def open_data(setup: Setup) -> Any:
     """The recipe's texts: the first process fetches and encodes them, the others then find them in the cache."""
     task, processes = setup.task, setup.processes
-    task.check_packages()
-    try:
-        if processes.is_first:
-            with setup.voice.reading() as progress:
-                data = task.open_data(setup.recipe, progress)
-            for text in data.splits.values():
-                text.verify()
-    except UserError:
-        processes.wait()  # so that the others refuse the text for the same reason, not because we exit
-        raise
-    processes.wait()
-    if not processes.is_first:
-        data = task.open_data(setup.recipe, None)
-    processes.wait()
-    setup.folder.fingerprint(data.tokenization, data)
+    refusal = None
+    for turn in (True, False):
+        try:
+            if processes.is_first is turn:
+                task.check_packages()
+                with setup.voice.reading() if turn else nullcontext() as progress:
+                    data = task.open_data(setup.recipe, progress)
+                for text in data.splits.values():
+                    text.verify()
+        except UserError as error:
+            refusal = str(error)
+        for sentence in filter(None, processes.facts_of_all(refusal)):
+            raise UserError(sentence)  # the same in all processes
+    check_agreement(setup, data)
+    setup.folder.fingerprint(data.tokenization, setup.recipe, data)
     return data
+
+
+def check_agreement(setup: Setup, data: Any) -> None:
+    """Refuse processes that would train something else than each other: with one sentence, all of them."""
+    recipe, processes = setup.recipe, setup.processes
+    own = {
+        "the recipe": recipe.bound_settings(),
+        "the text": {split: text.tokens_sha256 for split, text in data.splits.items()},
+        "the vocabulary": data.tokenization.sha256,
+        "whether to resume": setup.resume,
+        "the number of processes": processes.count,
+        "the versions of the code": [code_sha256(), torch.__version__],
+    }
+    everyones = processes.facts_of_all({name: seal_of(fact) for name, fact in own.items()})
+    if differing := [name for name in own if len({others[name] for others in everyones}) > 1]:
+        raise UserError(
+            f"The processes do not agree on {' and '.join(differing)}: give all of them the same recipe, text and "
+            "version of torchdefine."
+        )
 
 
 def build_model(setup: Setup, data: Any, device: str | None) -> Any:
     """The model before its first step, or before a checkpoint is loaded into it."""
     recipe, processes, folder = setup.recipe, setup.processes, setup.folder
     torch.manual_seed(recipe.train.seed)  # every process draws the same weights …
-    model: Any = setup.task.build(recipe, data.tokenization, data).to(processes.device(device))
+    with torch.device("cpu"):  # whatever the caller's default is
+        model: Any = setup.task.build(recipe, data.tokenization, data).to(processes.device(device))
     torch.manual_seed(recipe.train.seed + 1_000_003 * processes.rank)  # … and its own dropout
     goes_on = setup.resume and folder.last.exists()  # with its own weights, even if the other run is gone
     if recipe.train.start_from is not None and not goes_on:
@@ -159,7 +188,7 @@ def begin(setup: Setup, data: Any, trainer: Trainer) -> None:
     if resume:
         trainer.resume()
     if voice.speaks:
-        folder.begin(setup.recipe, data.tokenization)
+        folder.begin(setup.recipe, data.tokenization, resume)
         counts = setup.task.token_counts(data)
         if counts is not None and not folder.token_counts.exists():
             folder.write_token_counts(counts)

@@ -1,10 +1,11 @@
 """Vectors of all tokens in few bytes: ways of packing them, the files they are kept in, and caches of them."""
 
+from torchdefine.packing import METHODS, Entry
 from torchdefine.tables.bits import transform_table
 from torchdefine.tables.codes import CodeLearning, coded_table
 from torchdefine.tables.compact_table import CompactTable, load_table
 from torchdefine.tables.low_rank import svd_table
-from torchdefine.tables.methods import METHODS, Compressed, Entry, compress_embedding, table_method
+from torchdefine.tables.methods import Compressed, compress_embedding, table_method
 from torchdefine.tables.quantised import dense_table, quantised_table
 from torchdefine.tables.rows import DenseRows, Rows
 from torchdefine.tables.source import Budget, Candidate, Method, Source

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.low_rank import FactorisedRows, principal_directions
 from torchdefine.tables.quantised import mixed_bit_rows, stored_rows
 from torchdefine.tables.rows import FLOATS, BandedRows, DenseRows, Rows, in_bands, in_order
-from torchdefine.tables.source import ROWS_AT_ONCE, Budget, Candidate, Known, Method, Source, TableLike, centred
+from torchdefine.tables.source import ROWS_AT_ONCE, Budget, Candidate, Method, Source, TableLike, centred
 
 BLOCK = 8
 """Columns that share a bit width: eight numbers of any width fill whole bytes. Floats need no blocks."""
@@ -47,9 +47,7 @@ LADDERS: dict[str, Ladder] = {
 
 
 @torch.no_grad()
-def transform_table(
-    table: TableLike | Source, budget: int, *, storage: str = "mixed", **known: Unpack[Known]
-) -> CompactTable:
+def transform_table(table: TableLike | Source, budget: int, *, storage: str = "mixed", **known: Any) -> CompactTable:
     """The table of at most ``budget`` bytes that loses least, weighted by frequency if counts are given.
 
     ``storage`` is mixed (1 to 8 bits by importance), float32, float16, int8 or int4. ``sensitivity``, (m, m), says how

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -19,12 +20,13 @@ from torch import nn
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.table import id_chunks, in_evaluation
 from torchdefine.errors import UserError
-from torchdefine.files import Progress, atomic_file, reading_safetensors
+from torchdefine.files import Progress, atomic_file, bytes_of_tensor, reading_safetensors, sealed_metadata
 from torchdefine.tables.compact_table import load_table, sha256_of_tensors
 from torchdefine.tables.methods import Compressed
 
 FORMAT = "torchdefine cache"
 FORMAT_VERSION = "1"
+HEADER_BYTES = 1024
 DTYPES = {"fp32": ("F32", torch.float32), "bf16": ("BF16", torch.bfloat16), "fp16": ("F16", torch.float16)}
 
 
@@ -37,17 +39,26 @@ def write_cache(path: Path, embedding: TokenEmbedding, dtype: str = "fp32", prog
     shape = [embedding.num_embeddings, embedding.embedding_dim]
     table = {"dtype": name, "shape": shape, "data_offsets": [0, shape[0] * shape[1] * kept_as.itemsize]}
     metadata = {"format": FORMAT, "version": FORMAT_VERSION, "weights_sha256": weights_sha256(embedding)}
-    header = json.dumps({"__metadata__": metadata, "table": table}).encode()
-    header += b" " * (-len(header) % 8)
-    done = 0
-    with atomic_file(path) as file, embedding.computing(), in_evaluation(embedding):
-        file.write(struct.pack("<Q", len(header)) + header)
+    done = checksum = 0
+
+    def header() -> bytes:
+        """As long with one checksum as with another."""
+        sealed = sealed_metadata({"table": [str(kept_as), shape, checksum]}, metadata)
+        text = json.dumps({"__metadata__": sealed, "table": table}).encode()
+        return struct.pack("<Q", HEADER_BYTES) + text.ljust(HEADER_BYTES)
+
+    with atomic_file(path) as file, in_evaluation(embedding, computing=True) as twin:
+        file.write(header())
         for ids in id_chunks(embedding):
-            vectors = embedding(ids).to(kept_as)  # (chunk, m)
-            file.write(vectors.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            vectors = twin(ids).to(kept_as)  # (chunk, m)
+            raw = bytes_of_tensor(vectors.cpu().contiguous())
+            checksum = crc32(raw, checksum)
+            file.write(raw)
             done += len(ids)
             if progress:
                 progress(done, shape[0])
+        file.seek(0)
+        file.write(header())
     return path.stat().st_size
 
 
@@ -61,12 +72,12 @@ def use_cache(path: Path, embedding: TokenEmbedding) -> None:
     with reading_safetensors(
         path, if_missing="write it with `torchdefine cache` first", if_damaged=write_again
     ) as file:
-        metadata = file.metadata() or {}
+        metadata = file.metadata
         if metadata.get("format") != FORMAT or metadata.get("version") != FORMAT_VERSION:
             raise UserError(f"{path} is not a cache of version {FORMAT_VERSION}: {write_again}.")
         if metadata.get("weights_sha256") != weights:
             raise UserError(f"{path} was made from other weights than the run's: {write_again}.")
-        table = file.get_tensor("table")
+        table = file.read()["table"]
     _look_up(embedding, nn.Embedding.from_pretrained(table))
 
 

@@ -11,17 +11,18 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Unpack
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchdefine.config import Config, setting
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.rows import FLOATS, Rows, frozen, pack, packed_width, stored_as, unpack
-from torchdefine.tables.source import Budget, Candidate, Known, Method, RowDraws, Source, TableLike, centred
+from torchdefine.tables.source import Budget, Candidate, Method, RowDraws, Source, TableLike, centred
 
 MOST_CODEBOOKS = 64
 """Within a budget: learning more takes long, and the codebooks alone are large."""
@@ -39,7 +40,6 @@ class CodedRows(Rows):
     """``books`` codebooks of ``entries`` vectors each; codes are packed: 4 bits for 16 entries."""
 
     kind = "codes"
-    settings = ("num_rows", "width", "books", "entries", "dtype")
 
     def __init__(self, num_rows: int, width: int, books: int, entries: int, dtype: str = "float16") -> None:
         super().__init__(num_rows, width)
@@ -68,25 +68,18 @@ class CodedRows(Rows):
 
 
 @dataclass(frozen=True)
-class CodeLearning:
+class CodeLearning(Config):
     """How codes are learnt; all other settings follow from the table."""
 
-    steps: int = 4_000
+    steps: int = setting(4_000, "Steps of learning, at most.", at_least=1)
     batch_size: int = 512
     lr: float = 3e-3
     temperature: float = 1.0
     last_temperature: float = 0.4
     validate_every: int = 250
-    patience: int = 4
-    """Validations without a gain of 0.1 % before learning stops early."""
-    rounds: int = 20
-    """Of refinement afterwards, at most; 0 leaves the codes as they were learnt."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("rounds", 0), ("seed", 0)):
-            if not least <= getattr(self, name) < 2**63:
-                raise UserError(f"{name} of code learning is {getattr(self, name)}, but must be at least {least}.")
+    patience: int = setting(4, "Validations without a gain of 0.1 % before learning stops early.")
+    rounds: int = setting(20, "Of refinement afterwards, at most; 0 leaves the codes as they were learnt.", at_least=0)
+    seed: int = setting(0, "Of all random choices.", at_least=0, below=2**63)
 
 
 def coded_table(
@@ -94,7 +87,7 @@ def coded_table(
     codebooks: int = 32,
     entries: int = 16,
     learning: CodeLearning | None = None,
-    **known: Unpack[Known],
+    **known: Any,
 ) -> CompactTable:
     """Compositional codes: each row is a sum of one entry from each codebook."""
     check_codes(codebooks, entries)

@@ -11,9 +11,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from torchdefine import __version__
 from torchdefine.embedding.map import as_ids, check_table
 from torchdefine.errors import UserError
 from torchdefine.files import reading_safetensors, write_safetensors
+from torchdefine.plain import read_json
 from torchdefine.tables.rows import Rows, frozen, rows_from
 
 FORMAT = "torchdefine compact table"
@@ -62,19 +64,22 @@ class CompactTable(torch.nn.Module):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        if config.get("format") != FORMAT or config.get("version") != FORMAT_VERSION:
-            raise UserError(
-                f"Expected a {FORMAT} of version {FORMAT_VERSION}, but found {config.get('format')!r} of version "
-                f"{config.get('version')!r}: make the table again with a matching torchdefine."
-            )
+        check_version(config)
         return cls(rows_from(config["rows"]), padding_idx=config["padding_idx"])
 
     def save(self, path: str | Path, facts: Mapping[str, Any] | None = None) -> None:
         """Write one safetensors file, whole or not at all; ``facts`` say what the table was made from."""
-        tensors = self.state_dict()
         header = {"config": json.dumps(self.to_config()), "facts": json.dumps(dict(facts or {}))}
         write_safetensors(
-            Path(path), tensors, {"format": FORMAT, "tensors_sha256": sha256_of_tensors(tensors), **header}
+            Path(path), self.state_dict(), {"format": FORMAT, "torchdefine_version": __version__, **header}
+        )
+
+
+def check_version(config: Mapping[str, Any]) -> None:
+    if config.get("format") != FORMAT or config.get("version") != FORMAT_VERSION:
+        raise UserError(
+            f"Expected a {FORMAT} of version {FORMAT_VERSION}, but found {config.get('format')!r} of version "
+            f"{config.get('version')!r}: make the table again with a matching torchdefine."
         )
 
 
@@ -90,19 +95,17 @@ def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> Comp
     with reading_safetensors(
         path, if_missing="check the name of the table", if_damaged="make the table again, or copy it again"
     ) as file:
-        header = file.metadata() or {}
-        if header.get("format") != FORMAT:
+        if file.metadata.get("format") != FORMAT:
             raise UserError(f"{path} is not a {FORMAT}: give a file that CompactTable.save wrote.")
-        stored = json.loads(header["facts"])
+        stored, config = (read_json(file.metadata[part], f"The header of {path}") for part in ("facts", "config"))
         for name, value in (facts or {}).items():
             if stored.get(name) != value:
                 made_for = f"{name.removesuffix('_sha256')} {_shortened(stored.get(name))}, not {_shortened(value)}"
                 raise UserError(f"The table {path} was made for {made_for}: make it again.")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if header.get("tensors_sha256") != sha256_of_tensors(tensors):
-            raise ValueError("its checksum does not match")
+        check_version(config)
+        tensors = file.read()
         with torch.device("meta"):  # the file's tensors replace these, so nothing is allocated twice
-            table = CompactTable.from_config(json.loads(header["config"]))
+            table = CompactTable.from_config(config)
         for name, empty in table.state_dict().items():
             if name in tensors and tensors[name].dtype.is_floating_point != empty.dtype.is_floating_point:
                 raise ValueError(f"{name} is {tensors[name].dtype}")

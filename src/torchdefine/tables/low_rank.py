@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torchdefine.errors import UserError
 from torchdefine.tables.compact_table import CompactTable
 from torchdefine.tables.quantised import stored_rows
 from torchdefine.tables.rows import BandedRows, Rows, in_bands
-from torchdefine.tables.source import Budget, Candidate, Known, Method, Source, TableLike, centred
+from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike, centred
 
 ROWS_AT_ONCE = 65_536
 
@@ -23,7 +23,6 @@ class FactorisedRows(Rows):
     """(V × r) times (r × m); either factor is any kind of rows."""
 
     kind = "factorised"
-    settings = ("factor", "projection")
 
     def __init__(self, factor: Rows, projection: Rows) -> None:
         super().__init__(factor.num_rows, projection.width)
@@ -34,7 +33,7 @@ class FactorisedRows(Rows):
 
 
 def svd_table(
-    table: TableLike | Source, rank: int, kept: int = 0, *, storage: str = "float32", **known: Unpack[Known]
+    table: TableLike | Source, rank: int, kept: int = 0, *, storage: str = "float32", **known: Any
 ) -> CompactTable:
     """The best table of rank ``rank``, weighted by ``counts`` where given; its ``kept`` most frequent rows stay whole.
 

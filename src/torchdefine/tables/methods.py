@@ -1,9 +1,8 @@
-"""The ways of packing a table, by name, and the vectors of an embedding packed by one of them."""
+"""The vectors of an embedding, packed by one of the methods."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,50 +10,19 @@ import torch
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.packing import METHODS
 from torchdefine.spelling import did_you_mean
-from torchdefine.tables.bits import Bits
 from torchdefine.tables.codes import Codes
 from torchdefine.tables.compact_table import CompactTable
-from torchdefine.tables.low_rank import LowRank
-from torchdefine.tables.quantised import Quantised
 from torchdefine.tables.source import Budget, Counts, Method, Source, as_weights, lost_variance
-from torchdefine.tables.units import FittedUnit
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A method as a menu shows it."""
-
-    kind: type[Method]
-    summary: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    quick: bool = True
-    """Made in seconds, not minutes."""
-    in_fit: bool = True
-    """False for a size that another entry tries too."""
-
-
-METHODS: dict[str, Entry] = {
-    "bits": Entry(Bits, "rotated, 0 to 8 bits per number by importance; usually loses least"),
-    "svd": Entry(LowRank, "low rank (SVD)"),
-    "frequent": Entry(LowRank, "frequent rows whole, low rank for the rest", {"kept": (0.05, 0.15)}),
-    "int": Entry(Quantised, "as many bits per number as fit, one scale per row or per 32 numbers"),
-    "int8": Entry(Quantised, "8 bits per number, one scale per 32 numbers", {"bits": 8}, in_fit=False),
-    "int4": Entry(Quantised, "4 bits per number, one scale per 32 numbers", {"bits": 4}, in_fit=False),
-    "define": Entry(FittedUnit, "a narrow table through a DeFINE unit, fitted", quick=False),
-    "mlp": Entry(FittedUnit, "a narrow table through an MLP, fitted", {"unit": "mlp"}, quick=False),
-    "codes": Entry(
-        Codes, "the sum of one of K entries from each of M codebooks, learned (Shu & Nakayama, 2018)", quick=False
-    ),
-}
 
 
 def table_method(name: str, **settings: Any) -> Method:
     """A method, with settings of its own in place of the usual ones."""
     if name not in METHODS:
-        raise UserError(f"The method {name!r} is unknown{did_you_mean(name, METHODS)}")
-    entry = METHODS[name]
-    return entry.kind(**{**entry.settings, **settings})
+        raise UserError(f"The method {name!r} is unknown{did_you_mean(name, METHODS.names())}")
+    made: Method = METHODS[name].method(**settings)
+    return made
 
 
 @dataclass(frozen=True)
@@ -98,14 +66,12 @@ def compress_embedding(
     own = packing.usual_bytes(*shape) or min(Codes().usual_bytes(*shape), whole // 8)
     allowed = Budget(own) if budget is None else Budget.of(budget)
     if allowed.bytes >= whole:
-        raise UserError(
-            f"{method} would take {allowed.bytes:,} bytes, but the vectors themselves take only {whole:,}: allow less."
-        )
+        problem = f"{method} would take {allowed.bytes:,} bytes, but the vectors themselves take only {whole:,}"
+        raise UserError(f"{problem}: allow less.")
     best = next(packing.within(*shape, allowed), None)
     if best is None:
         raise UserError(f"No {method} table fits into {allowed.bytes:,} bytes: allow more, or use another method.")
-    with embedding.computing():
-        matrix = embedding.table(dtype=torch.float32)  # (V, m)
+    matrix = embedding.table(dtype=torch.float32, computing=True)  # (V, m)
     table = best.build(Source(matrix, counts, padding_idx=embedding.padding_idx, progress=progress))
     map_numbers = sum(part.numel() for part in embedding.map.parameters())  # type: ignore[attr-defined]
     by_use = None if counts is None else lost_variance(table, matrix, as_weights(counts, matrix, power=1.0))

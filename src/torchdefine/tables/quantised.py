@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.rows import FLOATS, DenseRows, Rows, frozen, pack, packed_width, stored_as, unpack
-from torchdefine.tables.source import Budget, Candidate, Known, Method, Source, TableLike, centred
+from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike, centred
 
 GROUP = 32
 _BITS = {f"int{bits}": bits for bits in range(8, 0, -1)}
@@ -29,7 +29,6 @@ class QuantisedRows(Rows):
     """Each number is one of 2^bits levels, evenly spaced around zero: (code - (2^bits - 1) / 2) × the group's step."""
 
     kind = "quantised"
-    settings = ("num_rows", "width", "bits", "group_size")
 
     def __init__(self, num_rows: int, width: int, bits: int = 4, group_size: int = 32) -> None:
         super().__init__(num_rows, width)
@@ -90,7 +89,6 @@ class MixedBitRows(Rows):
     """Columns come in ``runs`` of [bits, columns]; a number is one of its run's 2^bits levels × its column's scale."""
 
     kind = "mixed bits"
-    settings = ("num_rows", "runs")
 
     def __init__(self, num_rows: int, runs: Sequence[Sequence[int]]) -> None:
         super().__init__(num_rows, sum(columns for _, columns in runs))
@@ -161,15 +159,13 @@ def stored_rows(matrix: Tensor, how: str, group_size: int = GROUP) -> Rows:
     return quantise_rows(matrix, _BITS[how], group_size)
 
 
-def dense_table(table: TableLike | Source, dtype: str = "float16", **known: Unpack[Known]) -> CompactTable:
+def dense_table(table: TableLike | Source, dtype: str = "float16", **known: Any) -> CompactTable:
     """The table as it is, in another number type."""
     source = Source.of(table, **known)
     return CompactTable(DenseRows.of(source.matrix, dtype), padding_idx=source.padding_idx)
 
 
-def quantised_table(
-    table: TableLike | Source, bits: int = 4, group_size: int = GROUP, **known: Unpack[Known]
-) -> CompactTable:
+def quantised_table(table: TableLike | Source, bits: int = 4, group_size: int = GROUP, **known: Any) -> CompactTable:
     """Every number in ``bits`` bits, with a float16 step for each ``group_size`` of them."""
     if not 1 <= bits <= 8 or group_size < 1:
         raise UserError(f"A table cannot have {bits} bits in groups of {group_size}: try 1 to 8 bits in groups of 32.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -26,12 +27,11 @@ class Rows(nn.Module, ABC):
     """``num_rows`` vectors of ``width`` numbers, packed; row numbers (…) → (…, width) of the dtype asked for.
 
     Float parts are parameters that do not learn until asked to (``requires_grad_``); codes are buffers. Both live in
-    memory as they are stored. A subclass names its ``kind``, for files, and in ``settings`` the arguments of its
-    constructor, which it keeps as attributes: plain values, or other rows.
+    memory as they are stored. A subclass names its ``kind``, for files, and keeps the arguments of its constructor as
+    attributes of the same names: plain values, or other rows.
     """
 
     kind: ClassVar[str]
-    settings: ClassVar[tuple[str, ...]]
     own_codes: int = 0
     """How many packed whole numbers there are; a code is a parameter as much as a float is."""
 
@@ -53,7 +53,8 @@ class Rows(nn.Module, ABC):
 
     def described(self) -> dict[str, Any]:
         """Kind and settings as plain values, for a file."""
-        return {"encoding": self.kind, **{name: _plain(getattr(self, name)) for name in self.settings}}
+        settings = {name: _plain(getattr(self, name)) for name in signature(type(self)).parameters}
+        return {"encoding": self.kind, **settings}
 
     def extra_repr(self) -> str:
         return f"{self.num_rows:,} × {self.width}"
@@ -94,10 +95,8 @@ def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
     too_small = after < before / 2
     if too_small or not bool(torch.isfinite(stored).all()):
         size, way = ("small", "multiply") if too_small else ("large", "divide")
-        raise UserError(
-            f"The table needs numbers as {size} as {float(values.abs().max()):.1e}, which float16 cannot represent: "
-            f"{way} it by a number and undo that in its vectors, or store it as float32."
-        )
+        problem = f"The table needs numbers as {size} as {float(values.abs().max()):.1e}, which float16 cannot hold"
+        raise UserError(f"{problem}: {way} it by a number and undo that in its vectors, or store it as float32.")
     return stored
 
 
@@ -105,7 +104,6 @@ class DenseRows(Rows):
     """Rows as they are, in float32, float16 or bfloat16."""
 
     kind = "dense"
-    settings = ("num_rows", "width", "dtype")
 
     def __init__(self, num_rows: int, width: int, dtype: str = "float32") -> None:
         super().__init__(num_rows, width)
@@ -135,7 +133,6 @@ class BandedRows(Rows):
     """
 
     kind = "banded"
-    settings = ("bands", "ranked")
 
     def __init__(self, bands: list[Rows], ranked: bool = True) -> None:
         super().__init__(sum(band.num_rows for band in bands), max(band.width for band in bands))

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,15 +35,6 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "m
 _COUNTS = {"": 4, "k": 4 * 10**3, "m": 4 * 10**6, "b": 4 * 10**9}
 
 
-class Known(TypedDict, total=False):
-    """The fields of ``Source`` beside the vectors, for the functions that make a table of them."""
-
-    counts: Counts | None
-    sensitivity: Tensor | None
-    padding_idx: int | None
-    progress: Progress | None
-
-
 @dataclass(frozen=True)
 class Source:
     """The table to be packed, and what is known of it."""
@@ -67,14 +58,12 @@ class Source:
         if shape != (width, width):
             raise UserError(f"The sensitivity has the shape {shape}, but rows are {width} wide.")
         if not bool(torch.isfinite(self.sensitivity).all()) or not float(self.sensitivity.diagonal().mean()) > 0:
-            raise UserError(
-                "The sensitivity has values that are not finite, or a diagonal without positive values: measure it "
-                "again with Behaviour.sensitivity."
-            )
+            problem = "The sensitivity has values that are not finite, or a diagonal without positive values"
+            raise UserError(f"{problem}: measure it again with Behaviour.sensitivity.")
 
     @classmethod
-    def of(cls, table: TableLike | Source, **known: Unpack[Known]) -> Source:
-        """A tensor, an array or any embedding with what is known of it; a source as it is."""
+    def of(cls, table: TableLike | Source, **known: Any) -> Source:
+        """A tensor, an array or any embedding with what is ``known`` of it: other fields; a source as it is."""
         return table if isinstance(table, Source) else cls(as_matrix(table), **known)
 
     def weights(self, power: float = FREQUENCY_POWER) -> Tensor:

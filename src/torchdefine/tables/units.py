@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torchdefine.tables.compact_table import CompactTable
 from torchdefine.tables.low_rank import principal_directions
 from torchdefine.tables.quantised import stored_rows
 from torchdefine.tables.rows import DenseRows, Rows
-from torchdefine.tables.source import Budget, Candidate, Known, Method, RowDraws, Source, TableLike, centred
+from torchdefine.tables.source import Budget, Candidate, Method, RowDraws, Source, TableLike, centred
 
 DEPTH = 3
 
@@ -27,7 +27,6 @@ class UnitRows(Rows):
     """(V × r) through a unit, such as DeFINE's or an MLP, to (V × m)."""
 
     kind = "unit"
-    settings = ("factor", "config")
 
     def __init__(self, factor: Rows, config: Any) -> None:
         """``config`` is of a kind in ``UNITS``, or its plain values, as a file has them."""
@@ -56,7 +55,7 @@ class UnitFitting:
 
 
 def unit_table(
-    table: TableLike | Source, unit: str, map_dim: int, *, fitting: UnitFitting | None = None, **known: Unpack[Known]
+    table: TableLike | Source, unit: str, map_dim: int, *, fitting: UnitFitting | None = None, **known: Any
 ) -> CompactTable:
     """A table V × ``map_dim`` with a "define" unit or an "mlp" behind it, trained to give back ``table``.
 

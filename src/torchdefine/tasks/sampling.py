@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdefine.errors import MachineError, UserError
+from torchdefine.errors import MachineError, UserError, check_count
 
 NO_PROBABILITIES = "The model gives no token a probability: its weights are damaged, or its training diverged."
 
@@ -26,8 +26,8 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         if self.temperature != 0 and not 1e-3 <= self.temperature < math.inf:
             raise UserError(f"The temperature is {self.temperature}, but must be 0 or at least 0.001: try 0.8.")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}, but must be at least 1.")
+        if self.top_k is not None:
+            check_count("top_k", self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}, but must be above 0 and at most 1: try 0.9.")
 
@@ -45,9 +45,7 @@ def draw_rows(log_probs: Tensor, options: SamplingOptions, uniform: Tensor) -> T
     if options.forbidden:
         vocabulary = log_probs.shape[-1]
         if outside := [token for token in options.forbidden if not 0 <= token < vocabulary]:
-            raise UserError(
-                f"The forbidden token {outside[0]} is outside the vocabulary of {vocabulary}: leave it out."
-            )
+            raise UserError(f"The forbidden token {outside[0]} is outside the vocabulary of {vocabulary}: omit it.")
         if len(set(options.forbidden)) == vocabulary:
             raise UserError(f"All {vocabulary} tokens are forbidden, so none can be drawn: forbid fewer.")
         log_probs = log_probs.clone()

@@ -24,9 +24,7 @@ class StalledAveragingConfig(Config):
     """The average since validation stalled; from then on it is validated and kept."""
 
     kind: str = "stalled"
-    patience: int = setting(
-        5, "Start averaging when validation is worse than the best before the last N validations.", at_least=0
-    )
+    patience: int = setting(5, "Stalled means: worse than the best validation before the last N.", at_least=0)
 
 
 AVERAGING = Kinds("averaging", AveragingConfig, StalledAveragingConfig)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,6 +54,21 @@ class Processes:
         everyones = [torch.empty_like(tensor) for _ in range(self.count)]
         dist.all_gather(everyones, tensor.contiguous())
         return everyones
+
+    def facts_of_all(self, fact: Any) -> list[Any]:
+        """A plain value from every process."""
+        if self.count == 1:
+            return [fact]
+        text = json.dumps(fact).encode()
+        sizes = self.gather(torch.tensor([len(text)], device=self.own_device))
+        padded = text.ljust(int(max(sizes)))
+        everyones = self.gather(torch.tensor(list(padded), dtype=torch.uint8, device=self.own_device))
+        return [json.loads(bytes(one.tolist())) for one in everyones]
+
+    @property
+    def own_device(self) -> torch.device:
+        """Where what is sent to other processes must be."""
+        return torch.device("cuda", self.local_rank) if dist.get_backend() == "nccl" else torch.device("cpu")
 
     def mean(self, value: Tensor) -> Tensor:
         return torch.stack(self.gather(value)).mean(0)

@@ -16,13 +16,12 @@ from torchdefine.errors import MachineError, UserError
 from torchdefine.modes import prepare
 from torchdefine.spelling import option
 from torchdefine.training.averaging import StalledAveragingConfig, WeightAverage, stalled
-from torchdefine.training.batches import TrainingData
 from torchdefine.training.checkpoint import Checkpoint, Position, checkpoint_of, restore, weights_of
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation, perplexity
 from torchdefine.training.precision import Precision
 from torchdefine.training.progress import Reporter
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import TrainingData, TrainingStep
 
 CURE = "in a new run, try a smaller optim.lr, a schedule.warmup or a smaller optim.clip"
 """Advice for a run that diverges."""
@@ -34,23 +33,17 @@ class TrainConfig(Config):
 
     epochs: float | None = setting(None, "Passes over the training text; 1 if no steps are given.", above=0)
     steps: int | None = setting(None, "Steps, instead of epochs.", at_least=1)
-    accumulate: int = setting(1, "Gradient accumulation: how many parts a step has, run one after another.", at_least=1)
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting(
-        "fp32", "Mixed precision: the type of matrix products on a GPU; a CPU computes in fp32."
-    )
+    accumulate: int = setting(1, "Gradient accumulation: parts of a step, one after another.", at_least=1)
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting("fp32", "Mixed precision; a CPU computes in fp32.")
     compile: bool = setting(False, "Run the embedding and a Transformer-XL's layers through torch.compile.")
     cuda_graphs: bool = setting(True, "With one process on a GPU, replay each kind of step as a CUDA graph.")
-    start_from: str | None = setting(None, "Fine-tuning: the run from whose best weights to start.", path=True)
-    early_stopping: int | None = setting(
-        None, "End the run when validation is worse than the best before the last N validations.", at_least=0
-    )
+    start_from: str | None = setting(None, "A run from whose best weights this one starts: fine-tuning.", path=True)
+    early_stopping: int | None = setting(None, "End when worse than the best validation before the last N.", at_least=0)
     seed: int = setting(1, "Decides initial weights, dropout and the order of the data.", at_least=0, below=2**62)
-    eval_every: int = setting(
-        0, "Steps between validations; 0: once per epoch, or five times in a shorter run.", at_least=0
-    )
+    eval_every: int = setting(0, "Steps between validations; 0: once an epoch, or five in a shorter run.", at_least=0)
     log_every: int = setting(50, "Steps between lines of the log.", at_least=1)
-    checkpoint_every: int = setting(500, "Steps between checkpoints to resume from.", at_least=1)
-    keep: int = setting(0, "Keep the weights of this many latest validations, for `torchdefine average`.", at_least=0)
+    checkpoint_every: int = setting(500, "Steps between checkpoints to go on from.", at_least=1)
+    keep: int = setting(0, "How many of the latest validations' weights stay, for `average`.", at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,6 +68,8 @@ def for_five_validations(steps: int) -> int:
 
 class Interrupted(MachineError):
     """Training was asked to stop; the checkpoint lets it go on."""
+
+    exit_code = 130  # as of a command that Ctrl-C ended
 
 
 class Diverged(MachineError):
@@ -116,7 +111,10 @@ class Trainer:
         if recipe.averaging.kind == "always":
             self.average.start()
         self.step = TrainingStep(
-            StepParts(model, processes.wrap(model), optimizer, self.precision),
+            model,
+            processes.wrap(model),
+            optimizer,
+            self.precision,
             [data.rows_per_part] * config.accumulate,
             recipe.optim.clip,
             recorded=config.cuda_graphs and processes.count == 1,

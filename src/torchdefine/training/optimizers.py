@@ -23,7 +23,7 @@ class OptimizerConfig(Config):
     kind: str = ""
     lr: float = setting(20.0, "Learning rate.", above=0)
     weight_decay: float = setting(0.0, "Weight decay.", at_least=0)
-    clip: float | None = setting(0.25, "Gradient clipping: the largest norm; none for no clipping.", above=0)
+    clip: float | None = setting(0.25, "Largest norm of the gradient; none for no clipping.", above=0)
 
     @abstractmethod
     def build(self, parameters: Iterable[nn.Parameter], device: torch.device) -> torch.optim.Optimizer:

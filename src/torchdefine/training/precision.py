@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -22,9 +23,19 @@ class Precision:
         self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
 
-    def matmul_mode(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def matmul_mode(self) -> Iterator[None]:
         """Whether fp32 products may use TF32 for the length of a run."""
-        return _TensorFloat32(self.name != "fp32") if self.device.type == "cuda" else nullcontext()
+        if self.device.type != "cuda":
+            yield
+            return
+        products, recurrence = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = products.allow_tf32, recurrence.allow_tf32
+        products.allow_tf32 = recurrence.allow_tf32 = self.name != "fp32"
+        try:
+            yield
+        finally:
+            products.allow_tf32, recurrence.allow_tf32 = before
 
     def autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None)
@@ -32,17 +43,3 @@ class Precision:
     def scale_collapsed(self) -> bool:
         """Whether loss scaling has run out of room: the gradients overflow however small the scale. Asks the device."""
         return self.scaler.is_enabled() and self.scaler.get_scale() < SCALE_TOO_SMALL
-
-
-class _TensorFloat32(AbstractContextManager[None]):
-    """Can be entered again, which a generator's context cannot."""
-
-    def __init__(self, allowed: bool) -> None:
-        self.allowed = allowed
-
-    def __enter__(self) -> None:
-        self.before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.allowed
-
-    def __exit__(self, *_: object) -> None:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = self.before

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, printable
+from torchdefine.plain import raw_stream
 
 SECONDS_BETWEEN_LINES = 15.0
 """Between lines about long work, where no bar is shown."""
@@ -63,7 +64,7 @@ class BarReporter(Reporter):
 
         # Narrow enough for a terminal of 80 columns.
         columns = (BarColumn(8), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=Console(stderr=True))
+        self.bar = Progress(*columns, console=Console(file=raw_stream(sys.stderr)))
         self.task = self.bar.add_task("starting", total=total_steps, completed=done_steps)
         self.valid = ""
         self.bar.start()
@@ -121,7 +122,7 @@ def say(sentence: str, stream: TextIO | None = None) -> None:
     """One line into ``stream``, by default where nothing else is printed: a notebook paints standard error red."""
     with suppress(OSError, ValueError):  # a closed pipe must not end a run
         usual = sys.stdout if _in_notebook() else sys.stderr
-        print(sentence, file=stream or usual or io.StringIO(), flush=True)
+        print(printable(sentence), file=stream or usual or io.StringIO(), flush=True)
 
 
 def _on_terminal() -> bool:
@@ -172,7 +173,7 @@ def work_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar = Progress(*columns, console=Console(file=raw_stream(sys.stderr)), transient=True)
     task = bar.add_task(what, start=True)
 
     def in_bar(done: int, total: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchdefine.config import Config, Kinds, setting
+from torchdefine.config import MOST_WIDE, Config, Kinds, setting
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,8 @@ class DropsConfig(ConstantConfig):
     """A learning rate that is divided at certain epochs or steps."""
 
     kind: str = "drops"
-    drops: tuple[float, ...] = setting(
-        (), "When the learning rate drops: in epochs, or in steps if train.steps is set."
-    )
-    factor: float = setting(10.0, "Divisor of the learning rate at each drop.", above=1)
+    drops: tuple[float, ...] = setting((), "When it is divided by factor: epochs, or steps with train.steps.")
+    factor: float = setting(10.0, "What it is divided by.", above=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,8 +55,8 @@ class PlateauConfig(ConstantConfig):
     """A learning rate that is divided when validation gets no better."""
 
     kind: str = "plateau"
-    factor: float = setting(10.0, "Divisor of the learning rate at each drop.", above=1)
-    patience: int = setting(0, "Validations without a better loss that are tolerated before a drop.", at_least=0)
+    factor: float = setting(10.0, "What it is divided by.", above=1)
+    patience: int = setting(0, "Validations without a better loss before it is divided.", at_least=0)
 
     def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
         return float(self._warm(step) * self.factor**-plateau_drops)
@@ -72,8 +70,8 @@ class DecayConfig(ConstantConfig):
     """A learning rate that falls to the end of the run, along a cosine or a line."""
 
     kind: str = "cosine"
-    decay_from: float = setting(0.0, "Fraction of the run after which the rate starts to fall.", at_least=0, below=1)
-    final_ratio: float = setting(0.0, "Final learning rate, as a fraction of lr.", at_least=0)
+    decay_from: float = setting(0.0, "Fraction of the run after which it starts to fall.", at_least=0, below=1)
+    final_ratio: float = setting(0.0, "The learning rate at the end, as a fraction of lr.", at_least=0)
 
     def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
         start = max(self.decay_from * total_steps, self.warmup)
@@ -88,7 +86,9 @@ class NoamConfig(ConstantConfig):
 
     kind: str = "noam"
     warmup: int = setting(8000, "Steps over which the learning rate rises from 0.", at_least=1)
-    noam_width: int = setting(512, "The rate is divided by the square roots of this width and of the step.", at_least=1)
+    noam_width: int = setting(
+        512, "It is divided by the square roots of this width and of the step.", at_least=1, at_most=MOST_WIDE
+    )
 
     def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
         return float(self.noam_width**-0.5 * min((step + 1) ** -0.5, (step + 1) * self.warmup**-1.5))

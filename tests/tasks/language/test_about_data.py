@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from torchdefine.data import TextConfig, encode_corpus, train_bpe
+from torchdefine.data import TextConfig, encode_corpus, train_subwords
 from torchdefine.recipe import recipe_of
 from torchdefine.tasks.language.task import describe_bands, describe_tokens
 
@@ -66,7 +66,7 @@ def test_few_unknown_words_need_no_cure_nor_do_those_of_the_text(texts: Path) ->
 
 
 def test_subwords_are_counted(texts: Path, tmp_path: Path) -> None:
-    tokenizer = train_bpe([texts / "train.txt"], 270).save(tmp_path / "bpe.json")
+    tokenizer = train_subwords([texts / "train.txt"], 270).save(tmp_path / "bpe.json")
     size = len(encode_corpus(texts, TextConfig(tokenizer=str(tokenizer))).tokenization)
     assert said(texts, tokenizer=str(tokenizer)) == [f"The tokenizer has {size} subwords."]
 

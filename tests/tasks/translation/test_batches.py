@@ -19,7 +19,7 @@ from torchdefine.task import find_task
 from torchdefine.tasks.translation import PairData, TranslationRecipe, Translator, evaluate_pairs
 from torchdefine.training.distributed import Processes
 from torchdefine.training.precision import Precision
-from torchdefine.training.step import StepParts, TrainingStep
+from torchdefine.training.step import TrainingStep
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +98,7 @@ def test_a_step_weighs_every_target_token_alike(recipe: TranslationRecipe, bitex
     total.backward()
     wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    step = TrainingStep(
-        StepParts(model, model, optimizer, Precision("fp32", torch.device("cpu"))), [0, 0], None, recorded=False
-    )
+    step = TrainingStep(model, model, optimizer, Precision("fp32", torch.device("cpu")), [0, 0], None, recorded=False)
     step(batch, 0.0)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, wanted[name])

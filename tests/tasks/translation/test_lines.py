@@ -11,7 +11,7 @@ sacrebleu = pytest.importorskip("sacrebleu")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from torchdefine.data.tokenizer import SubwordTokenizer, train_bpe_on  # noqa: E402
+from torchdefine.data.tokenizer import SubwordTokenizer, train_subwords_on  # noqa: E402
 from torchdefine.errors import UserError  # noqa: E402
 from torchdefine.recipe import load_recipe  # noqa: E402
 from torchdefine.run import RunFolder  # noqa: E402
@@ -26,7 +26,7 @@ from torchdefine.tasks.translation import (  # noqa: E402
 )
 from torchdefine.tasks.translation.lines import cut_sentence  # noqa: E402
 
-TOKENIZER = train_bpe_on(
+TOKENIZER = train_subwords_on(
     [["one two three. four five six! seven eight nine, ten eleven twelve"] * 5], 320, sentences=True
 )
 
@@ -118,7 +118,7 @@ def test_scores_are_sacrebleus_with_their_signatures() -> None:
     assert scores.chrf == sacrebleu.corpus_chrf(texts, [references]).score
     assert f"version:{sacrebleu.__version__}" in scores.bleu_signature
     assert "nc:6|nw:0" in scores.chrf_signature
-    with pytest.raises(UserError, match="2 translations and 1 references"):
+    with pytest.raises(UserError, match="2 translations need as many references, not 1"):
         score_translations(texts, references[:1])
     with pytest.raises(UserError, match="no translations to score"):
         score_translations([], [])

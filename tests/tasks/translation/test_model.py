@@ -139,7 +139,7 @@ def test_widths_and_vocabularies_must_fit() -> None:
         Translator(wide, embedding, transformer(), FullSoftmax(16, table), PAD)
     with pytest.raises(UserError, match="but the output layer takes 24"):
         Translator(embedding, embedding, transformer(), FullSoftmax(24, table), PAD)
-    with pytest.raises(UserError, match="predicts 31 tokens, but the target side has 30"):
+    with pytest.raises(UserError, match="output has 31 tokens, the target side 30"):
         Translator(embedding, embedding, transformer(), FullSoftmax(16, num_embeddings=31), PAD)
 
 

@@ -279,6 +279,29 @@ def test_cached_translation_says_the_same(run: Run) -> None:
     assert one == pytest.approx(other, rel=1e-6)
 
 
+def test_translating_says_when_a_model_has_learned_nothing(
+    run: Run, tmp_path: Path, capfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poor = tmp_path / "poor"
+    shutil.copytree(run.folder.path, poor)
+    result = json.loads((poor / "result.json").read_text())
+
+    def said() -> str:
+        assert command("translate", str(poor), stdin=b"one\n", monkeypatch=monkeypatch) == 0
+        return capfd.readouterr().err
+
+    assert said() == ""
+    (poor / "result.json").write_text(json.dumps({**result, "test_bleu": 0.31}))
+    assert said() == (
+        "The model has learned next to nothing: its BLEU on the test text is 0.31: train longer, or try another "
+        "optim.lr.\n"
+    )
+    (poor / "result.json").write_text(json.dumps({**result, "valid_perplexity": 1e5}))
+    assert said().startswith("The model is worse than guessing evenly among the ")
+    (poor / "result.json").unlink()
+    assert said() == "The run is not finished: these are intermediate weights.\n"
+
+
 def test_the_command_translates_by_cached_vectors(run: Run, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     load_run(run.folder.path, device="cpu").cache()
     assert command("translate", str(run.folder.path), "--cached", stdin=b"the cat\n", monkeypatch=monkeypatch) == 0

@@ -13,7 +13,7 @@ from torchdefine.context import State
 from torchdefine.data import TokenFile, TokenStreams
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.modes import evaluating
+from torchdefine.modes import reading
 from torchdefine.tasks.language.model import LanguageModel
 from torchdefine.training.cuda_graphs import CudaGraphs, Hint, Inputs, copy_state, own_copy
 from torchdefine.training.evaluation import Evaluation, arithmetic
@@ -63,7 +63,7 @@ def evaluate(
         else:
             state = after
 
-    with evaluating(model):
+    with reading(model) as model:
         state = model.initial_state(count)
         if recorded:
             state = own_copy(state)

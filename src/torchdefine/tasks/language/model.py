@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, nn
 
-from torchdefine.config import setting
+from torchdefine.config import rate, setting
 from torchdefine.context import ContextModel, State
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.token_embedding import count_distinct, count_parameters, embedded
@@ -21,16 +21,9 @@ from torchdefine.output.linear_cross_entropy import Reduction
 class LanguageLossConfig(LossConfig):
     """What training adds to the plain cross-entropy of a language model; evaluation uses none of it."""
 
-    output_dropout: float = setting(
-        0.0,
-        "Dropout rate of the context model's outputs, with one mask for all positions; a Transformer-XL has its own.",
-        at_least=0,
-        below=1,
-    )
-    activation_penalty: float = setting(0.0, "Weight of the mean square of the output layer's inputs.", at_least=0)
-    temporal_penalty: float = setting(
-        0.0, "Weight of the mean square of the change of the hidden vector between positions.", at_least=0
-    )
+    output_dropout: float = rate("Locked dropout rate of the context model's outputs; a Transformer-XL has its own.")
+    activation_penalty: float = setting(0.0, "Weight of the mean square of what the output layer sees.", at_least=0)
+    temporal_penalty: float = setting(0.0, "Weight of the mean square of their change between positions.", at_least=0)
 
 
 class LanguageModel(nn.Module):
@@ -74,12 +67,7 @@ class LanguageModel(nn.Module):
         return self.context(vectors, state)
 
     def forward(
-        self,
-        ids: Tensor,
-        targets: Tensor,
-        state: State,
-        reduction: Reduction = "mean",
-        hint: HostHint | None = None,
+        self, ids: Tensor, targets: Tensor, state: State, reduction: Reduction = "mean", hint: HostHint | None = None
     ) -> tuple[Losses, State]:
         """The losses in nats of predicting ``targets`` (B, T), each the token after its id, and the state after."""
         distinct, bands = hint or HostHint()

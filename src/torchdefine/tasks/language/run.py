@@ -16,7 +16,7 @@ from torchdefine.data import UNK, TokenFile, Tokenization, corpus_names, encode_
 from torchdefine.errors import UserError
 from torchdefine.export import Exportable
 from torchdefine.files import Progress
-from torchdefine.modes import evaluating
+from torchdefine.modes import reading
 from torchdefine.run.run import Measured, Run, Sample, check_split
 from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_stream_warning, unigram_perplexity
 from torchdefine.tasks.language.model import LanguageModel
@@ -132,12 +132,7 @@ class LanguageRun(Run):
         return Measured(lines, facts)
 
     def generate(
-        self,
-        prompt: str = "",
-        length: int = 100,
-        options: SamplingOptions | None = None,
-        *,
-        seed: int | None = None,
+        self, prompt: str = "", length: int = 100, options: SamplingOptions | None = None, *, seed: int | None = None
     ) -> str:
         """Continue a text, after a newline with a new line; unknown words are read as <unk>, which is never drawn."""
         if not isinstance(prompt, str):
@@ -209,7 +204,7 @@ def generate(
     if not isinstance(length, Integral) or length < 1:
         raise UserError(f"The length is {length!r}, but must be a whole number of at least 1.")
     options, device = options or SamplingOptions(), next(model.parameters()).device
-    with evaluating(model):
+    with reading(model) as model:
         hidden, state = model.hidden(torch.tensor([prompt], device=device), model.initial_state(1))
         log_probs = model.output.log_prob(hidden[:, -1])  # (1, V)
         continuation = [draw(log_probs[0], options, generator)]

@@ -24,9 +24,9 @@ from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_
 from torchdefine.tasks.language.model import LanguageModel
 from torchdefine.tasks.language.recipe import LanguageRecipe, LanguageTrainConfig
 from torchdefine.tasks.language.run import MANY_UNKNOWN, LanguageRun
-from torchdefine.training.batches import Batch, Part, TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
+from torchdefine.training.step import Batch, Part, TrainingData
 
 
 @register_task
@@ -101,8 +101,7 @@ class LanguageTask(Task):
         """Vocabularies of words have counts themselves."""
         if data.tokenization.counts is not None:
             return None
-        counts: list[int] = data.splits["train"].counts(len(data.tokenization)).tolist()
-        return counts
+        return data.splits["train"].counts(len(data.tokenization)).tolist()
 
     def caveats(self, result: Mapping[str, Any], recipe: LanguageRecipe, run: str = "RUN") -> dict[str, str]:
         streams = recipe.eval.batch_size
@@ -141,18 +140,18 @@ class TextBatches:
         self.rows_per_part = streams.batch_size // self.parts
 
     def batch(self, step: int) -> Batch:
-        segment = self.plan.segment(step)
-        inputs, targets = self.streams.segment(segment.start, segment.length)  # (B, T)
-        host_targets = self.streams.host_targets(segment.start, segment.length)
+        start, length = self.plan.segment(step)
+        inputs, targets = self.streams.segment(start, length)  # (B, T)
+        host_targets = self.streams.host_targets(start, length)
         share = self.rows_per_part
         rows = [slice(part * share, (part + 1) * share) for part in range(self.parts)]
         return Batch(
             [Part((inputs[r], targets[r]), host_targets[r], 1 / self.parts) for r in rows],
             tokens=host_targets.size,
             # A varied length must not change how much each token moves the weights.
-            rate=segment.length / self.length if self.plan.seed is not None else 1.0,
-            begins_text=segment.begins_epoch,
-            place=f"{segment.length} tokens from token {segment.start} of every stream",
+            rate=length / self.length if self.plan.seed is not None else 1.0,
+            begins_text=start == 0,
+            place=f"{length} tokens from token {start} of every stream",
         )
 
     def epoch_after(self, steps: int) -> float:

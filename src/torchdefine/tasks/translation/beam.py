@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchdefine.config import Config, setting
 from torchdefine.errors import MachineError
-from torchdefine.modes import evaluating
+from torchdefine.modes import reading
 from torchdefine.tasks.sampling import NO_PROBABILITIES, SamplingOptions, draw_rows
 from torchdefine.tasks.translation.model import Translator
 
@@ -34,12 +34,10 @@ class TargetTokens:
 class BeamConfig(Config):
     """How to search. ``size`` 1 takes the most probable token at every step."""
 
-    size: int = setting(4, "How many hypotheses beam search keeps; 1 is greedy.", at_least=1)
+    size: int = setting(4, "Hypotheses that beam search keeps; 1 is greedy.", at_least=1)
     length_penalty: float = setting(0.6, "Exponent of Wu's length penalty; 0 for none.", at_least=0, below=math.inf)
-    max_ratio: float = setting(
-        1.5, "Longest translation: this many tokens per source token, plus max_extra.", at_least=0, below=math.inf
-    )
-    max_extra: int = setting(10, "Tokens of the longest translation beyond max_ratio.", at_least=1)
+    max_ratio: float = setting(1.5, "Most tokens of a translation for each of the source …", at_least=0, below=math.inf)
+    max_extra: int = setting(10, "… and this many more.", at_least=1)
     batch_size: int = setting(64, "Sentences searched at once; changes speed, not the result.", at_least=1)
 
     def limit(self, source_length: int) -> int:
@@ -105,7 +103,7 @@ def beam_search(
     sums = torch.full((len(sources), size), -torch.inf, dtype=torch.float64, device=device)  # (B, K)
     sums[:, 0] = 0.0  # all hypotheses begin alike, so only one of them counts
     history = torch.full((len(sources), size, 1), tokens.bos, device=device)  # (B, K, t)
-    with evaluating(model):
+    with reading(model) as model:
         state = model.start(_padded(sources, tokens.pad, device), size)
         while searches:
             length = history.shape[2]
@@ -159,7 +157,7 @@ def sample_targets(
     sums = torch.zeros(len(longest), dtype=torch.float64, device=device)
     ended = torch.zeros(len(longest), dtype=torch.bool, device=device)
     drawn: list[Tensor] = []
-    with evaluating(model):
+    with reading(model) as model:
         state = model.start(_padded(sources, tokens.pad, device), count)
         while not bool(ended.all()):
             log_probs, state = model.step(ids, state)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from torchdefine.data.bitext import one_line
 from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_count
 from torchdefine.files import Progress
 from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.tasks.translation.beam import BeamConfig, Hypothesis, TargetTokens, beam_search, sample_targets
@@ -29,15 +29,12 @@ class TranslationOptions:
     n_best: int = 1
 
     def __post_init__(self) -> None:
-        if self.n_best < 1:
-            raise UserError(f"n_best is {self.n_best}, but must be at least 1.")
+        check_count("n_best", self.n_best)
         if self.seed < 0:
             raise UserError(f"The seed is {self.seed}, but must not be negative: try 1.")
         if self.sampling is None and self.n_best > self.beam.size:
-            raise UserError(
-                f"A beam of {self.beam.size} cannot give the {self.n_best} best translations: use a beam of "
-                f"{self.n_best} or more."
-            )
+            problem = f"A beam of {self.beam.size} cannot give the {self.n_best} best translations"
+            raise UserError(f"{problem}: use a beam of {self.n_best} or more.")
 
 
 @dataclass(frozen=True)
@@ -126,18 +123,14 @@ class TranslationScores:
 def require_packages() -> None:
     """Called before any long work that ends with scores."""
     if missing := [name for name in ("tokenizers", "sacrebleu") if find_spec(name) is None]:
-        raise UserError(
-            f"Translation needs {' and '.join(missing)}, for subwords and BLEU: pip install 'torchdefine[mt]'."
-        )
+        packages = " and ".join(missing)
+        raise UserError(f"Translation needs {packages}, for subwords and BLEU: pip install 'torchdefine[mt]'.")
 
 
 def score_translations(translations: Sequence[str], references: Sequence[str]) -> TranslationScores:
     """Corpus BLEU and chrF of detokenised text against one reference a line."""
     if len(translations) != len(references):
-        raise UserError(
-            f"There are {len(translations):,} translations and {len(references):,} references: give one reference per "
-            "translation."
-        )
+        raise UserError(f"{len(translations):,} translations need as many references, not {len(references):,}.")
     if not translations:
         raise UserError("There are no translations to score.")
     require_packages()

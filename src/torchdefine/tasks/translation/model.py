@@ -38,9 +38,7 @@ class Translator(nn.Module):
             if width != needs:
                 raise UserError(f"The {giver} gives vectors {width} wide, but the {taker} takes {needs}.")
         if output.num_embeddings != target.num_embeddings:
-            raise UserError(
-                f"The output predicts {output.num_embeddings} tokens, but the target side has {target.num_embeddings}."
-            )
+            raise UserError(f"The output has {output.num_embeddings} tokens, the target side {target.num_embeddings}.")
         self.own_source: TokenEmbedding | None = None if source is target else source  # what is shared is saved once
         self.target: TokenEmbedding = target
         self.transformer: Transformer = transformer

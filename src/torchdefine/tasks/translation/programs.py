@@ -93,9 +93,8 @@ def decoder_program(model: Translator, tokenization: TokenizerPair) -> Program:
 def _keys_and_values(model: Translator, prefix: str, length: str) -> list[Port]:
     config = model.transformer.config
     sizes = ("batch", config.heads, length, model.transformer.width // config.heads)
-    return [
-        Port(f"{prefix}{what}_{layer}", sizes) for layer in range(config.decoder_layers) for what in ("key", "value")
-    ]
+    layers = range(config.decoder_layers)
+    return [Port(f"{prefix}{what}_{layer}", sizes) for layer in layers for what in ("key", "value")]
 
 
 def _greedy_search(own: Sequence[Port], tokenization: TokenizerPair) -> str:

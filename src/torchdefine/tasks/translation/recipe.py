@@ -21,10 +21,10 @@ class SourceConfig(Config):
     """The source side."""
 
     share: Literal["nothing", "unit", "embedding"] = setting(
-        "nothing", "What it shares with the target side; a whole embedding needs a joint BPE."
+        "nothing", "What it has in common with the target side; a whole embedding needs a joint BPE."
     )
-    embedding: dict[str, Any] = setting({}, "Differences from the section embedding, such as {map_dim: 64}.")
-    unit: dict[str, Any] = setting({}, "Differences from the section unit, such as {kind: none}.")
+    embedding: dict[str, Any] = setting({}, "What differs from the section embedding, such as {map_dim: 64}.")
+    unit: dict[str, Any] = setting({}, "What differs from the section unit, such as {kind: none}.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,11 +13,11 @@ import torch
 from torchdefine.config import to_plain
 from torchdefine.data import BitextBatches, Tokenization, TokenizerPair
 from torchdefine.data.bitext import Bitext, SentencePairs, encode_bitext, one_line
-from torchdefine.data.sources import find_bitext, resolve_bitext
+from torchdefine.data.sources import find_bitext, resolve_corpus
 from torchdefine.data.text_files import read_pairs
 from torchdefine.export import Exportable
 from torchdefine.files import Progress
-from torchdefine.modes import evaluating
+from torchdefine.modes import reading
 from torchdefine.run.run import Measured, Run, Sample, check_split
 from torchdefine.tasks.sampling import SamplingOptions
 from torchdefine.tasks.translation.beam import BeamConfig
@@ -103,14 +103,13 @@ class TranslationRun(Run):
         check_split(split)
         require_packages()
         recipe, pair = self.recipe, self.tokenization
-        path = resolve_bitext(recipe.data.corpus if data is None else data)
+        path = resolve_corpus(recipe.data.corpus if data is None else data, parallel=True)
         bitext = bitext or encode_bitext(path, recipe.data, tokenization=pair, split=split, progress=progress)
         pairs, batch_tokens = bitext.splits[split], recipe.train.batch_tokens
         predicted = evaluate_pairs(self.model, pairs, pair, batch_tokens=batch_tokens, progress=progress)
         files = find_bitext(path, recipe.data.source, recipe.data.target, require_train=False)
-        blocks = list(read_pairs(files[split]))
-        sources = [one_line(line) for block in blocks for line in block.source]
-        references = [one_line(line) for block in blocks for line in block.target]
+        sides = zip(*read_pairs(files[split]), strict=True)
+        sources, references = ([one_line(line) for block in side for line in block] for side in sides)
         search = f"translations by a beam of {recipe.beam.size}, length penalty {recipe.beam.length_penalty:g}"
         started = time.monotonic()
         found = self.translate(sources, progress=progress)
@@ -166,7 +165,7 @@ def evaluate_pairs(
     """Predict every token of the targets, each sentence's end included, in float32."""
     batches = BitextBatches(pairs, tokenization, batch_tokens, next(model.parameters()).device)
     total = torch.zeros((), dtype=torch.float64, device=batches.device)
-    with evaluating(model):
+    with reading(model) as model:
         for number in range(batches.per_epoch):
             batch = batches.batch(number)
             hint = model.host_hint(batch.host_targets)

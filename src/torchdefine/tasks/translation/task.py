@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from torchdefine.data import Bitext, BitextBatches, TokenizerPair, encode_bitext, resolve_bitext
+from torchdefine.data import Bitext, BitextBatches, TokenizerPair, encode_bitext, resolve_corpus
 from torchdefine.embedding import EMBEDDINGS, UNITS, TokenEmbedding, VocabularyFacts, build_embedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
@@ -21,9 +21,9 @@ from torchdefine.tasks.translation.lines import require_packages
 from torchdefine.tasks.translation.model import Translator
 from torchdefine.tasks.translation.recipe import TranslationRecipe, TranslationTrainConfig
 from torchdefine.tasks.translation.run import TranslationRun, evaluate_pairs
-from torchdefine.training.batches import Batch, Part, TrainingData
 from torchdefine.training.distributed import Processes
 from torchdefine.training.evaluation import Evaluation
+from torchdefine.training.step import Batch, Part, TrainingData
 
 
 @register_task
@@ -35,14 +35,16 @@ class TranslationTask(Task):
     run = TranslationRun
     vocabulary_settings = ("bpe_size",)
     scores: ClassVar = {"test_bleu": "BLEU", "test_chrf": "chrF"}
+    least_scores: ClassVar = {"test_bleu": 1.0}
 
     def check_packages(self) -> None:
         require_packages()
 
     def open_data(self, recipe: TranslationRecipe, progress: Progress | None) -> Bitext:
-        given = recipe.data.tokenizer
-        pair = None if given is None else TokenizerPair.load(given)
-        return encode_bitext(resolve_bitext(recipe.data.corpus), recipe.data, tokenization=pair, progress=progress)
+        config = recipe.data
+        pair = None if config.tokenizer is None else TokenizerPair.load(config.tokenizer)
+        path = resolve_corpus(config.corpus, parallel=True)
+        return encode_bitext(path, config, tokenization=pair, progress=progress)
 
     def load_tokens(self, folder: Path) -> TokenizerPair:
         return TokenizerPair.load(folder)

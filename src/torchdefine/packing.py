@@ -1,0 +1,48 @@
+"""The ways of packing a table, by name. A page of help lists them, so torch is not imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from torchdefine.plugins import Plugged
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method as a menu shows it."""
+
+    kind: Any
+    """A ``tables.Method``, or where it is, as ``module:Class``; then it is imported when it is first used."""
+    summary: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    quick: bool = True
+    """Made in seconds, not minutes."""
+    in_fit: bool = True
+    """False for a size that another entry tries too."""
+
+    def method(self, **settings: Any) -> Any:
+        """The method, with settings of its own in place of the usual ones."""
+        kind = self.kind
+        if isinstance(kind, str):
+            module, _, name = kind.partition(":")
+            kind = getattr(import_module(f"torchdefine.tables.{module}"), name)
+        return kind(**{**self.settings, **settings})
+
+
+_OWN = {
+    "bits": Entry("bits:Bits", "rotated, 0 to 8 bits per number by importance; usually loses least"),
+    "svd": Entry("low_rank:LowRank", "low rank (SVD)"),
+    "frequent": Entry("low_rank:LowRank", "frequent rows whole, low rank for the rest", {"kept": (0.05, 0.15)}),
+    "int": Entry("quantised:Quantised", "as many bits per number as fit, one scale per row or per 32 numbers"),
+    "int8": Entry("quantised:Quantised", "8 bits per number, one scale per 32 numbers", {"bits": 8}, in_fit=False),
+    "int4": Entry("quantised:Quantised", "4 bits per number, one scale per 32 numbers", {"bits": 4}, in_fit=False),
+    "define": Entry("units:FittedUnit", "a narrow table through a DeFINE unit, fitted", quick=False),
+    "mlp": Entry("units:FittedUnit", "a narrow table through an MLP, fitted", {"unit": "mlp"}, quick=False),
+    "codes": Entry(
+        "codes:Codes", "the sum of an entry from each of M codebooks, learned (Shu & Nakayama, 2018)", quick=False
+    ),
+}
+METHODS: Plugged[Entry] = Plugged("table method", _OWN, lambda entry: entry)
