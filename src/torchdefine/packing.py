@@ -33,16 +33,16 @@ class Entry:
 
 
 _OWN = {
-    "bits": Entry("bits:Bits", "rotated, then 0 to 8 bits a number by importance; loses least in most tables"),
-    "svd": Entry("low_rank:LowRank", "a low rank"),
-    "frequent": Entry("low_rank:LowRank", "frequent rows whole, a low rank for the rest", {"kept": (0.05, 0.15)}),
-    "int": Entry("quantised:Quantised", "as many bits a number as fit, a step for each row or each 32 numbers"),
-    "int8": Entry("quantised:Quantised", "8 bits a number, a step for each 32", {"bits": 8}, in_fit=False),
-    "int4": Entry("quantised:Quantised", "4 bits a number, a step for each 32", {"bits": 4}, in_fit=False),
+    "bits": Entry("bits:Bits", "rotated, 0 to 8 bits per number by importance; usually loses least"),
+    "svd": Entry("low_rank:LowRank", "low rank (SVD)"),
+    "frequent": Entry("low_rank:LowRank", "frequent rows whole, low rank for the rest", {"kept": (0.05, 0.15)}),
+    "int": Entry("quantised:Quantised", "as many bits per number as fit, one scale per row or per 32 numbers"),
+    "int8": Entry("quantised:Quantised", "8 bits per number, one scale per 32 numbers", {"bits": 8}, in_fit=False),
+    "int4": Entry("quantised:Quantised", "4 bits per number, one scale per 32 numbers", {"bits": 4}, in_fit=False),
     "define": Entry("units:FittedUnit", "a narrow table through a DeFINE unit, fitted", quick=False),
     "mlp": Entry("units:FittedUnit", "a narrow table through an MLP, fitted", {"unit": "mlp"}, quick=False),
     "codes": Entry(
-        "codes:Codes", "one of K entries from each of M codebooks, summed; learnt (Shu & Nakayama, 2018)", quick=False
+        "codes:Codes", "the sum of an entry from each of M codebooks, learned (Shu & Nakayama, 2018)", quick=False
     ),
 }
 METHODS: Plugged[Entry] = Plugged("table method", _OWN, lambda entry: entry)

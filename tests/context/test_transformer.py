@@ -218,7 +218,7 @@ def test_autocast_leaves_a_model_in_float64_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, "does not divide into 3 heads"),
+        ({"heads": 3}, "cannot be split into 3 heads"),
         ({"decoder_layers": 0}, "decoder_layers is 0"),
         ({"norm": "mid"}, "norm is 'mid', but must be one of pre, post"),
         ({"dropout": 1.0}, r"dropout is 1\.0"),

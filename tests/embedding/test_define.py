@@ -128,7 +128,7 @@ def test_reset_draws_everything_again_and_forgets_the_finished_table(embedding: 
 
 
 def test_a_unit_that_cannot_be_drawn_again_is_named() -> None:
-    with pytest.raises(UserError, match="The unit GELU has no reset_parameters"):
+    with pytest.raises(UserError, match="The unit GELU has no method reset_parameters"):
         TokenEmbedding(StandardMap(5, 4), torch.nn.GELU()).reset_parameters()
 
 

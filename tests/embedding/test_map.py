@@ -119,7 +119,7 @@ def test_resize_refuses_what_it_cannot_keep() -> None:
         StandardMap(50, 8).resize(0)
     with pytest.raises(UserError, match="keep at least 31"):
         MAPS["adaptive"]().resize(30)
-    with pytest.raises(UserError, match="cannot lose rows"):
+    with pytest.raises(UserError, match="Rows cannot be removed"):
         MAPS["adaptive-ranked"]().resize(49)
 
 
@@ -153,12 +153,12 @@ def test_bad_tables_are_refused() -> None:
     cases = {
         "cutoff 30 does not fit a vocabulary of 30: use \\(10,\\)": lambda: AdaptiveMap(30, 16, (10, 30)),
         "cutoff 30 does not fit a vocabulary of 20: use \\(10,\\)": lambda: AdaptiveMap(20, 16, (10, 30)),
-        "not positive and increasing: use \\(10, 30\\)": lambda: AdaptiveMap(50, 16, (30, 10)),
+        "not positive and increasing: try \\(10, 30\\)": lambda: AdaptiveMap(50, 16, (30, 10)),
         "at least one cutoff": lambda: AdaptiveMap(50, 16, ()),
-        "leaves nothing for the last": lambda: AdaptiveMap(50, 8, (10, 30)),
+        "is too small for 3 bands": lambda: AdaptiveMap(50, 8, (10, 30)),
         "counts has the shape": lambda: AdaptiveMap(50, 16, (10, 30), counts=[1, 2]),
         "either counts or ranks": lambda: AdaptiveMap(3, 16, (1,), counts=[1, 2, 3], ranks=[0, 1, 2]),
-        "each of 0 … 2 once": lambda: AdaptiveMap(3, 16, (1,), ranks=[0, 1, 1]),
+        "each of 0 … 2 exactly once": lambda: AdaptiveMap(3, 16, (1,), ranks=[0, 1, 1]),
         "num_embeddings is 0": lambda: StandardMap(0, 16),
         "padding_idx 50 is outside": lambda: StandardMap(50, 16, padding_idx=50),
         "output_dim is 0": lambda: ProjectiveMap(50, 16, 0),

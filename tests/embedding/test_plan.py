@@ -150,7 +150,7 @@ def test_only_what_enters_a_layer_must_suit_its_groups() -> None:
 def test_bad_rules_are_refused() -> None:
     with pytest.raises(UserError, match="groups is 'halves', but must be one of halving, cycle"):
         UnitConfig(groups="halves")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"no power of two.*use 8 or 16"):
+    with pytest.raises(UserError, match=r"must be a power of two.*use 8 or 16"):
         planned(120, 960, 240, 3, 12, groups="cycle")
     with pytest.raises(UserError, match="use embedding_dim=1024"):
         planned(128, 1024, 384, 3, reduce=False)

@@ -95,11 +95,11 @@ def test_the_card_says_what_the_model_is_and_where_it_comes_from(exported: Path,
     for said in (
         "A tiny model for tests, changed by context.input_dropout 0.1\n",
         "an LSTM of 2 layers",
-        "a table in bands by frequency, 62 × 16, and a DeFINE unit behind it",
+        "a table in bands by frequency, 62 × 16, followed by a DeFINE unit",
         f"| total | {result['parameters']['total']:,} |",
         result["data"]["splits"]["train"]["text_sha256"],
         f"{result['test_perplexity']:.2f}",
-        "its licence is the user's to name",
+        "the user must name its licence",
         "CC0 1.0",
     ):
         assert said in card, said
@@ -142,9 +142,9 @@ def test_onnx_by_the_command_line(run_folder: Path, tmp_path: Path, capsys: pyte
     assert max(program["largest_difference"] for program in facts["programs"].values()) < 1e-5
     assert "(2, 3, 16)" in run_the_card(out)
     card = (out / "README.md").read_text()
-    assert "whose cached vectors are looked up" in card
-    assert "Cached vectors are kept in bfloat16" in card
-    assert "They were measured with vectors computed in float32, not with the rounded ones that are here." in card
+    assert "looked up in a cache" in card
+    assert "Cached vectors are in bfloat16" in card
+    assert "They were measured with vectors computed in float32; this export has rounded ones." in card
     assert b"torchdefine/" not in (out / "step.onnx").read_bytes()
     assert command("export", "--check", out) == 0
     printed = capsys.readouterr().out
@@ -165,9 +165,9 @@ def test_check_refuses_what_is_not_as_it_was(copied: Path, capsys: pytest.Captur
         ("config.yaml", (copied / "config.yaml").read_bytes() + b"# changed", "is not the file that was exported"),
         ("embedding.pt2", None, "embedding.pt2 is missing"),
         ("README.md", None, "README.md is missing"),
-        ("export.json", None, "holds no export"),
+        ("export.json", None, "is not an export"),
         ("export.json", b"{", "is not valid JSON"),
-        ("export.json", b'{"format": "cooking"}', "is not of an export"),
+        ("export.json", b'{"format": "cooking"}', "does not belong to an export"),
         ("export.json", json.dumps({**facts, "version": 2}).encode(), "format version 2; this torchdefine reads 1"),
         (
             "export.json",
@@ -205,7 +205,7 @@ def test_misuse_is_refused_before_anything_is_written(
         (["export", run_folder, "--format", "onnx", "--out", exported], "exists already and is not empty"),
         (["export", tmp_path, "--format", "onnx", "--out", new], "holds no run"),
         (["export", run_folder, "--check", exported], "--check takes the folder of an export and nothing else"),
-        (["export", "--check", tmp_path], "holds no export"),
+        (["export", "--check", tmp_path], "is not an export"),
     ):
         assert command(*arguments) == 2
         assert message in capsys.readouterr().err
@@ -260,7 +260,7 @@ def test_an_unfinished_run_and_other_weights_say_so(run_folder: Path, tmp_path: 
     run.recipe = replace(run.recipe, data=replace(run.recipe.data, corpus="wikitext-2-shuffled"))
     run.export(tmp_path / "unfinished")
     card = (tmp_path / "unfinished" / "README.md").read_text()
-    assert "it was not finished when it was exported" in card
+    assert "it was exported before it had finished" in card
     assert str(licence_of("wikitext-2-shuffled")) in card
 
 
@@ -367,5 +367,5 @@ def test_a_torch_too_old_for_programs_is_refused(
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
     for format in FORMATS:
         assert command("export", run_folder, "--format", format, "--out", tmp_path / "x") == 2
-        assert "Programs need torch 2.11 or newer, and this is 2.9.1+cpu" in capsys.readouterr().err
+        assert "Programs need torch 2.11 or newer, but this is 2.9.1+cpu" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()

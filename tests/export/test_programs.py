@@ -351,8 +351,8 @@ def test_a_context_model_without_a_step_has_its_embedding_exported() -> None:
     model = LanguageModel(embedding, Sum(), FullSoftmax(16, embedding.map)).eval()
     exported = language.exportable(model, Vocabulary(["<unk>", "<eos>"], [1, 1]))
     assert [program.name for program in exported.programs] == ["embedding"]
-    assert "a part of the kind Sum" in exported.description
-    assert "there is no step for this context model" in exported.limits[0]
+    assert "a part of class Sum" in exported.description
+    assert "this context model has no step" in exported.limits[0]
 
 
 def test_a_saved_torch_program_runs_where_there_is_no_torchdefine(tmp_path: Path) -> None:

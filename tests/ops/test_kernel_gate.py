@@ -26,7 +26,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 
 def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
-    before = "Torch's own operations run in place of our kernels, which makes half precision slower: "
+    before = "Torch's own operations replace our kernels, so half precision is slower: "
     return [record.getMessage().removeprefix(before) for record in caplog.records]
 
 

@@ -250,7 +250,7 @@ def test_bad_arguments_are_refused() -> None:
         "not to StandardMap": lambda: AdaptiveSoftmax(8, StandardMap(V, 8)),  # type: ignore[arg-type]
         "hidden_dim is 0": lambda: AdaptiveSoftmax(0, layer.map),
         "The cutoff 90 does not fit": lambda: AdaptiveSoftmax.untied(WIDTH, V, (90,)),
-        "leaves no room for targets in 3 bands": lambda: layer.loss(hidden, targets, hint=(0, 0)),
+        "does not cover targets in 3 bands": lambda: layer.loss(hidden, targets, hint=(0, 0)),
         "pass host_hint of the same targets": lambda: layer.loss(hidden, targets, hint=(4, 4, 4)),
         "'max' is unknown": lambda: layer.loss(hidden, targets, reduction="max"),
         "label_smoothing is -1": lambda: layer.loss(hidden, targets, label_smoothing=-1),

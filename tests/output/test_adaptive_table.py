@@ -151,14 +151,14 @@ def test_a_ranked_layer_grows_at_its_rarest_band_and_does_not_shrink() -> None:
     after = model["out"].log_prob(hidden)
     torch.testing.assert_close(after[:, BY_FREQUENCY[: CUTOFFS[0]]], head_before)
     torch.testing.assert_close(after.exp().sum(-1), torch.ones(4, dtype=torch.float64))
-    with pytest.raises(UserError, match=f"cannot lose rows.*keep at least {V + 5}"):
+    with pytest.raises(UserError, match=f"Rows cannot be removed.*keep at least {V + 5}"):
         model["out"].resize(V)
 
 
 def test_bad_arguments_are_refused() -> None:
     table, projective = StandardMap(V, WIDTH), ProjectiveMap(V, WIDTH, HIDDEN)
     cases: dict[str, Callable[[], object]] = {
-        "not of AdaptiveMap": lambda: AdaptiveTableSoftmax(HIDDEN, AdaptiveMap(V, WIDTH, CUTOFFS), CUTOFFS),  # type: ignore[arg-type]
+        "not AdaptiveMap": lambda: AdaptiveTableSoftmax(HIDDEN, AdaptiveMap(V, WIDTH, CUTOFFS), CUTOFFS),  # type: ignore[arg-type]
         "cutoff 60 does not fit": lambda: AdaptiveTableSoftmax(WIDTH, table, (10, 60)),
         "2 values for 3 bands": lambda: AdaptiveTableSoftmax(HIDDEN, projective, CUTOFFS, (True, False)),
         "no projection to tie to": lambda: AdaptiveTableSoftmax(WIDTH, table, CUTOFFS, (True, False, False)),

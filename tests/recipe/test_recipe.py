@@ -125,7 +125,7 @@ def test_none_is_a_value_where_the_setting_has_one_of_that_name(tmp_path: Path) 
             {"train": {"steps": 5, "epochs": 2}},
             "both say how long to train: give one of them",
         ),
-        ({"train": {"accumulate": 7}}, "cannot be cut into 7 equal parts"),
+        ({"train": {"accumulate": 7}}, "cannot be split into 7 equal parts"),
         ({"schedule": {"kind": "noam", "warmup": 0}}, r"schedule\.warmup is 0, but must be at least 1"),
         ({"loss": {"label_smoothing": 2}}, r"loss\.label_smoothing is 2\.0, but must be at least 0 and below 1"),
         ({"train": {"keep": -1}}, r"train\.keep is -1"),
@@ -241,12 +241,12 @@ def test_cutoffs_shrink_with_the_vocabulary() -> None:
     recipe = load_recipe("table1a/r3")
     model = build_language_model(recipe, VocabularyFacts(33_278))
     assert model.embedding.map.cutoffs == (20_000,)
-    with pytest.raises(UserError, match=r"use --embedding\.cutoffs 62,250, say, or do without bands by --emb"):
+    with pytest.raises(UserError, match=r"use --embedding\.cutoffs 62,250, or remove the bands with --emb"):
         build_language_model(recipe, VocabularyFacts(500))
     for size, suggested in ((3, "1"), (1, None)):
         with pytest.raises(UserError) as caught:
             build_language_model(recipe, VocabularyFacts(size))
-        assert ("cutoffs 1, say" in str(caught.value)) == (suggested is not None)
+        assert ("cutoffs 1, or" in str(caught.value)) == (suggested is not None)
         if suggested:
             build_language_model(
                 load_recipe("table1a/r3", {"embedding": {"cutoffs": suggested}}), VocabularyFacts(size)
@@ -375,10 +375,10 @@ def test_several_bases_lie_one_over_the_other(tmp_path: Path) -> None:
         ({"context": {"head_dim": None, "heads": 10}}, "10 heads do not divide the width 384"),
         ({"context": {"attention_dropout": 1.5}}, r"context\.attention_dropout is 1\.5"),
         ({"output": {"tied_projections": [True]}}, "has 1 values for 4 bands"),
-        ({"output": {"tied": False}}, r"output\.tied is false, but bands of the embedding's own table are tied"),
+        ({"output": {"tied": False}}, r"output\.tied is false, but this kind always shares the embedding's table"),
         (
             {"output": {"cutoffs": [300_000], "tied_projections": []}},
-            r"use --output\.cutoffs .*, or do without bands by --output\.kind full",
+            r"use --output\.cutoffs .*, or remove the bands with --output\.kind full",
         ),
         ({"embedding": {"scale": 0}}, r"embedding\.scale is 0\.0, but must be above 0"),
         ({"eval": {"valid_batch_size": 0}}, r"eval\.valid_batch_size is 0"),

@@ -40,7 +40,9 @@ def test_a_single_file_is_a_test_text(run: Run, corpus: Path, tmp_path: Path) ->
     assert run.unigram_perplexity(data=file) == pytest.approx(run.result["test_unigram_perplexity"], rel=1e-9)
     assert run.unigram_perplexity("valid") == pytest.approx(run.result["valid_unigram_perplexity"], rel=1e-9)
     for ask in (lambda: run.evaluate("valid", data=file), lambda: run.tune_cache(data=file)):
-        with pytest.raises(UserError, match=r"anything\.txt is a single file, which is a test text and no valid text"):
+        with pytest.raises(
+            UserError, match=r"anything\.txt is a single file, which is read as a test text, not as valid"
+        ):
             ask()
 
 
@@ -115,7 +117,7 @@ def test_arguments_that_were_mixed_up_are_told_apart(run: Run, corpus: Path) -> 
         assert str(refusal.value) == (
             f"The split {text!r} is unknown: use train, valid or test, and name a text of your own by data (--data)."
         )
-    with pytest.raises(UserError, match="The prompt is 5, but must be text; how many tokens to draw is the length"):
+    with pytest.raises(UserError, match="The prompt is 5, but must be text; the length sets how many tokens to draw"):
         run.generate(5)
     for length in ("20", 2.5):
         with pytest.raises(UserError, match=rf"The length is {length!r}, but must be a whole number of at least 1\."):

@@ -53,7 +53,7 @@ def test_an_infinite_validation_is_never_the_best(
 ) -> None:
     plain = {"embedding": {"kind": "standard", "map_dim": 16}, "unit": "none", "output": {"kind": "full"}}
     wild = {**plain, "optim": {"lr": 1e9}, "train": {"steps": 6}}
-    with pytest.raises(Diverged, match="No validation gave a finite perplexity, so no weights were kept as best; in a"):
+    with pytest.raises(Diverged, match="No validation had a finite perplexity, so there are no best weights; in a"):
         train(recipe_file, out=tmp_path, reporter=LineReporter(), **wild)
     said = capsys.readouterr().err
     assert "validation perplexity inf\n" in said
@@ -61,7 +61,7 @@ def test_an_infinite_validation_is_never_the_best(
     folder = RunFolder(tmp_path)
     assert not folder.best.exists()
     assert not folder.result.exists()
-    with pytest.raises(Diverged, match="No validation gave a finite perplexity"):
+    with pytest.raises(Diverged, match="No validation had a finite perplexity"):
         train(out=tmp_path, resume=True)
 
 

@@ -20,7 +20,7 @@ from torchdefine.training import Interrupted
 def test_a_run_goes_on_without_its_recipe_being_named(recipe_file: Path, tmp_path: Path) -> None:
     changes = {"optim": {"lr": 0.01}, "train": {"steps": 30}}
     train(recipe_file, out=tmp_path / "whole", **changes)
-    with pytest.raises(Interrupted, match=r"Stopped at step 14; the run in .*broken goes on from there by resume"):
+    with pytest.raises(Interrupted, match=r"Stopped at step 14; continue the run in .*broken with resume"):
         train(recipe_file, out=tmp_path / "broken", reporter=StopAt(14, signal.SIGTERM), **changes)
     run = train(out=tmp_path / "broken", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "broken")

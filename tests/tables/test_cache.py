@@ -70,7 +70,7 @@ def test_one_changed_weight_makes_it_stale(run_copy: Path, capsys: pytest.Captur
     write_checkpoint(best, checkpoint.tensors, checkpoint.facts)
     for arguments in (["eval", str(run_copy)], ["generate", str(run_copy)]):
         assert command(*arguments, "--cached") == 2
-        assert "was made from other weights than the run has now" in capsys.readouterr().err
+        assert "was made from other weights than the run's" in capsys.readouterr().err
     assert command("cache", str(run_copy), "--dtype", "fp16") == 0
     assert "cache.safetensors" in capsys.readouterr().out
     assert load_file(run_copy / "best" / "cache.safetensors")["table"].dtype == torch.float16
@@ -92,7 +92,7 @@ def test_missing_cut_and_foreign_files_are_refused(run_copy: Path, capsys: pytes
         (None, "does not exist: write it with `torchdefine cache` first"),
         (whole[:-100], "is damaged or cut short"),
         (whole[:5], "is damaged or cut short"),
-        ((run_copy / "best" / "checkpoint.safetensors").read_bytes(), "is no cache of version 1"),
+        ((run_copy / "best" / "checkpoint.safetensors").read_bytes(), "is not a cache of version 1"),
     ):
         file.unlink(missing_ok=True)
         if content is not None:

@@ -201,7 +201,7 @@ def test_a_budget_is_kept_and_mostly_spent(method: str) -> None:
     embedding = DeFINE(600, 32, map_dim=16, expand_dim=64)
     made = compress_embedding(embedding, method, "14KB", counts=[1] * 600, **quick(method))
     assert 9_000 < made.bytes <= 14_000
-    for wrong, sentence in ((10, "fits? 10 bytes|are too few"), (10**6, "take 76,800: ask for less")):
+    for wrong, sentence in ((10, "fits into 10 bytes|are too few"), (10**6, "take only 76,800: allow less")):
         with pytest.raises(UserError, match=sentence):
             compress_embedding(embedding, method, wrong, counts=[1] * 600)
 
@@ -275,7 +275,7 @@ def test_the_loss_by_frequency_weighs_tokens_as_often_as_they_occur() -> None:
 
 def test_codes_larger_than_the_vectors_are_refused() -> None:
     embedding = DeFINE(20, 24, map_dim=16, expand_dim=64)
-    with pytest.raises(UserError, match="the vectors themselves take 1,920"):
+    with pytest.raises(UserError, match="the vectors themselves take only 1,920"):
         compress_embedding(embedding, "codes")
     assert compress_embedding(embedding, "int8").bytes < 1920
 

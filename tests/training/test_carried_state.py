@@ -88,7 +88,7 @@ def test_a_model_gets_the_state_that_it_gave(kind: str) -> None:
 def test_a_start_that_would_learn_is_refused() -> None:
     MODELS["learned"] = (lambda model, rows: model.learned.expand(rows, -1), lambda last, state: last)
     try:
-        with pytest.raises(UserError, match="initial state wants a gradient"):
+        with pytest.raises(UserError, match="initial state requires a gradient"):
             make_step("learned")
     finally:
         del MODELS["learned"]

@@ -124,7 +124,7 @@ def test_a_polite_stop_saves_and_resumes_to_the_same_numbers(
 ) -> None:
     torch.set_num_threads(1)
     out = tmp_path / "run"
-    with pytest.raises(Interrupted, match=f"Stopped at step {step}; the run in .* goes on from there by resume"):
+    with pytest.raises(Interrupted, match=f"Stopped at step {step}; continue the run in .* with resume"):
         train(recipe_file, out=out, reporter=StopAt(step, number))
     assert not (out / "result.json").exists()
     train(recipe_file, out=out, resume=True)
@@ -487,7 +487,7 @@ def test_what_goes_by_validation_needs_a_validation_text(
     text = tmp_path / "text"
     text.mkdir()
     shutil.copy(corpus / "train.txt", text)
-    with pytest.raises(UserError, match=f"{setting} goes by validations, but there is no validation text"):
+    with pytest.raises(UserError, match=f"{setting} needs validations, but there is no validation text"):
         train(recipe_file, data=text, out=tmp_path / "run", **changes)
     assert not (tmp_path / "run").exists()
 

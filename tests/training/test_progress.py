@@ -41,7 +41,7 @@ def test_a_line_comes_now_and_then_and_at_the_end_with_the_time_left(monkeypatch
         reporter.trained({"step": step, "loss": 2.0, "perplexity": 7.389, "tokens_per_second": 10.0})
     measured = "loss 2.000  perplexity 7.4  10 tokens/s"
     assert shown.getvalue().splitlines() == [
-        "going on from step 40 of 100",
+        "resuming from step 40 of 100",
         f"step 50/100  {measured}  8:20 left",  # ten seconds a step since the run went on
         f"step 100/100  {measured}  0:00 left",
     ]

@@ -109,7 +109,7 @@ def test_only_a_transformer_takes_another_memory(torchdefine: Command, recipe_fi
     train(recipe_file, out=tmp_path / "lstm", train={"steps": 2})
     done = torchdefine("eval", tmp_path / "lstm", "--memory", 5)
     assert done.returncode == 2
-    assert "Only a Transformer-XL can be evaluated with another memory" in done.stderr
+    assert "Only a Transformer-XL has a memory and a clamp" in done.stderr
 
 
 def test_generate_from_the_command_line(torchdefine: Command, trained: Path) -> None:  # noqa: F811

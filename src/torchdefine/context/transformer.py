@@ -66,8 +66,8 @@ class Transformer(Prepared):
         self.width, self.config = width, config or TransformerConfig()
         heads = self.config.heads
         if width % (2 * heads):
-            problem = f"The Transformer's width {width} does not divide into {heads} heads of an even width"
-            raise UserError(f"{problem}: use {max(width // (2 * heads), 1) * 2 * heads}, say.")
+            problem = f"The Transformer's width {width} cannot be split into {heads} heads of equal, even width"
+            raise UserError(f"{problem}: try {max(width // (2 * heads), 1) * 2 * heads}.")
         self.encoder: Any = nn.ModuleList(EncoderLayer(width, self.config) for _ in range(self.config.encoder_layers))
         self.decoder: Any = nn.ModuleList(DecoderLayer(width, self.config) for _ in range(self.config.decoder_layers))
         pre = self.config.norm == "pre"

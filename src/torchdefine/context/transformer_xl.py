@@ -88,7 +88,7 @@ class TransformerXL(Prepared):
         super().__init__()
         self.config = config = config or TransformerXLConfig()
         if input_dim < 2 or input_dim % 2:
-            problem = f"The vectors are {input_dim} wide, but half of a distance's features are sines and half cosines"
+            problem = f"The vectors are {input_dim} wide, but position encodings (half sines, half cosines) do not fit"
             raise UserError(f"{problem}: use an even width, such as {max(input_dim + input_dim % 2, 2)}.")
         if config.head_dim is None and input_dim % config.heads:
             raise UserError(f"{config.heads} heads do not divide the width {input_dim}: set context.head_dim or heads.")
@@ -174,11 +174,11 @@ class TransformerXL(Prepared):
 
     @property
     def step_notes(self) -> list[str]:
-        notes = [f"`filled` says how many of the {self.evaluation.memory} positions of the memory were written."]
+        notes = [f"`filled` is the number of positions written so far, of {self.evaluation.memory} in the memory."]
         if not self.evaluation.same_length:
             notes.append(
-                "Once the memory is full, the later tokens of a long `ids` see more of the past than they would in "
-                "steps of one: lengths matter, as they do in the model."
+                "Once the memory is full, later tokens of a long `ids` see more of the past than in steps of one "
+                "token. So the length matters, as in the model."
             )
         return notes
 

@@ -143,10 +143,10 @@ class AdaptiveMap(nn.Module):
 def check_cutoffs(cutoffs: Sequence[int], num_embeddings: int) -> tuple[int, ...]:
     cutoffs = tuple(cutoffs)
     if not cutoffs:
-        raise UserError("Adaptive bands need at least one cutoff: use (20000,), say, or a standard table.")
+        raise UserError("Adaptive bands need at least one cutoff: try (20000,) or a standard table.")
     if cutoffs[0] < 1 or any(a >= b for a, b in itertools.pairwise(cutoffs)):
         positive = tuple(sorted({c for c in cutoffs if c > 0}))
-        raise UserError(f"The cutoffs {cutoffs} are not positive and increasing: use {positive or (20000,)}, say.")
+        raise UserError(f"The cutoffs {cutoffs} are not positive and increasing: try {positive or (20000,)}.")
     if cutoffs[-1] >= num_embeddings:
         fitting = shrink_cutoffs(cutoffs, num_embeddings)
         way_out = f"use {fitting}" if fitting else "use a standard table"
@@ -165,10 +165,10 @@ def fitting_cutoffs(section: str, cutoffs: Sequence[int], size: int, divisors: S
     fitting = shrink_cutoffs(cutoffs, size)
     if not fitting:
         suggested = sorted({size // divisor for divisor in divisors} - {0})
-        with_bands = f"use --{section}.cutoffs {','.join(map(str, suggested))}, say, or " if suggested else ""
+        with_bands = f"use --{section}.cutoffs {','.join(map(str, suggested))}, or " if suggested else ""
         standard = "--embedding.kind standard and " if section == "embedding" else ""
         problem = f"All of {section}.cutoffs {tuple(cutoffs)} lie outside the vocabulary of {size}"
-        raise UserError(f"{problem}: {with_bands}do without bands by {standard}--output.kind full.")
+        raise UserError(f"{problem}: {with_bands}remove the bands with {standard}--output.kind full.")
     return fitting
 
 
@@ -178,7 +178,7 @@ def band_dims(map_dim: int, division: int, bands: int) -> tuple[int, ...]:
     dims = tuple(map_dim // division**band for band in range(bands))
     if dims[-1] < 1:
         raise UserError(
-            f"map_dim {map_dim} divided by {division} in each of {bands} bands leaves nothing for the last: "
+            f"map_dim {map_dim} is too small for {bands} bands, each {division} times narrower than the one before: "
             f"use map_dim {division ** (bands - 1)} or more, a smaller division, or fewer cutoffs."
         )
     return dims
@@ -203,7 +203,9 @@ def frequency_ranks(
         order = torch.argsort(values, descending=True, stable=True)
         values = torch.empty_like(order).scatter_(0, order, in_order)
     elif not torch.equal(values.sort().values, in_order):
-        raise UserError(f"ranks must hold each of 0 … {num_embeddings - 1} once: pass counts instead, say.")
+        raise UserError(
+            f"ranks must contain each of 0 … {num_embeddings - 1} exactly once: check them, or pass counts."
+        )
     here = torch.empty(0).device  # the default device, also of a `with torch.device(…)` in torch 2.6
     return values.to(here, copy=True)  # another map may hold the caller's tensor
 
@@ -211,6 +213,6 @@ def frequency_ranks(
 def grown_ranks(ranks: Tensor, num_embeddings: int) -> Tensor:
     """The ranks of a larger vocabulary, whose new tokens are the rarest."""
     if num_embeddings < len(ranks):
-        problem = "A table whose ids are not in frequency order cannot lose rows, since they lie in every band"
+        problem = "Rows cannot be removed from bands whose ids are not in frequency order"
         raise UserError(f"{problem}: keep at least {len(ranks)}.")
     return torch.cat((ranks, torch.arange(len(ranks), num_embeddings, device=ranks.device)))

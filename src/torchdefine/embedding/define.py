@@ -75,8 +75,8 @@ class DeFINE(Hub, TokenEmbedding):
         own, plain = sum(p.numel() for p in self.parameters()), num_embeddings * embedding_dim
         if own > plain:
             warnings.warn(
-                f"DeFINE has {own:,} parameters here, more than the {plain:,} of a table: use a smaller map_dim (now "
-                f"{map_dim}) or expand_dim (now {config.expand_dim}), or keep the table.",
+                f"DeFINE has {own:,} parameters here, more than the {plain:,} of a plain table: use a smaller "
+                f"map_dim (now {map_dim}) or expand_dim (now {config.expand_dim}), or keep the table.",
                 stacklevel=2,
             )
 
@@ -146,7 +146,7 @@ class DeFINE(Hub, TokenEmbedding):
 def check_version(config: dict[str, Any]) -> None:
     if config.get("format") != FORMAT or config.get("version") != FORMAT_VERSION:
         raise UserError(
-            f"This is no {FORMAT} of version {FORMAT_VERSION} but {config.get('format')!r}, version "
+            f"Expected a {FORMAT} of version {FORMAT_VERSION}, but found {config.get('format')!r} of version "
             f"{config.get('version')!r}: save it again with a matching torchdefine."
         )
 

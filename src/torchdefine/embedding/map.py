@@ -120,7 +120,7 @@ def widened_ids(ids: Tensor) -> Tensor:
 def check_ids(ids: Tensor, num_embeddings: int) -> None:
     """Refuse ids of the wrong type, and on the CPU those out of range; a GPU is never made to wait for a check."""
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise TypeError(f"Ids are whole numbers, but these are {ids.dtype}: pass ids.long(), say.")
+        raise TypeError(f"Ids are whole numbers, but these are {ids.dtype}: pass ids.long().")
     if torch.compiler.is_compiling() or ids.device.type != "cpu" or ids.numel() == 0:
         return
     if torch._C._functorch.is_batchedtensor(ids):  # under vmap no number can be looked at
@@ -144,7 +144,7 @@ def check_table(num_embeddings: int, map_dim: int, padding_idx: int | None) -> i
     if isinstance(padding_idx, bool) or not isinstance(padding_idx, int):
         raise TypeError(f"padding_idx must be a whole number or None, not {padding_idx!r}.")
     if not -num_embeddings <= padding_idx < num_embeddings:
-        raise UserError(f"padding_idx {padding_idx} is outside the {num_embeddings} rows: use 0, say.")
+        raise UserError(f"padding_idx {padding_idx} is outside the {num_embeddings} rows: try 0.")
     return padding_idx % num_embeddings
 
 

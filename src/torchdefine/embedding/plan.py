@@ -90,13 +90,13 @@ class UnitConfig(Config):
         if not isinstance(unit, UnitConfig | str):
             raise TypeError(f"A unit is a UnitConfig or the name of a variant, not {unit!r}.")
         if unit == "projection":
-            raise UserError("One projection is a unit of depth 1: use depth=1, and no variant.")
+            raise UserError("The projection is not a variant of the unit: use depth=1, which is one projection.")
         if isinstance(unit, str) and unit not in VARIANTS:
             raise UserError(f"The variant {unit!r} is unknown{did_you_mean(unit, VARIANTS)}")
         known = {f.name for f in fields(cls)}
         for name in changes:
             if name not in known:
-                raise UserError(f"{name!r} is no setting of a unit{did_you_mean(name, known)}")
+                raise UserError(f"A unit has no setting {name!r}{did_you_mean(name, known)}")
         changes = {name: value for name, value in changes.items() if value is not None}
         return cls(**{"kind": unit, **VARIANTS[unit], **changes}) if isinstance(unit, str) else replace(unit, **changes)
 
@@ -234,7 +234,7 @@ def _check_sizes(map_dim: int, embedding_dim: int, config: UnitConfig) -> None:
     max_groups = config.max_groups or 1
     if config.groups == "cycle" and max_groups & (max_groups - 1):
         lower = 1 << (max_groups.bit_length() - 1)
-        raise UserError(f"max_groups {max_groups} is no power of two, as the cycle needs: use {lower} or {2 * lower}.")
+        raise UserError(f"max_groups {max_groups} must be a power of two for groups cycle: use {lower} or {2 * lower}.")
 
 
 def _check_divisibility(plan: Plan) -> None:

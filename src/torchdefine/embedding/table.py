@@ -101,7 +101,7 @@ class LooksUp(nn.Module):
             if given != own:
                 raise UserError(f"The table is {given}, but the embedding has {own[0]} vectors of {own[1]}.")
             if self.training:
-                raise UserError("The embedding is training, and would learn nothing from a table: call eval() first.")
+                raise UserError("The embedding is in training mode, but a table cannot be trained: call eval() first.")
         self._made_from = [] if module is None else [*_weights_of(self)]
         object.__setattr__(self, "looked_up", module)  # around nn.Module, which would register it
 

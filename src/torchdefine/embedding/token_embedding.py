@@ -122,7 +122,7 @@ class TokenEmbedding(LooksUp, Prepared):
         if self.unit is not None:
             reset = getattr(self.unit, "reset_parameters", None)
             if reset is None:
-                raise UserError(f"The unit {type(self.unit).__name__} has no reset_parameters: give it one.")
+                raise UserError(f"The unit {type(self.unit).__name__} has no method reset_parameters: add one.")
             reset()
 
     def table(

@@ -72,17 +72,17 @@ def model_card(
         _table(["text", "tokens", "SHA-256 of the text"], texts)
         if texts
         else "The run has no result, so the hash of its text is not known.",
-        about.data_licence or "The text is the user's own, and its licence is the user's to name.",
-        f"Licence, as named at the export: {one_line(about.licence)}"
+        about.data_licence or "The text is the user's own; the user must name its licence.",
+        f"Licence, named at the export: {one_line(about.licence)}"
         if about.licence
-        else "No licence was named for this model: whoever passes it on names one (`torchdefine export --license`).",
+        else "No licence was named for this model. Name one before you share it (`torchdefine export --license`).",
         "## Results",
         *_results(about, any(map(is_rounded, embeddings))),
         "## Programs",
-        f"Each runs in {kind.runs_in}, without torchdefine; the code below runs in this folder. A name in a shape is a "
-        "size that each call may choose. Every program was compared with the model itself on "
-        f"{len(CHECKED_AT)} batches of other sizes than it was traced at; a difference above {TOLERANCE:.0e}, "
-        "in proportion for numbers above 1, would have stopped the export.",
+        f"Each runs in {kind.runs_in}, without torchdefine; the code below runs in this folder. A name in a shape is "
+        "a size that may differ in each call. Every program was compared with the model on "
+        f"{len(CHECKED_AT)} batches of sizes that it was not traced at; a difference above {TOLERANCE:.0e} (relative "
+        "for numbers above 1) would have stopped the export.",
         f"```python\n{kind.opening}\n```",
         *(part for one in exportable.programs for part in _program(one.code, written[one.name], kind)),
         "## Limits",
@@ -98,16 +98,16 @@ def one_line(text: str) -> str:
 
 def embedding_in_words(embedding: TokenEmbedding) -> str:
     table = f"{in_words(embedding.map)}, {embedding.num_embeddings:,} × {embedding.map_dim}"
-    unit = f", and {in_words(embedding.unit)} behind it" if embedding.unit is not None else ""
-    cached = ", whose cached vectors are looked up" if embedding.cached_vectors is not None else ""
-    packed = ", whose vectors are unpacked from a compressed table" if is_packed(embedding) else ""
-    return f"{table}{unit}, giving vectors {embedding.embedding_dim} wide{cached}{packed}"
+    unit = f", followed by {in_words(embedding.unit)}" if embedding.unit is not None else ""
+    cached = ", looked up in a cache" if embedding.cached_vectors is not None else ""
+    packed = ", unpacked from a compressed table" if is_packed(embedding) else ""
+    return f"{table}{unit}, with vectors {embedding.embedding_dim} wide{cached}{packed}"
 
 
 def in_words(part: object) -> str:
     """What a part of a model is; the class of one that is not ours."""
     name = type(part).__name__
-    return IN_WORDS.get(name, f"a part of the kind {name}")
+    return IN_WORDS.get(name, f"a part of class {name}")
 
 
 def is_packed(embedding: TokenEmbedding) -> bool:
@@ -123,7 +123,7 @@ def is_rounded(embedding: TokenEmbedding) -> bool:
 
 def _results(about: ExportedFrom, rounded: bool) -> Iterator[str]:
     if about.result is None:
-        yield "The run has no result: it was not finished when it was exported."
+        yield "The run has no result, because it was exported before it had finished."
         return
     rows = []
     for split, evaluation in about.result["evaluation"].items():
@@ -137,9 +137,9 @@ def _results(about: ExportedFrom, rounded: bool) -> Iterator[str]:
                 )
     yield _table(["text", "measure", "value", "how"], rows)
     if about.checkpoint != "best":
-        yield f"These are the numbers of the run's best weights; the ones here are its {about.checkpoint} ones."
+        yield f"These are the numbers of the run's best weights, but this export has its {about.checkpoint} weights."
     if rounded:
-        yield "They were measured with vectors computed in float32, not with the rounded ones that are here."
+        yield "They were measured with vectors computed in float32; this export has rounded ones."
 
 
 def _program(code: str, written: Mapping[str, Any], kind: ProgramFormat) -> list[str]:
@@ -158,17 +158,17 @@ def _program(code: str, written: Mapping[str, Any], kind: ProgramFormat) -> list
 
 
 def _limits(embeddings: Sequence[TokenEmbedding], of_words: bool) -> Iterator[str]:
-    yield "Ids outside the vocabulary are not checked by the programs; whoever calls them must."
+    yield "The programs do not check for ids outside the vocabulary; their caller must."
     yield "The programs were traced and compared on a CPU, in float32."
-    yield "A model knows what its text knew, with all its errors and prejudices; it was not tested for any use."
+    yield "The model repeats the errors and prejudices of its training text. It was not tested for any use."
     dtypes = {table.dtype for one in embeddings if (table := one.cached_vectors) is not None}
     for dtype in dtypes - {torch.float32}:
         rounded = str(dtype).removeprefix("torch.")
-        yield f"Cached vectors are kept in {rounded}; the comparison was with the model that looks them up."
+        yield f"Cached vectors are in {rounded}; the comparison was with the model that uses them."
     if any(map(is_packed, embeddings)):
-        yield "The vectors are compressed, with some loss; the comparison was with the model that unpacks them."
+        yield "The vectors are compressed, with some loss; the comparison was with the model that uses them."
     if of_words:
-        yield "Words outside the vocabulary are `<unk>`; text must be split into words as the training text was."
+        yield "Words outside the vocabulary are `<unk>`. Split text into words as in the training text."
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

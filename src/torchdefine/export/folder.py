@@ -164,10 +164,10 @@ def load_export(folder: str | Path) -> LoadedExport:
     folder = Path(folder)
     path = folder / FACTS_FILE
     if not path.is_file():
-        raise UserError(f"{folder} holds no export: {FACTS_FILE} is missing.")
+        raise UserError(f"{folder} is not an export: {FACTS_FILE} is missing.")
     facts = read_json(path)
     if facts.get("format") != FORMAT:
-        raise UserError(f"{path} is not of an export: {EXPORT_AGAIN}.")
+        raise UserError(f"{path} does not belong to an export: {EXPORT_AGAIN}.")
     if facts.get("version") != FORMAT_VERSION:
         found = facts.get("version")
         raise UserError(f"{folder} is an export of format version {found}; this torchdefine reads {FORMAT_VERSION}.")
@@ -212,7 +212,7 @@ def _check_files(folder: Path, files: Mapping[str, Any]) -> None:
     for name, file in files.items():
         size = (folder / name).stat().st_size
         if size < file["bytes"]:
-            raise UserError(f"{folder / name} was cut short, to {size:,} of {file['bytes']:,} bytes: {EXPORT_AGAIN}.")
+            raise UserError(f"{folder / name} was cut short ({size:,} of {file['bytes']:,} bytes): {EXPORT_AGAIN}.")
         if sha256_of(folder / name) != file["sha256"]:
             raise UserError(f"{folder / name} is not the file that was exported: {EXPORT_AGAIN}.")
 

@@ -118,7 +118,7 @@ def check_torch() -> None:
     """Refuse a torch whose exporter is too old."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
         needed = ".".join(map(str, OLDEST_TORCH))
-        raise UserError(f"Programs need torch {needed} or newer, and this is {torch.__version__}: upgrade torch.")
+        raise UserError(f"Programs need torch {needed} or newer, but this is {torch.__version__}: upgrade torch.")
 
 
 def program_format(name: str) -> ProgramFormat:

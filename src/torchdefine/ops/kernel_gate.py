@@ -63,7 +63,7 @@ def gpu_takes_kernels(device: torch.device) -> bool:
             padding_kernels.pad(weight, weight[:1], 8, torch.float16)
     except Exception as error:  # no compiler, for example; training goes on in any case
         reason = "Triton is not installed" if isinstance(error, ImportError) else error
-        effect = "Torch's own operations run in place of our kernels, which makes half precision slower"
+        effect = "Torch's own operations replace our kernels, so half precision is slower"
         log.warning("%s: %s.", effect, reason)
         return False
     return True

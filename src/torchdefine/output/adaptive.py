@@ -92,7 +92,7 @@ class BandedSoftmax(MapSoftmax):
         if hint is None:
             return sizes[1:].tolist()
         if len(hint) != len(sizes) - 1 or (sizes.is_cpu and any(np.less(hint, sizes[1:].numpy()))):
-            problem = f"The hint {tuple(hint)} leaves no room for targets in {len(sizes)} bands"
+            problem = f"The hint {tuple(hint)} does not cover targets in {len(sizes)} bands"
             raise UserError(f"{problem}: pass host_hint of the same targets, or None.")
         return list(hint)
 

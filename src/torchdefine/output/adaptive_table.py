@@ -32,7 +32,7 @@ class AdaptiveTableConfig(OutputConfig):
         super().__post_init__()
         given, bands = len(self.tied_projections), len(self.cutoffs) + 1
         self.require(given in (0, bands), f"tied_projections has {given} values for {bands} bands: give one for each.")
-        self.require(self.tied, "tied is false, but bands of the embedding's own table are tied: use another kind.")
+        self.require(self.tied, "tied is false, but this kind always shares the embedding's table: use another kind.")
 
     def check(self, embedding: MapConfig) -> None:
         if isinstance(embedding, AdaptiveConfig):
@@ -70,7 +70,7 @@ class AdaptiveTableSoftmax(BandedSoftmax):
         counts: Sequence[int] | Tensor | None = None,
     ) -> None:
         if not isinstance(map_layer, StandardMap | ProjectiveMap):
-            problem = f"Bands of one table are those of a standard or projective map, not of {type(map_layer).__name__}"
+            problem = f"Bands of one table need a standard or projective map, not {type(map_layer).__name__}"
             raise UserError(f"{problem}: pass the embedding's map, or use AdaptiveSoftmax for an adaptive one.")
         super().__init__(hidden_dim, map_layer, check_cutoffs(cutoffs, map_layer.num_embeddings))
         width, bands = map_layer.map_dim, len(self.cutoffs) + 1

@@ -145,7 +145,9 @@ class OutputLayer(nn.Module, ABC):
     def top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most probable tokens, best first: log-probabilities (…, k) and ids (…, k)."""
         if not 1 <= k <= self.num_embeddings:
-            raise UserError(f"k is {k}, but the vocabulary has {self.num_embeddings} tokens: use 1 to that many.")
+            raise UserError(
+                f"k is {k}, but the vocabulary has {self.num_embeddings} tokens: use 1 to {self.num_embeddings}."
+            )
         found = [self.log_prob(chunk).topk(k) for chunk in self._chunks(self._rows(hidden))]
         log_probs, ids = (torch.cat(parts).reshape(*hidden.shape[:-1], k) for parts in zip(*found, strict=True))
         return log_probs, ids

@@ -68,7 +68,7 @@ def check_loss_options(reduction: str, label_smoothing: float) -> None:
     if reduction not in REDUCTIONS:
         raise UserError(f"The reduction {reduction!r} is unknown: use mean, sum or none.")
     if not 0 <= label_smoothing <= 1:
-        raise UserError(f"label_smoothing is {label_smoothing}, but must lie between 0 and 1: use 0.1, say.")
+        raise UserError(f"label_smoothing is {label_smoothing}, but must be between 0 and 1: try 0.1.")
 
 
 def checked_targets(targets: Tensor, ignore_index: int, num_embeddings: int) -> tuple[Tensor, Tensor]:

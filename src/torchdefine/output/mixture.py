@@ -51,7 +51,7 @@ class MixtureSoftmax(OutputLayer):
 
     def __init__(self, hidden_dim: int, component: OutputLayer, components: int, latent_dropout: float = 0.0) -> None:
         super().__init__(hidden_dim)
-        check_count("components", components, "use 15, say")
+        check_count("components", components, "try 15")
         if not 0 <= latent_dropout < 1:
             raise UserError(f"latent_dropout is {latent_dropout}, but must be at least 0 and below 1.")
         self.component = component

@@ -145,7 +145,9 @@ def _affordable_steps(
         if most < size <= budget:
             best, most = steps, size
     if best is None or not best.any():
-        raise UserError(f"{max(budget, 0)} bytes beside mean and places are too few for any column: allow more.")
+        raise UserError(
+            f"{max(budget, 0)} bytes, after the mean and the row order, are too few for one column: allow more."
+        )
     return best
 
 

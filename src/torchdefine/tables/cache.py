@@ -74,9 +74,9 @@ def use_cache(path: Path, embedding: TokenEmbedding) -> None:
     ) as file:
         metadata = file.metadata
         if metadata.get("format") != FORMAT or metadata.get("version") != FORMAT_VERSION:
-            raise UserError(f"{path} is no cache of version {FORMAT_VERSION}: {write_again}.")
+            raise UserError(f"{path} is not a cache of version {FORMAT_VERSION}: {write_again}.")
         if metadata.get("weights_sha256") != weights:
-            raise UserError(f"{path} was made from other weights than the run has now: {write_again}.")
+            raise UserError(f"{path} was made from other weights than the run's: {write_again}.")
         table = file.read()["table"]
     _look_up(embedding, nn.Embedding.from_pretrained(table))
 

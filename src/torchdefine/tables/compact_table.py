@@ -78,7 +78,7 @@ class CompactTable(torch.nn.Module):
 def check_version(config: Mapping[str, Any]) -> None:
     if config.get("format") != FORMAT or config.get("version") != FORMAT_VERSION:
         raise UserError(
-            f"This is no {FORMAT} of version {FORMAT_VERSION} but {config.get('format')!r}, version "
+            f"Expected a {FORMAT} of version {FORMAT_VERSION}, but found {config.get('format')!r} of version "
             f"{config.get('version')!r}: make the table again with a matching torchdefine."
         )
 

@@ -66,11 +66,11 @@ def compress_embedding(
     own = packing.usual_bytes(*shape) or min(Codes().usual_bytes(*shape), whole // 8)
     allowed = Budget(own) if budget is None else Budget.of(budget)
     if allowed.bytes >= whole:
-        problem = f"{method} would take {allowed.bytes:,} bytes, and the vectors themselves take {whole:,}"
-        raise UserError(f"{problem}: ask for less.")
+        problem = f"{method} would take {allowed.bytes:,} bytes, but the vectors themselves take only {whole:,}"
+        raise UserError(f"{problem}: allow less.")
     best = next(packing.within(*shape, allowed), None)
     if best is None:
-        raise UserError(f"No {method} of this table fits {allowed.bytes:,} bytes: ask for more, or another method.")
+        raise UserError(f"No {method} table fits into {allowed.bytes:,} bytes: allow more, or use another method.")
     matrix = embedding.table(dtype=torch.float32, computing=True)  # (V, m)
     table = best.build(Source(matrix, counts, padding_idx=embedding.padding_idx, progress=progress))
     map_numbers = sum(part.numel() for part in embedding.map.parameters())  # type: ignore[attr-defined]

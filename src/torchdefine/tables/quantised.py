@@ -168,7 +168,7 @@ def dense_table(table: TableLike | Source, dtype: str = "float16", **known: Any)
 def quantised_table(table: TableLike | Source, bits: int = 4, group_size: int = GROUP, **known: Any) -> CompactTable:
     """Every number in ``bits`` bits, with a float16 step for each ``group_size`` of them."""
     if not 1 <= bits <= 8 or group_size < 1:
-        raise UserError(f"{bits} bits in groups of {group_size} make no table: use 1 to 8 bits in groups of 32, say.")
+        raise UserError(f"A table cannot have {bits} bits in groups of {group_size}: try 1 to 8 bits in groups of 32.")
     source = Source.of(table, **known)
     rows, mean = centred(source.matrix)
     return CompactTable(quantise_rows(rows, bits, group_size, source.progress), mean, source.padding_idx)

@@ -58,8 +58,8 @@ class Source:
         if shape != (width, width):
             raise UserError(f"The sensitivity has the shape {shape}, but rows are {width} wide.")
         if not bool(torch.isfinite(self.sensitivity).all()) or not float(self.sensitivity.diagonal().mean()) > 0:
-            problem = "The sensitivity has values that are not finite, or nothing above zero on its diagonal"
-            raise UserError(f"{problem}: measure it again by Behaviour.sensitivity.")
+            problem = "The sensitivity has values that are not finite, or a diagonal without positive values"
+            raise UserError(f"{problem}: measure it again with Behaviour.sensitivity.")
 
     @classmethod
     def of(cls, table: TableLike | Source, **known: Any) -> Source:
@@ -88,7 +88,7 @@ class Budget:
         units = _COUNTS if counted else _UNITS
         bytes_ = float(read[1]) * units.get(read[2], math.nan) if read else math.nan
         if not 1 <= bytes_ < math.inf:  # float takes hundreds of digits for infinity
-            raise UserError(f"The budget {size!r} is not a size: write 1.5MB, 512KiB, or 4M parameters, say.")
+            raise UserError(f"The budget {size!r} is not a size: write it as 1.5MB, 512KiB, or 4M parameters.")
         return cls(int(bytes_), counted)
 
     def part(self, fraction: float) -> Budget:
@@ -144,7 +144,7 @@ class Method(ABC):
 def as_matrix(table: TableLike) -> Tensor:
     """The vectors of all tokens, (V, m) float32, of a tensor, an array or any embedding."""
     if not isinstance(table, Tensor | np.ndarray | nn.Module):
-        raise TypeError(f"A table is a matrix or an embedding, not {type(table).__name__}: pass its weight, say.")
+        raise TypeError(f"A table is a matrix or an embedding, not {type(table).__name__}: pass its weight.")
     matrix = finished_table(table) if isinstance(table, nn.Module) else torch.as_tensor(table).detach()
     if matrix.dim() != 2 or 0 in matrix.shape or not matrix.is_floating_point():
         raise UserError(f"A table is a matrix of floats, not {matrix.dtype} of the shape {tuple(matrix.shape)}.")

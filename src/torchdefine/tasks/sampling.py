@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdefine.errors import MachineError, UserError, check_count
 
-NO_PROBABILITIES = "The model gives no token a probability: its weights are damaged, or its training had diverged."
+NO_PROBABILITIES = "The model gives no token a probability: its weights are damaged, or its training diverged."
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         if self.temperature != 0 and not 1e-3 <= self.temperature < math.inf:
-            raise UserError(f"The temperature is {self.temperature}, but must be 0 or at least 0.001: use 0.8, say.")
+            raise UserError(f"The temperature is {self.temperature}, but must be 0 or at least 0.001: try 0.8.")
         if self.top_k is not None:
             check_count("top_k", self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}, but must be above 0 and at most 1: use 0.9, say.")
+            raise UserError(f"top_p is {self.top_p}, but must be above 0 and at most 1: try 0.9.")
 
 
 def draw(log_probs: Tensor, options: SamplingOptions, generator: torch.Generator | None = None) -> int:

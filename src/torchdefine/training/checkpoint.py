@@ -78,7 +78,7 @@ def restore(checkpoint: Checkpoint, step: TrainingStep, average: WeightAverage, 
     facts = checkpoint.facts
     if facts["processes"] != processes.count:
         raise MachineError(
-            f"The run was trained by {facts['processes']} processes and can go on with as many only, not with "
+            f"The run was trained by {facts['processes']} processes, so resume it with as many, not with "
             f"{processes.count}."
         )
     load_weights(step.model, checkpoint, "the last checkpoint")

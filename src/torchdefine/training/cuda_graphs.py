@@ -85,7 +85,7 @@ class CudaGraphs:
             self._works = False
             _end_failed_recording(self.device, self._pool)
             reason = str(error).splitlines()[0]
-            log.warning("Steps are not recorded as CUDA graphs, which makes them slower: %s", reason)
+            log.warning("Steps run without CUDA graphs, which is slower: %s", reason)
             return None
         finally:
             self.afterwards()

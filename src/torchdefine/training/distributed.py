@@ -38,7 +38,7 @@ class Processes:
         if wish not in (None, "cpu", "cuda"):
             raise UserError(f"The device {wish!r} is unknown: use cpu or cuda.")
         if wish == "cuda" and not torch.cuda.is_available():
-            raise UserError("The device cuda was asked for, but torch finds no GPU here: use cpu (--device cpu).")
+            raise UserError("The device is cuda, but torch finds no GPU here: use cpu (--device cpu).")
         if wish != "cpu" and torch.cuda.is_available():
             return torch.device("cuda", self.local_rank)
         return torch.device("cpu")

@@ -98,7 +98,9 @@ class Trainer:
         config: TrainConfig = recipe.train
         by_validations = decided_by_validations(recipe)
         if validate is None and (names := [*by_validations, *(["train.keep"] if config.keep else [])]):
-            raise UserError(f"{names[0]} goes by validations, but there is no validation text: add one, or change it.")
+            raise UserError(
+                f"{names[0]} needs validations, but there is no validation text: add one, or change the setting."
+            )
         self.model, self.data, self.recipe, self.config = model, data, recipe, config
         self.keeper, self.validate, self.processes, self.reporter = keeper, validate, processes, reporter
         self.device = next(model.parameters()).device
@@ -144,7 +146,7 @@ class Trainer:
             prepare(self.model, on=False)
             self.reporter.finished()
         if not self.position.best_step:
-            raise Diverged(f"No validation gave a finite perplexity, so no weights were kept as best; {CURE}.")
+            raise Diverged(f"No validation had a finite perplexity, so there are no best weights; {CURE}.")
 
     def _steps(self, stop_asked: Callable[[], bool]) -> None:
         position, data, config = self.position, self.data, self.config
@@ -169,7 +171,7 @@ class Trainer:
                 self._write_last()
             if asked and not ends:
                 again = option("resume")
-                raise Interrupted(f"Stopped at step {step}; the run in {self.keeper} goes on from there by {again}.")
+                raise Interrupted(f"Stopped at step {step}; continue the run in {self.keeper} with {again}.")
 
     def _train_step(self) -> None:
         position, data = self.position, self.data

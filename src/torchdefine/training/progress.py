@@ -38,7 +38,7 @@ class LineReporter(Reporter):
     def started(self, done_steps: int, total_steps: int) -> None:
         self.total, self.first, self.began, self.last_line = total_steps, done_steps, time.monotonic(), -1e9
         if done_steps:
-            say(f"going on from step {done_steps:,} of {total_steps:,}", self.stream)
+            say(f"resuming from step {done_steps:,} of {total_steps:,}", self.stream)
 
     def trained(self, record: dict[str, Any]) -> None:
         now, step = time.monotonic(), record["step"]

@@ -41,7 +41,7 @@ class DropsConfig(ConstantConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(bool(self.drops), "drops must say when the learning rate drops: use 15, say, or another kind.")
+        self.require(bool(self.drops), "drops is empty, but this kind needs at least one: try 15 or another kind.")
         ordered = list(self.drops) == sorted(set(self.drops)) and all(drop > 0 for drop in self.drops)
         self.require(ordered, f"drops {self.drops} are not positive and increasing.")
 

@@ -90,8 +90,8 @@ class TrainingStep:
         with self.precision.autocast():  # a memory may be kept in the dtype that products read it in
             initial = [self.model.initial_state(size) for size in rows]
         if any(tensor.requires_grad for tensor in flat_tensors(initial)):
-            problem = "The context model's initial state wants a gradient, which carried states never bring"
-            raise UserError(f"{problem}: let initial_state give zeros, and let forward add what is to be learned.")
+            problem = "The context model's initial state requires a gradient, but carried states have none"
+            raise UserError(f"{problem}: return zeros from initial_state, and add learned values in forward.")
         self.carried = [own_copy(state) for state in initial]
         self.summed_loss = torch.zeros((), device=self.device)
         """The sum over the steps since it was last set to zero."""

@@ -29,7 +29,7 @@ def said(texts: Path, **settings: Any) -> list[str]:
 def test_all_words_are_kept(texts: Path) -> None:
     assert said(texts) == [
         "The vocabulary has 10 entries: all 8 different words of the text, <unk> and <eos>.",
-        "Of the validation text 20.0% is <unk>: use subwords by data.tokenizer.",
+        "20.0% of the validation text is <unk>: use subwords by data.tokenizer.",
     ]
 
 
@@ -37,7 +37,7 @@ def test_what_cuts_the_vocabulary_is_named_with_its_cure(texts: Path) -> None:
     assert said(texts, max_size=5) == [
         "The vocabulary is cut by data.max_size 5 to 5 entries: the 3 most frequent of the text's 8 different words, "
         "<unk> and <eos>.",
-        "Of the validation text 30.0% is <unk>: use a larger data.max_size (none keeps every word), or subwords by "
+        "30.0% of the validation text is <unk>: use a larger data.max_size (none keeps every word), or subwords by "
         "data.tokenizer.",
     ]
     by_count = said(texts, min_count=2)
@@ -57,10 +57,10 @@ def test_a_limit_that_cuts_nothing_is_not_blamed(texts: Path) -> None:
 
 def test_few_unknown_words_need_no_cure_nor_do_those_of_the_text(texts: Path) -> None:
     (texts / "valid.txt").write_text("a b c d\n" * 9 + "x b c d\n")
-    assert said(texts)[1] == "Of the validation text 2.0% is <unk>."
+    assert said(texts)[1] == "2.0% of the validation text is <unk>."
     (texts / "train.txt").write_text("a b c <unk>\n" * 9)
     (texts / "valid.txt").write_text("a <unk>\n" * 9)
-    assert said(texts)[1] == "Of the validation text 33.3% is <unk>, which stands in the training text itself."
+    assert said(texts)[1] == "33.3% of the validation text is <unk>, which occurs in the training text itself."
     (texts / "valid.txt").unlink()
     assert len(said(texts)) == 1
 
@@ -77,13 +77,13 @@ def test_subwords_are_counted(texts: Path, tmp_path: Path) -> None:
         (
             {"kind": "adaptive", "cutoffs": (4, 10, 20)},
             {"kind": "adaptive"},
-            "Beyond the vocabulary, and so left out of embedding.cutoffs: 10, 20.",
+            "These embedding.cutoffs are beyond the vocabulary and left out: 10, 20.",
         ),
         ({"kind": "adaptive", "cutoffs": (4, 9)}, {"kind": "adaptive"}, ""),
         (
             {"kind": "standard"},
             {"kind": "adaptive-table", "cutoffs": (4, 12)},
-            "Beyond the vocabulary, and so left out of output.cutoffs: 12.",
+            "These output.cutoffs are beyond the vocabulary and left out: 12.",
         ),
         ({"kind": "standard"}, {"kind": "full"}, ""),
     ],
@@ -100,6 +100,6 @@ def test_a_tokenizer_that_drops_characters_is_called_so(texts: Path, tmp_path: P
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "bpe.json"))
     assert said(texts, tokenizer=str(tmp_path / "bpe.json")) == [
-        "The tokenizer has 12 subwords. It loses 25.0% of the characters of the text, by dropping or changing them, so "
-        "that bits per byte come out too low: use a tokenizer that keeps them, as byte-level ones do."
+        "The tokenizer has 12 subwords. It drops or changes 25.0% of the characters of the text, so bits per byte are "
+        "too low: use a tokenizer that keeps them, such as a byte-level one."
     ]

@@ -131,7 +131,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(UserError, match="A beam of 4 has no 5 best translations: use one of 5 or more"):
+    with pytest.raises(UserError, match="A beam of 4 cannot give the 5 best translations: use a beam of 5 or more"):
         TranslationOptions(n_best=5)
     with pytest.raises(UserError, match="n_best is 0"):
         TranslationOptions(n_best=0)

@@ -167,7 +167,7 @@ def test_recipes_choose_an_embedding_for_either_side() -> None:
     assert (model.source.unit, model.source.num_embeddings, model.target.num_embeddings) == (None, 400, 300)
     assert isinstance(model.target, DeFINE)
     for name, source, message in (
-        ("tatoeba/laptop-define", {"share": "embedding", "unit": {"kind": "none"}}, "leaves the source side no embedd"),
+        ("tatoeba/laptop-define", {"share": "embedding", "unit": {"kind": "none"}}, "the source side cannot differ"),
         ("tatoeba/laptop-define", {"share": "embedding"}, "needs one BPE for both languages"),
         ("tatoeba/laptop-define", {"embedding": {"mpa_dim": 9}}, r"'source\.embedding\.mpa_dim' is unknown"),
         ("tatoeba/laptop-define", {"unit": {"cutoffs": [9]}}, r"'source\.unit\.cutoffs' is unknown"),

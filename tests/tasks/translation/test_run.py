@@ -167,7 +167,7 @@ def test_misuse_is_refused_in_one_sentence(
             "The standard input is not UTF-8 text: line 2 has the byte 0xff",
         ),
         (("translate", folder, "--input", test, "--refs", str(short)), b"", "has 1 lines, but 30 are to be translated"),
-        (("translate", folder, "--n-best", "9"), b"one\n", "A beam of 2 has no 9 best translations"),
+        (("translate", folder, "--n-best", "9"), b"one\n", "A beam of 2 cannot give the 9 best translations"),
         (("translate", folder, "--beam", "0"), b"one\n", "beam.size is 0"),
         (("translate", folder, "--top-k", "3"), b"one\n", "--top-k means nothing without --sample: leave it out."),
         (("translate", folder, "--seed", "3", "--temperature", "1"), b"one\n", "--temperature, --seed mean nothing"),
@@ -245,7 +245,7 @@ def test_a_single_table_trains_without_validation(
     rows = [f"{source}\t{target}\n" for source, target in zip(*sides, strict=True)]
     (tmp_path / "pairs.tsv").write_text("".join(rows), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"train\.keep goes by validations"):
+    with pytest.raises(UserError, match=r"train\.keep needs validations"):
         train(translation_recipe, data="pairs.tsv", out="run", train={"steps": 2})
     assert not Path("run").exists()
     run = train(translation_recipe, data="pairs.tsv", out="run", train={"steps": 2, "keep": 0}, device="cpu")

@@ -85,8 +85,8 @@ def short_stream_warning(tokens: int, streams: int) -> str:
     if streams == 1 or tokens >= SHORT_STREAM * streams:
         return ""
     return (
-        f"The perplexity is likely too high: {tokens:,} tokens in {min(streams, tokens)} streams are short pieces, "
-        "each begun without context."
+        f"The perplexity is probably too high: {tokens:,} tokens in {min(streams, tokens)} streams are short pieces, "
+        "and each starts without context."
     )
 
 

@@ -27,7 +27,7 @@ def exportable(model: LanguageModel, tokenization: Tokenization) -> Exportable:
     """A model in evaluation mode; if its context model has no ``step``, only the embedding is exported."""
     context: Any = model.context
     programs = [embedding_program(model.embedding)]
-    notes = ["Only the embedding is exported: there is no step for this context model."]
+    notes = ["Only the embedding is exported, because this context model has no step."]
     if hasattr(context, "step"):
         programs.append(step_program(model, context, tokenization))
         notes = getattr(context, "step_notes", [])
@@ -76,8 +76,8 @@ def step_program(model: LanguageModel, context: SteppingModel, tokenization: Tok
 
     return Program(
         "step",
-        "One token further, or as many as the shape of `ids` allows: ids and the state to log-probabilities of the "
-        "token after the last, and the state after. The state starts at zero.",
+        "One token further, or as many as the shape of `ids` allows: from ids and the state to log-probabilities of "
+        "the next token and the new state. The state starts at zero.",
         model,
         step,
         (Port("ids", ("batch", context.step_length or "length"), "int64", model.embedding.num_embeddings), *state),

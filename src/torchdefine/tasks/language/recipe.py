@@ -27,7 +27,7 @@ class LanguageTrainConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         equal = self.batch_size % self.accumulate == 0
-        self.require(equal, f"batch_size {self.batch_size} cannot be cut into {self.accumulate} equal parts.")
+        self.require(equal, f"batch_size {self.batch_size} cannot be split into {self.accumulate} equal parts.")
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class LanguageRun(Run):
             note = f", {cached.choices[0]}"
         remembers = memory is not None or clamp is not None
         if remembers and not hasattr(context, "remembering"):
-            raise UserError("Only a Transformer-XL can be evaluated with another memory or clamp: leave them out.")
+            raise UserError("Only a Transformer-XL has a memory and a clamp: leave them out.")
         with context.remembering(memory, clamp) if remembers else nullcontext():
             return evaluate(
                 model,
@@ -116,7 +116,9 @@ class LanguageRun(Run):
             found.protocol,
         ]
         if found.unknown_share > MANY_UNKNOWN:
-            lines.append("So many unknown words flatter a model: compare with the same vocabulary only.")
+            lines.append(
+                "So many unknown words make the perplexity too low: compare only models with the same vocabulary."
+            )
         if short := short_stream_warning(found.tokens, batch_size or self.recipe.eval.batch_size):
             lines.append(f"{short} --batch-size 1 is exact.")
         facts = {**found.to_dict(), "unigram_perplexity": unigram}
@@ -134,7 +136,7 @@ class LanguageRun(Run):
     ) -> str:
         """Continue a text, after a newline with a new line; unknown words are read as <unk>, which is never drawn."""
         if not isinstance(prompt, str):
-            raise UserError(f"The prompt is {prompt!r}, but must be text; how many tokens to draw is the length.")
+            raise UserError(f"The prompt is {prompt!r}, but must be text; the length sets how many tokens to draw.")
         if seed is not None and not -(2**63) <= seed < 2**63:
             raise UserError(f"The seed is {seed}, but must fit into 64 bits: use a smaller one.")
         words = self.tokenization
@@ -174,7 +176,7 @@ class LanguageRun(Run):
         path = Path("" if data is None else data).expanduser()
         if path.is_file():
             if split != "test":
-                raise UserError(f"{data} is a single file, which is a test text and no {split} text: name a folder.")
+                raise UserError(f"{data} is a single file, which is read as a test text, not as {split}: use a folder.")
         elif data is not None and (len(path.parts) > 1 or path.suffix) and not path.exists():  # no name of a corpus
             raise UserError(
                 f"There is no file or folder {data}: an evaluation takes a folder with texts, a text file, or one of "
@@ -198,7 +200,7 @@ def generate(
     """Continue ``prompt``, one id or more, by up to ``length`` tokens; the state is carried, nothing recomputed."""
     prompt = [int(token) for token in prompt]
     if not prompt:
-        raise UserError("The prompt is empty: begin with the end-of-line token, say.")
+        raise UserError("The prompt is empty: begin with the end-of-line token.")
     if not isinstance(length, Integral) or length < 1:
         raise UserError(f"The length is {length!r}, but must be a whole number of at least 1.")
     options, device = options or SamplingOptions(), next(model.parameters()).device

@@ -65,8 +65,8 @@ class LanguageTask(Task):
         rows = shard(recipe.train.batch_size, processes.rank, processes.count)
         if (rows.stop - rows.start) % recipe.train.accumulate:
             raise UserError(
-                f"The {rows.stop - rows.start} streams of a process cannot be cut into {recipe.train.accumulate} equal "
-                "parts: change train.batch_size or train.accumulate."
+                f"The {rows.stop - rows.start} streams of a process cannot be split into {recipe.train.accumulate} "
+                "equal parts: change train.batch_size or train.accumulate."
             )
         tokens, start = np.asarray(data.splits["train"].tokens), data.tokenization.eos_id
         return TextBatches(TokenStreams(tokens, recipe.train.batch_size, device, start, rows), recipe.train)
@@ -185,15 +185,15 @@ def describe_tokens(corpus: Corpus, data: TextConfig) -> list[str]:
     lost = max(text.header.lost_share or 0.0 for text in corpus.splits.values())
     if lost >= LOSS_THAT_COUNTS:
         entries += (
-            f" It loses {lost:.1%} of the characters of the text, by dropping or changing them, so that bits per byte "
-            "come out too low: use a tokenizer that keeps them, as byte-level ones do."
+            f" It drops or changes {lost:.1%} of the characters of the text, so bits per byte are too low: use a "
+            "tokenizer that keeps them, such as a byte-level one."
         )
     if (valid := corpus.splits.get("valid")) is None:
         return [entries]
     unknown = valid.header.unknown / len(valid)
     if tokens.kind == "subwords" and not unknown:
         return [entries]
-    return [entries, f"Of the validation text {unknown:.1%} is {UNK}{_cure(tokens, cuts, unknown)}"]
+    return [entries, f"{unknown:.1%} of the validation text is {UNK}{_cure(tokens, cuts, unknown)}"]
 
 
 def _cure(tokens: Tokenization, cuts: Mapping[str, int], unknown: float) -> str:
@@ -203,7 +203,7 @@ def _cure(tokens: Tokenization, cuts: Mapping[str, int], unknown: float) -> str:
     if tokens.kind == "subwords":
         return ": use a tokenizer that knows this text."
     if not cuts and tokens.counts is not None and tokens.counts[tokens.unk_id]:
-        return ", which stands in the training text itself."
+        return ", which occurs in the training text itself."
     ways = ["a larger data.max_size (none keeps every word)"] if "data.max_size" in cuts else []
     ways += ["a smaller data.min_count"] if "data.min_count" in cuts else []
     return f": use {', '.join(ways)}{', or ' if ways else ''}subwords by data.tokenizer."
@@ -215,5 +215,5 @@ def describe_bands(size: int, recipe: LanguageRecipe) -> list[str]:
     for section in ("embedding", "output"):
         cutoffs = getattr(getattr(recipe, section), "cutoffs", ())
         if beyond := [f"{cutoff:,}" for cutoff in cutoffs if cutoff >= size]:
-            found.append(f"Beyond the vocabulary, and so left out of {section}.cutoffs: {', '.join(beyond)}.")
+            found.append(f"These {section}.cutoffs are beyond the vocabulary and left out: {', '.join(beyond)}.")
     return found

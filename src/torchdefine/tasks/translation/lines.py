@@ -31,10 +31,10 @@ class TranslationOptions:
     def __post_init__(self) -> None:
         check_count("n_best", self.n_best)
         if self.seed < 0:
-            raise UserError(f"The seed is {self.seed}, but must not be negative: use 1, say.")
+            raise UserError(f"The seed is {self.seed}, but must not be negative: try 1.")
         if self.sampling is None and self.n_best > self.beam.size:
-            problem = f"A beam of {self.beam.size} has no {self.n_best} best translations"
-            raise UserError(f"{problem}: use one of {self.n_best} or more.")
+            problem = f"A beam of {self.beam.size} cannot give the {self.n_best} best translations"
+            raise UserError(f"{problem}: use a beam of {self.n_best} or more.")
 
 
 @dataclass(frozen=True)

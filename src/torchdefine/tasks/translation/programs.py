@@ -13,7 +13,7 @@ from torchdefine.export import Exportable, Port, Program
 from torchdefine.export.card import embedding_in_words
 from torchdefine.tasks.translation.model import Translator
 
-LIMIT = "Every source needs one token that is no padding. A beam repeats what the encoder gave."
+LIMIT = "Every source needs a token that is not padding. For a beam, repeat the encoder's outputs."
 
 
 def exportable(model: Translator, tokenization: TokenizerPair) -> Exportable:
@@ -25,7 +25,7 @@ def exportable(model: Translator, tokenization: TokenizerPair) -> Exportable:
         for side, embedding in model.embeddings().items()
     ]
     what = f"A translator: a Transformer of {layers}, {transformer.width} wide."
-    description = " ".join([what, *sides, f"It writes {len(tokenization):,} different subwords."])
+    description = " ".join([what, *sides, f"Its target vocabulary has {len(tokenization):,} subwords."])
     programs = [encoder_program(model, tokenization), decoder_program(model, tokenization)]
     return Exportable(model, programs, description, [LIMIT])
 
@@ -39,8 +39,8 @@ def encoder_program(model: Translator, tokenization: TokenizerPair) -> Program:
 
     return Program(
         "encoder",
-        f"A source, ended by its end token and filled up with the id {pad}, to its vectors, where they are no "
-        "padding, and the keys and values that the decoder asks for.",
+        f"From a source, with its end token and padded with the id {pad}, to its vectors, a mask that is true where "
+        "there is no padding, and the keys and values for the decoder.",
         model,
         encode,
         (Port("ids", ("batch", "source_length"), "int64", model.source.num_embeddings, pad),),
@@ -72,8 +72,8 @@ def decoder_program(model: Translator, tokenization: TokenizerPair) -> Program:
 
     return Program(
         "decoder",
-        "The last token of every target, what the encoder gave and the target's keys and values so far, none at the "
-        "start, to log-probabilities of the next token and the keys and values with this one.",
+        "From the last token of every target, the encoder's outputs, and the target's keys and values so far (none at "
+        "first), to log-probabilities of the next token and the keys and values including this one.",
         model,
         decode,
         (
@@ -100,7 +100,7 @@ def _keys_and_values(model: Translator, prefix: str, length: str) -> list[Port]:
 def _greedy_search(own: Sequence[Port], tokenization: TokenizerPair) -> str:
     _, heads, _, width = own[0].shape
     bos, eos = tokenization.target.bos_id, tokenization.target.eos_id
-    return f"""# goes on from the code of the encoder
+    return f"""# continues the code of the encoder
 decoder = opened("decoder")
 own = [$lib.zeros((len(ids), {heads}, 0, {width}), dtype=$lib.float32)] * {len(own)}
 last, found = $lib.full((len(ids),), {bos}), []

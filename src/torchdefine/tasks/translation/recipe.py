@@ -30,7 +30,7 @@ class SourceConfig(Config):
         super().__post_init__()
         self.require(
             self.share == "nothing" or not (self.embedding or self.unit),
-            f"share {self.share} leaves the source side no embedding of its own: use source.share nothing, or leave "
+            f"share is {self.share}, so the source side cannot differ: use source.share nothing, or leave "
             "source.embedding and source.unit out.",
         )
 
