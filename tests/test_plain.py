@@ -41,6 +41,7 @@ def dates_and_the_like() -> dict[str, str]:
         "a tab after one": "\u2028\u2028a: 1\n\tb: 2\n",
         "a list as a name": "[1, 2]: 3\n",
         "a mapping as a name": "{a: 1}: 3\n",
+        "one name in two ways": "1: a\n0x1: b\n",
         "two documents": "a: 1\n---\nb: 2\n",
         "a control character": "a: \x1b[31m\n",
         "too long": "a: " + "x" * (1 << 18),
@@ -64,7 +65,7 @@ def test_dates_are_text_and_names_of_any_plain_kind_stay() -> None:
         "name": "2024-01-01",
         "at": "2001-12-14t21:59:43.10-05:00",
     }
-    names = {2: "a", True: "b", None: "c", 31: "d", "<<": "e"}
+    names = {"2": "a", "true": "b", "null": "c", "0x1F": "d", "<<": "e"}
     assert read_yaml("2: a\ntrue: b\nnull: c\n0x1F: d\n<<: e\n", "It") == names
 
 

@@ -115,14 +115,17 @@ class _Bounded(yaml.SafeLoader):
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A setting that stands in a mapping twice is refused, since only one would count."""
+        """Names are text, as written; one that stands in a mapping twice is refused, since only one would count."""
         first: dict[str, yaml.Node] = {}
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key, yaml.ScalarNode):
                 raise _refused("a list or a mapping cannot be the name of a setting", key)
             if first.setdefault(key.value, key) is not key:
                 raise _refused(f"{_start_of(key)!r} is set twice", first[key.value])
-        return super().construct_mapping(node, deep)
+        values = super().construct_mapping(node, deep)
+        if len(values) < len(first):
+            raise _refused("two of its names are the same value", node)
+        return dict(zip(first, values.values(), strict=True))
 
 
 _Bounded.yaml_implicit_resolvers = {

@@ -249,7 +249,11 @@ CODE = """
 from pathlib import Path
 Path(__file__).with_name("was-run").touch()
 Path({mark!r}).touch()
-from transformers import BertConfig as OwnConfig, BertModel as OwnModel
+from transformers import BertConfig, BertModel
+class OwnConfig(BertConfig):
+    model_type = "own"
+class OwnModel(BertModel):
+    config_class = OwnConfig
 """
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("sacrebleu")
 
 from torchdefine import cli, load_run, train
 from torchdefine.errors import UserError
+from torchdefine.files import write_sealed
 from torchdefine.run import Run
 from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.tasks.sampling import SamplingOptions
@@ -291,12 +292,12 @@ def test_translating_says_when_a_model_has_learned_nothing(
         return capfd.readouterr().err
 
     assert said() == ""
-    (poor / "result.json").write_text(json.dumps({**result, "test_bleu": 0.31}))
+    write_sealed(poor / "result.json", {**result, "test_bleu": 0.31})
     assert said() == (
         "The model has learned next to nothing: its BLEU on the test text is 0.31: train longer, or try another "
         "optim.lr.\n"
     )
-    (poor / "result.json").write_text(json.dumps({**result, "valid_perplexity": 1e5}))
+    write_sealed(poor / "result.json", {**result, "valid_perplexity": 1e5})
     assert said().startswith("The model is worse than guessing evenly among the ")
     (poor / "result.json").unlink()
     assert said() == "The run is not finished: these are intermediate weights.\n"
