@@ -336,7 +336,7 @@ def test_training_that_ctrl_c_stops_ends_with_the_code_of_shells(
 
     monkeypatch.setattr("torchdefine.training.progress.default_reporter", Impatient)
     assert_refused(
-        torchdefine("train", recipe_file, "--out", tmp_path / "run"), "goes on from there by resume", code=130
+        torchdefine("train", recipe_file, "--out", tmp_path / "run"), "with resume", code=130
     )
 
 
