@@ -335,9 +335,7 @@ def test_training_that_ctrl_c_stops_ends_with_the_code_of_shells(
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr("torchdefine.training.progress.default_reporter", Impatient)
-    assert_refused(
-        torchdefine("train", recipe_file, "--out", tmp_path / "run"), "with resume", code=130
-    )
+    assert_refused(torchdefine("train", recipe_file, "--out", tmp_path / "run"), "with resume", code=130)
 
 
 def test_recipes_shows_one_that_train_takes_back(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
