@@ -107,11 +107,9 @@ def main() -> None:
     written = table(watches)
     print(written)
     if options.write:
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(
-            re.sub(r"(?<=<!-- counts -->\n).*?(?=\n<!-- end -->)", lambda _: written, page, flags=re.DOTALL),
-            encoding="utf-8",
-        )
+        page, between = PAGE.read_text(encoding="utf-8"), "<!-- counts -->\n{}<!-- end -->"
+        old = re.compile(between.format(".*?"), re.DOTALL)
+        PAGE.write_text(old.sub(lambda _: between.format(f"{written}\n"), page), encoding="utf-8")
     sys.exit(any(watch.failures for of_seed in watches.values() for watch in of_seed))
 
 
