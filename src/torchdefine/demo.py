@@ -18,6 +18,7 @@ from torchdefine.errors import UserError
 from torchdefine.files import check_writable, write_json
 from torchdefine.recipe import load_recipe
 from torchdefine.run import Run, RunFolder, load_run, train
+from torchdefine.run.environment import describe_environment
 from torchdefine.run.train import log as training_log
 from torchdefine.training.progress import default_reporter, work_bar
 
@@ -52,7 +53,7 @@ def run_demo(out: Path) -> None:
     _train_all(folders)
     comparison = compare_runs(folders)
     rows = _rows(comparison)
-    write_json(out / TABLE, {"rows": rows})
+    write_json(out / TABLE, {"rows": rows, **describe_environment(torch.device("cpu"))})
     print()
     _print_rows(rows, comparison)
     with work_bar("looking at the runs") as progress:
