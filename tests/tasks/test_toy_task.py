@@ -249,6 +249,7 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> BagRun:
+    torch.set_num_threads(1)  # other numbers of threads add in another order
     return train(recipe_file, out=tmp_path_factory.mktemp("runs") / "whole", device="cpu")
 
 
@@ -297,9 +298,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(run: BagRun, recipe_file: Path
     )
     root = str(Path(__file__).parents[2])
     paths = os.pathsep.join([root, *filter(None, sys.path)])
-    killed = subprocess.run(
-        [sys.executable, "-c", script, str(recipe_file), str(tmp_path / "run")], env={**os.environ, "PYTHONPATH": paths}
-    )
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}  # as many threads as here
+    killed = subprocess.run([sys.executable, "-c", script, str(recipe_file), str(tmp_path / "run")], env=environment)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "run" / "result.json").exists()
     assert_same(run, train(out=tmp_path / "run", device="cpu", resume=True))
