@@ -11,6 +11,8 @@ from typing import Any
 from old_names import read_run
 from provenance import short_commit
 
+from torchdefine.recipe import recipe_of
+
 HEADER = ("model", "optimiser, rate, steps", "unit", "input", "weights", "seeds", "valid", "lowest and highest", "test")
 
 Run = dict[str, Any]
@@ -54,8 +56,8 @@ def what_is_equal(run: Run) -> tuple[str, str]:
 
 def what_differs(run: Run) -> tuple[str, str, str]:
     embedding, unit = run["settings"]["embedding"], run["settings"]["unit"]
-    scale = embedding.get("scale") or (embedding["map_dim"] ** 0.5 if embedding["scaled"] else 1.0)
-    weights = ("equalised" if unit["equalised"] else "plain") if unit["kind"] != "none" else "–"
+    scale = recipe_of(run["settings"]).embedding.factor(embedding.get("output_dim") or embedding["map_dim"])
+    weights = ("equalised" if unit["weight_scaling"] else "plain") if unit["kind"] != "none" else "–"
     return unit["kind"], f"times {scale:.3g}", weights
 
 

@@ -1,7 +1,7 @@
 """From runs of recipes/maps, and DeFINE's without a scale, to results/maps/*.json and the pictures of docs/maps.md.
 
 for n in standard projective-64 … define-256; do torchdefine train maps/$n --out RUNS/$n; done
-for n in 64 128 256; do torchdefine train maps/define-$n --embedding.scaled false --out RUNS/define-$n-unscaled; done
+for n in 64 128 256; do torchdefine train maps/define-$n --embedding.scale none --out RUNS/define-$n-unscaled; done
 python results/look_at_maps.py RUNS
 """
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from curves import draw_curves
-from old_names import read_run
+from old_names import read_run, settings_of
 from provenance import short_commit
 
 from torchdefine.recipe import load_recipe
@@ -34,7 +34,7 @@ def recipe_section(folder: Path) -> str:
 
 def row(result: dict, label: str) -> list[str]:
     parameters = result["parameters"]
-    published = (result["settings"].get("published") or {}).get("test_perplexity")
+    published = load_recipe(result["recipe"]).published.get("test_perplexity")
     return [
         label,
         *(f"{parameters[part] / 1e6:.3f}" for part in ("define", "context", "input_output", "total")),
@@ -103,7 +103,7 @@ def origin_facts(result: dict) -> list[str]:
 
 def changes(result: dict) -> str:
     """What was set otherwise than in the recipe as it is now."""
-    recipe = {"settings": load_recipe(result["recipe"]).to_plain()}
+    recipe = {"settings": settings_of(load_recipe(result["recipe"]))}
     changed = [
         f"{section}.{name} {json.dumps(setting(result, section, name))}"
         for section in sections(result)

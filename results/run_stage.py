@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 import yaml
-from old_names import read_run
+from old_names import read_run, settings_of
 from refusing import run_or_refuse
 
 from torchdefine import Run, train
@@ -169,7 +169,7 @@ def changes_of(row: Row, options: argparse.Namespace) -> dict[str, Any]:
 
 def what_matters(recipe: Recipe) -> dict[str, Any]:
     """The settings without the recipe's own words; of the text's place only its name."""
-    plain = {section: value for section, value in recipe.to_plain().items() if section in SECTIONS}
+    plain = {section: value for section, value in settings_of(recipe).items() if section in SECTIONS}
     return {**plain, "data": {**plain["data"], "corpus": Path(plain["data"]["corpus"]).resolve().name}}
 
 

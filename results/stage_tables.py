@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 from curves import draw_curves
-from old_names import read_run
+from old_names import published_row, read_run, settings_of
 from provenance import short_commit
 from run_stage import agrees, best_settings, own_settings, read_stage
 from speed import training_speed
@@ -270,13 +270,14 @@ def published_test(run: dict[str, Any]) -> float | None:
     """
     unsaid = {"context": {"state_dropout": 0.0}}
     if run["parameters"]["define"]:
-        unsaid |= {"embedding": {"scaled": False, "scale": None}, "unit": {"norm": "", "equalised": False}}
-    papers = load_recipe(run["recipe"]).to_plain()
+        unsaid |= {"embedding": {"scale": "none"}, "unit": {"norm": "", "weight_scaling": False}}
+    row = load_recipe(published_row(run["recipe"]))
+    papers = settings_of(row)
     for section in ("embedding", "unit", "context", "output", "loss"):
         one, other = ({**each[section], **unsaid.get(section, {})} for each in (run["settings"], papers))
         if one != other:
             return None
-    return (run["settings"].get("published") or {}).get("test_perplexity")
+    return row.published.get("test_perplexity")
 
 
 def origin(runs: list[dict[str, Any]]) -> str:

@@ -70,7 +70,7 @@ def test_a_translator_gets_its_settings() -> None:
         "source": {"share": "unit"},
         "context": {
             **{"heads": 2, "hidden_dim": 48, "encoder_layers": 1, "decoder_layers": 2, "norm": "post"},
-            **{"dropout": 0.1, "attention_dropout": 0.2, "scaled": False},
+            **{"dropout": 0.1, "attention_dropout": 0.2},
         },
         "embedding": {"map_dim": 8, "row_dropout": 0.3},
         "unit": {"kind": "define", "embedding_dim": 16, "expand_dim": 32},

@@ -82,10 +82,12 @@ class Config:
                 continue
             if declared is int and (isinstance(value, bool) or not isinstance(value, int)):
                 raise TypeError(f"{f.name} must be a whole number, not {value!r}.")
-            if get_origin(declared) is Literal and value not in get_args(declared):
-                choices = ", ".join(map(str, get_args(declared)))
+            words, choices = _words(declared), ", ".join(map(str, _words(declared)))
+            if get_origin(declared) is Literal and value not in words:
                 raise SettingError(f"{f.name} is {shorter(value)}, but must be one of {choices}.")
-            bounds = _bounds(f, declared)
+            if words and isinstance(value, str) and value not in words:
+                raise SettingError(f"{f.name} is {shorter(value)}, but must be {choices}, or a number.")
+            bounds = {} if isinstance(value, str) else _bounds(f, declared)
             for one in value if isinstance(value, tuple) else (value,):
                 if not all(_RULES[rule](one, bound) for rule, bound in bounds.items()):
                     rules = " and ".join(f"{rule} {shown_bound(bound)}" for rule, bound in bounds.items())
@@ -199,8 +201,14 @@ def _without_none(declared: Any) -> Any:
     """The type of a setting that may also be None, and any other type as it is."""
     if get_origin(declared) not in (Union, types.UnionType):
         return declared
-    (inner,) = [one for one in get_args(declared) if one is not type(None)]
-    return inner
+    inner = [one for one in get_args(declared) if one is not type(None)]
+    return inner[0] if len(inner) == 1 else declared
+
+
+def _words(declared: Any) -> tuple[Any, ...]:
+    """The choices of a setting that has some; ``Literal[…] | float`` also takes a number."""
+    kinds = [declared] if get_origin(declared) is Literal else get_args(declared)
+    return tuple(word for one in kinds if get_origin(one) is Literal for word in get_args(one))
 
 
 def _bounds(f: dataclasses.Field[Any], declared: Any) -> dict[str, float]:
@@ -226,12 +234,15 @@ def convert(declared: Any, value: Any, place: str) -> Any:
     inner = _without_none(declared)
     if inner is not declared:
         # "none" is an ordinary choice where a setting has one of that name; null always means None.
-        nothing = ("null",) if "none" in get_args(inner) else ("none", "null")
+        nothing = ("null",) if "none" in _words(inner) else ("none", "null")
         if value is None or (isinstance(value, str) and value.lower() in nothing):
             return None
     origin = get_origin(inner)
     if origin is Literal:
         return value  # one of the choices, or refused by the config
+    if words := _words(inner):
+        number = isinstance(value, int | float) or _NUMBER.fullmatch(str(value))
+        return _convert_plain(float, value, place) if value not in words and number else value
     if origin is tuple:
         if isinstance(value, str):
             value = [item.strip() for item in value.strip("[]() ").split(",") if item.strip()]
@@ -254,6 +265,7 @@ def _convert_mapping(declared: Any, value: Any, place: str) -> dict[str, Any]:
 
 _WANTED = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
 _DIGITS = re.compile(r"\s*-?\d{1,40}\s*")
+_NUMBER = re.compile(r"\s*[-+]?[\d.].*", re.DOTALL)
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -314,7 +326,8 @@ def explain(config: type[Config]) -> list[tuple[str, str, str]]:
     for f in dataclasses.fields(config):
         if f.name != "kind":
             inner = _without_none(_types(config)[f.name])
-            choices = f" One of {', '.join(get_args(inner))}." if get_origin(inner) is Literal else ""
+            words = ", ".join(_words(inner))
+            choices = f" One of {words}." if get_origin(inner) is Literal else f" Also {words}." if words else ""
             rows.append((f.name, f.metadata["help"] + choices, shown(_default(f))))
     return rows
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ FILE_ENDINGS = (".yaml", ".yml")
 """A recipe whose name has such an ending is a file; any other name is that of a shipped one."""
 RUN_SETTINGS_FILE = "config.yaml"
 """The file with a run's recipe; a folder that has it is a run."""
-FACTS = ("name", "description", "published", "task")
+FACTS = ("name", "description", "published", "varies", "task")
 
 
 def recipe_names() -> list[str]:
@@ -61,8 +61,32 @@ def recipe_of(values: Mapping[str, Any]) -> Any:
     _check_names(recipe, values)
     published = convert(dict[str, float], values.get("published", {}), "published")
     given = {name: of.read(values[name], name) for name, of in recipe.sections().items() if name in values}
-    name, description = (convert(str, values.get(fact, ""), fact) for fact in ("name", "description"))
-    return recipe(name, description, published, **given)
+    name, description, varies = (convert(str, values.get(fact, ""), fact) for fact in ("name", "description", "varies"))
+    return recipe(name, description, published, varies, **given)
+
+
+def differences(one: Any, other: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where the settings of two recipes differ, as plain values, and both values."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in dict.fromkeys([*one, *other]):
+            if place or name not in FACTS[:-1]:
+                yield from differences(one.get(name), other.get(name), f"{place}.{name}" if place else name)
+    elif one != other:
+        yield place, one, other
+
+
+def standing(recipe: Recipe) -> str:
+    """Whether a recipe is that of a published row, or where it differs from the one that it changes."""
+    if recipe.published:
+        return "as published"
+    if not recipe.varies:
+        return "our own"
+    row = load_recipe(recipe.varies).to_plain()
+    changed = [
+        f"{place} {'unset' if own is None else shown(own)} (there {'unset' if its is None else shown(its)})"
+        for place, its, own in differences(row, recipe.to_plain())
+    ]
+    return f"{recipe.varies} changed by {', '.join(changed)}"
 
 
 def _check_names(recipe: type[Recipe], values: Mapping[str, Any]) -> None:
@@ -142,8 +166,11 @@ def _read_file(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
         if one.endswith(FILE_ENDINGS) and not Path(one).is_absolute():
             one = os.path.normpath(Path(name).parent / one)  # files refer to their neighbours
         inherited = _read_file(one, (*above, name))
-        inherited.pop("published", None)  # the numbers of another row
+        if inherited.pop("published", None) and not one.endswith(FILE_ENDINGS):  # the numbers of another row
+            inherited["varies"] = one
         below = merged(below, inherited)
+    if "published" in values:
+        below.pop("varies", None)
     if below.get("description"):
         values["description"] = _true_description(below, values)
     return merged(below, values)

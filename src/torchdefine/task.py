@@ -44,6 +44,8 @@ class Recipe:
     description: str = ""
     published: dict[str, float] = field(default_factory=dict)
     """Numbers of the paper for this row: millions of parameters by part, perplexities, BLEU."""
+    varies: str = ""
+    """The published row that this recipe changes, by its name."""
 
     task: ClassVar[str]
 
@@ -63,7 +65,7 @@ class Recipe:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for YAML or JSON."""
-        facts = {"name": self.name, "description": self.description, "published": self.published, "task": self.task}
+        facts = {name: getattr(self, name) for name in ("name", "description", "published", "varies", "task")}
         return {**facts, **{name: to_plain(getattr(self, name)) for name in self.sections()}}
 
     def bound_settings(self) -> dict[str, Any]:

@@ -148,10 +148,9 @@ def test_positions_are_those_of_the_formula() -> None:
         torch.testing.assert_close(row, torch.cat((angles.sin(), angles.cos())))
 
 
-@pytest.mark.parametrize(("scaled", "factor"), [(True, 4.0), (False, 1.0)])
-def test_vectors_are_scaled_where_that_is_wished_before_positions_are_added(scaled: bool, factor: float) -> None:
+def test_positions_are_added_to_vectors() -> None:
     x = torch.randn(2, 3, 16)
-    torch.testing.assert_close(Transformer(16, config(scaled=scaled))._placed(x), factor * x + sinusoids(0, 3, 16, x))
+    torch.testing.assert_close(Transformer(16, config())._placed(x), x + sinusoids(0, 3, 16, x))
 
 
 def test_every_matrix_starts_by_glorots_rule_and_every_bias_at_zero() -> None:

@@ -30,7 +30,7 @@ def naive(unit: DefineUnit, vector: list[float]) -> list[float]:
     for level in range(depth):
         last = level == depth - 1
         prefix = "last" if last else f"expansions.{level}.linear"
-        gain = len(state[f"{prefix}.weight"][0]) ** -0.5 if config.equalised else 1.0
+        gain = len(state[f"{prefix}.weight"][0]) ** -0.5 if config.weight_scaling else 1.0
         weight = [[[gain * value for value in row] for row in group] for group in state[f"{prefix}.weight"]]
         groups = len(weight)
         if level and config.skip in ("mix", "concat"):
@@ -81,9 +81,9 @@ def normalised(values: list[float], parts: int, state: dict, level: int) -> list
     ("norm", "bias", "n"),
     [("none", True, 16), ("layer", True, 16), ("group", True, 16), ("none", False, 16), ("none", True, 32)],
 )
-@pytest.mark.parametrize("equalised", [False, True])
-def test_equals_the_naive_reference(variant: str, norm: str, bias: bool, n: int, equalised: bool) -> None:
-    options = {"norm": norm, "bias": bias, "equalised": equalised}
+@pytest.mark.parametrize("weight_scaling", [False, True])
+def test_equals_the_naive_reference(variant: str, norm: str, bias: bool, n: int, weight_scaling: bool) -> None:
+    options = {"norm": norm, "bias": bias, "weight_scaling": weight_scaling}
     unit = build(variant, n=n, m=32, max_groups=4, **options).double()  # m, or n too, as wide as a residual layer
     assert any(name.endswith("linear.bias") for name in unit.state_dict()) == bias
     for parameter in unit.parameters():  # biases and norms that do something
@@ -106,9 +106,9 @@ def test_gradients_are_those_of_finite_differences(variant: str) -> None:
 def test_an_equalised_unit_starts_as_the_same_function_and_moves_less(variant: str) -> None:
     """By the square of its gain in a step of plain SGD, by the gain in one of Adam."""
     moved = {}
-    for equalised in (False, True):
+    for weight_scaling in (False, True):
         torch.manual_seed(1)
-        unit = build(variant, max_groups=4, equalised=equalised).double()
+        unit = build(variant, max_groups=4, weight_scaling=weight_scaling).double()
         x = torch.randn(64, 16, dtype=torch.float64)
         starts = unit(x).detach()
         weights = {}
@@ -117,7 +117,7 @@ def test_an_equalised_unit_starts_as_the_same_function_and_moves_less(variant: s
             one(x).square().mean().backward()
             optimizer(one.parameters(), lr=1e-2).step()
             weights[name] = one.last.used_weight() - unit.last.used_weight()
-        moved[equalised] = starts, weights
+        moved[weight_scaling] = starts, weights
     torch.testing.assert_close(moved[True][0], moved[False][0], rtol=1e-4, atol=1e-5)  # they are drawn in float32
     gain = unit.last.weight.shape[1] ** -0.5
     torch.testing.assert_close(moved[True][1]["sgd"], gain**2 * moved[False][1]["sgd"], rtol=1e-3, atol=1e-9)

@@ -125,7 +125,7 @@ def translator() -> Translator:
 def shared_translator() -> Translator:
     shared = TokenEmbedding(bands(ranked=True))
     transformer = Transformer(
-        16, TransformerConfig(encoder_layers=1, decoder_layers=1, heads=2, hidden_dim=24, norm="post", scaled=False)
+        16, TransformerConfig(encoder_layers=1, decoder_layers=1, heads=2, hidden_dim=24, norm="post")
     )
     return Translator(shared, shared, transformer, AdaptiveSoftmax(16, shared.map), pad_id=0)
 

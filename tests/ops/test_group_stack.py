@@ -44,7 +44,7 @@ def results(work: Any, unit: DefineUnit, x: Tensor, upstream: Tensor) -> list[Te
     norm=st.sampled_from(["none", "layer"]),
     activation=st.sampled_from(["gelu", "relu", "silu", "tanh", "none"]),
     bias=st.booleans(),
-    equalised=st.booleans(),
+    weight_scaling=st.booleans(),
     tokens=st.sampled_from([(), (0,), (1,), (3, 2)]),
 )
 def test_one_operation_equals_the_unit_layer_by_layer_in_float64(
@@ -55,13 +55,13 @@ def test_one_operation_equals_the_unit_layer_by_layer_in_float64(
     norm: str,
     activation: str,
     bias: bool,
-    equalised: bool,
+    weight_scaling: bool,
     tokens: tuple[int, ...],
 ) -> None:
     n, k, m = (16 * chunk for chunk in chunks)
     m = k if variant == "define-no-reduce" else m
     rules = {} if variant in ("glt", "linear") else {"groups": scheme}
-    options = {"norm": norm, "activation": activation, "bias": bias, "equalised": equalised}
+    options = {"norm": norm, "activation": activation, "bias": bias, "weight_scaling": weight_scaling}
     unit = unit_of(n, k, m, depth, variant, **options, **rules).double()
     x = torch.randn(*tokens, n, dtype=torch.float64)
     upstream = torch.randn(*tokens, m, dtype=torch.float64)
@@ -186,7 +186,7 @@ def test_under_autocast_it_is_as_near_to_float64_as_the_unit_layer_by_layer(
     n: int, k: int, m: int, depth: int, tokens: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    rules = {"groups": "cycle", "reach_expand_dim": False, "rounding": "down", "equalised": depth == 3}
+    rules = {"groups": "cycle", "reach_expand_dim": False, "rounding": "down", "weight_scaling": depth == 3}
     unit = unit_of(n, k, m, depth, norm="layer", **rules).cuda()
     x, upstream = torch.randn(tokens, n, device="cuda"), torch.randn(tokens, m, device="cuda").to(dtype)
     unit.prepare()

@@ -22,7 +22,7 @@ def test_rows_are_of_one_kind_and_the_best_comes_first(tmp_path: Path) -> None:
     keep("a", 100.0, "demo/adaptive-scaled")
     keep("b", 90.0, "demo/adaptive-define", train={"seed": 2})
     keep("c", 94.0, "demo/adaptive-define", train={"seed": 3})
-    keep("d", 120.0, "demo/adaptive-define", unit={"equalised": False})
+    keep("d", 120.0, "demo/adaptive-define", unit={"weight_scaling": False})
     keep("e", 50.0, "txl/small")
     keep("f", 10.0, "demo/adaptive-define", train={"steps": 900})  # longer, so it is not compared
     lines = tables.equalised_table(tmp_path).splitlines()

@@ -36,7 +36,7 @@ def test_equal_runs_share_one_line() -> None:
 
 def test_what_differs_stands_behind_its_recipe() -> None:
     settings = load_recipe("table1a/r3", {"optim": {"lr": 3}, "data": {"corpus": "/somewhere"}}).to_plain()
-    settings["unit"]["equalised"] = False  # which the recipe has not
+    settings["unit"]["weight_scaling"] = False  # which the recipe has not
     changed = run("table1a/r3", seed=2, settings=settings)
     lines = tables.origins([run("demo/standard"), changed])
     assert lines[0].startswith("All rows: text ptb; fp32")
@@ -44,7 +44,7 @@ def test_what_differs_stands_behind_its_recipe() -> None:
     assert lines[1:] == [
         "",
         "- `demo/standard`: seed 1.",
-        "- `table1a/r3`: with optim.lr 3.0, unit.equalised false; seed 2.",
+        "- `table1a/r3`: with optim.lr 3.0, unit.weight_scaling false; seed 2.",
     ]
 
 

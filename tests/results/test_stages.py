@@ -458,7 +458,7 @@ def test_a_table_says_whose_settings_a_run_has(tuned: Path) -> None:
     had = "a norm in every layer, input times 16"  # and not what is best now
     assert said[1:] == [f"With the settings of `unit-choices`'s row *{had}*: *R3*."]
     assert stage_tables.taken(described, {}) == []
-    choice = {"norm": "none", "activation": "relu", "equalised": False}  # the row without ReLU fits too
+    choice = {"norm": "none", "activation": "relu", "weight_scaling": False}  # the row without ReLU fits too
     relu = {"settings": load_recipe("table1a/r3", {"embedding": {"scaled": True}, "unit": choice}).to_plain()}
     assert stage_tables.taken_row("unit-choices", relu) == "no norm, input times 16, ReLU"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.data.token_file import LOSS_THAT_COUNTS
-from torchdefine.embedding import MapConfig
+from torchdefine.embedding import MapConfig, UnitConfig
 from torchdefine.embedding.plan import default_max_groups
 from torchdefine.recipe import Recipe
 from torchdefine.spelling import listed
@@ -77,7 +77,9 @@ def _implied(recipe: Any) -> dict[str, Any]:
             "context.head_dim": width // getattr(context, "heads", 1),
             "context.inner_dim": 4 * width,
         }
-    known["unit.max_groups"] = default_max_groups(getattr(unit, "depth", 1))
+    if isinstance(unit, UnitConfig):
+        known |= {"unit.max_groups": default_max_groups(unit.depth)}
+        known |= {f"unit.{name}": value for name, value in vars(unit.planned()).items() if value is not None}
     known["context.eval_memory"] = getattr(context, "memory", None)
     known["eval.valid_batch_size"] = getattr(evaluation, "batch_size", None)
     known["train.epochs"] = 1.0 if getattr(train, "steps", None) is None else None

@@ -97,11 +97,12 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def print_parameters(report: dict[str, Any]) -> None:
+def print_parameters(report: dict[str, Any], standing: str) -> None:
     rows = []
     for part, name in PART_NAMES.items():
         count, published = report["counts"][part], report[f"published_{part}"]
         paper = "–" if published is None else f"{published:.2f}"
         rows.append([name, f"{count / 1e6:.4f}", paper, f"{count / report['counts']['total']:.1%}"])
-    note = f"Millions of parameters of {report['recipe']} with a vocabulary of {report['vocabulary_size']:,}."
+    vocabulary = f"with a vocabulary of {report['vocabulary_size']:,}"
+    note = f"Millions of parameters of {report['recipe']} {vocabulary}: {standing}."
     print_table(["part", "ours", "paper", "fraction"], rows, note)

@@ -89,37 +89,41 @@ def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
         return
     recipes = [load_recipe(name) for name in below or recipe_names()]
     if options.json:
-        print_json([{"name": r.name, "description": r.description, "published": r.published} for r in recipes])
+        names = ("name", "description", "published", "varies")
+        print_json([{name: getattr(recipe, name) for name in names} for recipe in recipes])
     else:
         _print_recipes(recipes)
 
 
 def _print_recipes(recipes: list[Recipe]) -> None:
-    """Our own first, which are smaller, then those with published numbers."""
+    """Our own first, which are smaller, then those of published rows."""
     from torchdefine.analysis.tables import print_table
 
-    if own := [[recipe.name, recipe.description] for recipe in recipes if not recipe.published]:
+    if own := [[r.name, r.description, r.varies or "–"] for r in recipes if not r.published]:
         smallest = "demo/… are the smallest: minutes on two cores, with the text that comes with the package."
-        has_demo = any(name.startswith("demo/") for name, _ in own)
-        print_table(["recipe", "what it trains"], own, note=smallest * has_demo + "\n")
+        has_demo = any(name.startswith("demo/") for name, *_ in own)
+        print_table(["our own", "what it trains", "changes the published"], own, note=smallest * has_demo + "\n")
     if published := [recipe for recipe in recipes if recipe.published]:
         rows = [
             [r.name, r.description, *(f"{r.published[key]:.2f}" if key in r.published else "–" for key in PUBLISHED)]
             for r in published
         ]
         note = (
-            "Numbers are published ones, of whole trainings by the paper's authors, or of AWD-LSTM and of mixtures; "
-            "what we measured ourselves is in the project's results.\n"
+            "These are as published, and so are their numbers: whole trainings by the paper's authors, or of AWD-LSTM "
+            "and of mixtures. What we measured ourselves is in the project's results.\n"
         )
-        print_table(["recipe", "what it trains", *PUBLISHED.values()], rows, note)
-    print("`torchdefine recipes RECIPE` shows its settings, `torchdefine params RECIPE` builds the model and counts.")
+        print_table(["as published", "what it trains", *PUBLISHED.values()], rows, note)
+    print(
+        "`torchdefine recipes RECIPE` shows its settings, and what it changes; `torchdefine params RECIPE` builds the "
+        "model and counts."
+    )
 
 
 def recipe_page(recipe: Recipe) -> Iterator[str]:
     """YAML that `train` reads as a file: settings that differ from their defaults, the others as comments."""
-    from torchdefine.recipe import FORMAT_VERSION
+    from torchdefine.recipe import FORMAT_VERSION, standing
 
-    yield f"# {recipe.name}"
+    yield f"# {recipe.name}: {standing(recipe)}"
     if recipe.published:
         shown = ", ".join(f"{name.replace('_', ' ')} {number:g}" for name, number in recipe.published.items())
         yield f"# Published, parameters in millions: {shown}"
@@ -162,12 +166,14 @@ def _in_yaml(value: Any) -> str:
 
 def _params(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     from torchdefine.analysis.tables import parameter_report, print_parameters
+    from torchdefine.recipe import standing
 
-    report, plan = parameter_report(*_counted(options, overrides))
+    recipe, tokens = _counted(options, overrides)
+    report, plan = parameter_report(recipe, tokens)
     if options.json:
-        print_json(report)
+        print_json({**report, "standing": standing(recipe)})
         return
-    print_parameters(report)
+    print_parameters(report, standing(recipe))
     if options.plan and plan is not None:
         print(f"\n{plan}")
 
@@ -186,7 +192,8 @@ def _counted(options: argparse.Namespace, overrides: dict[str, Any]) -> tuple[Re
         means = ", ".join(f"data.{name}" for name in task.vocabulary_settings)
         raise UserError(f"A model for {task.name} is counted by {means}, whatever its text: leave --data out.")
     if changes or (folder.exists() and folder.changes()):  # the published numbers are of another model
-        recipe = dataclasses.replace(recipe, published={})
+        varies = recipe.name if recipe.published else recipe.varies
+        recipe = dataclasses.replace(recipe, published={}, varies=varies)
     if "vocabulary_size" in data:
         return recipe, None
     if data.keys() & set(task.vocabulary_settings):  # not the vocabulary whose size the recipe or the run states

@@ -29,11 +29,6 @@ class TransformerConfig(Config):
     norm: Literal["pre", "post"] = setting("pre", "Layer norms before or after every sub-layer.")
     dropout: float = rate("Dropout rate of inputs, after every sub-layer and in feed-forward layers.", default=0.1)
     attention_dropout: float = rate("Dropout rate of the attention weights.")
-    scaled: bool = setting(
-        True,
-        "Multiply embeddings by the square root of their width, which brings those of a plain table to the size of the "
-        "positions that are added; not for a unit with a norm.",
-    )
 
     def build(self, width: int) -> Transformer:
         return Transformer(width, self)
@@ -118,11 +113,10 @@ class Transformer(Prepared):
         return stream.read, present
 
     def _placed(self, x: Tensor, start: int = 0) -> Tensor:
-        """Vectors, scaled if ``scaled``, with their positions added."""
+        """Vectors with their positions added, whose root mean square is 0.7: give vectors of about that size."""
         if autocast_dtype(x) is not None:  # a unit gives half precision, too little for sums over all layers
             x = x.float()
-        scale = math.sqrt(self.width) if self.config.scaled else 1.0
-        placed = x * scale + sinusoids(start, x.shape[1], self.width, x)
+        placed = x + sinusoids(start, x.shape[1], self.width, x)
         return F.dropout(placed, self.config.dropout, self.training)
 
 

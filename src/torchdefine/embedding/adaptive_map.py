@@ -36,7 +36,8 @@ class AdaptiveConfig(MapConfig):
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> AdaptiveMap:
         cutoffs = fitting_cutoffs("embedding", self.cutoffs, vocabulary.size, divisors=(8, 2))
         counts = vocabulary.counts_tensor()
-        return AdaptiveMap(vocabulary.size, self.map_dim, cutoffs, self.division, scale=self.factor, counts=counts)
+        scale = self.factor(self.map_dim)
+        return AdaptiveMap(vocabulary.size, self.map_dim, cutoffs, self.division, scale=scale, counts=counts)
 
 
 class AdaptiveMap(nn.Module):

@@ -11,10 +11,11 @@ from torchdefine.errors import UserError, check_count
 
 
 class UnitVariance(nn.Module):
-    """A linear layer whose outputs start with unit variance, and which may be equalised.
+    """A linear layer whose outputs start with unit variance, with or without weight scaling.
 
-    An equalised layer keeps weights of unit variance and multiplies them by 1 / sqrt(fan-in) when it uses them. It
-    starts as the same function, but an optimiser, whose steps do not depend on the fan-in, moves it far less.
+    Weight scaling keeps weights of unit variance and multiplies them by 1 / sqrt(fan-in) when it uses them: the
+    equalised learning rate of Karras et al. (2018). The layer starts as the same function, but an optimiser, whose
+    steps do not depend on the fan-in, moves it far less.
     """
 
     weight: Any
@@ -52,7 +53,7 @@ class GroupLinear(UnitVariance):
         *,
         bias: bool = True,
         shuffle: bool = False,
-        equalised: bool = False,
+        weight_scaling: bool = False,
     ) -> None:
         super().__init__()
         check_count("groups", groups)
@@ -64,7 +65,7 @@ class GroupLinear(UnitVariance):
                 raise UserError(f"{name} {value} is not divisible by {groups} groups: use {options}.")
         self.in_features, self.out_features, self.groups, self.shuffle = in_features, out_features, groups, shuffle
         self.fan_in = in_features // groups
-        self.gain = self.fan_in**-0.5 if equalised else 1.0
+        self.gain = self.fan_in**-0.5 if weight_scaling else 1.0
         self.weight = nn.Parameter(torch.empty(groups, self.fan_in, out_features // groups))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.reset_parameters()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from torchdefine.config import MOST_WIDE, Config, rate, setting
 from torchdefine.errors import UserError, check_count
+
+Scale = Literal["none", "root-dim", "unit-rms"] | float
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,12 @@ class MapConfig(Config):
 
     kind: str = ""
     map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1, at_most=MOST_WIDE)
-    scaled: bool = setting(False, "Multiply the map's vectors by the square root of map_dim.")
-    scale: float | None = setting(None, "Multiply the map's vectors by this number instead.", above=0)
+    scale: Scale = setting(
+        "none",
+        "What the map's vectors are multiplied by: a number; root-dim, the square root of their width; unit-rms, what "
+        "gives fresh ones a root mean square of 1.",
+        above=0,
+    )
     init_std: float | None = setting(None, "Standard deviation of the fresh table; else 1 / sqrt(map_dim).", above=0)
     row_dropout: float = rate("Dropout rate of whole rows: token types whose vectors are zeroed in a step.")
 
@@ -46,10 +52,18 @@ class MapConfig(Config):
         """The map; ``width`` is that of the vectors that the unit gives, if it says."""
         raise NotImplementedError
 
+    def factor(self, width: int) -> float:
+        """What the map's vectors, ``width`` wide, are multiplied by."""
+        if self.scale == "none":
+            return 1.0
+        if self.scale == "root-dim":
+            return float(width**0.5)
+        return 1 / self.initial_rms if self.scale == "unit-rms" else float(self.scale)
+
     @property
-    def factor(self) -> float:
-        """What vectors are multiplied by."""
-        return self.scale or (self.map_dim**0.5 if self.scaled else 1.0)
+    def initial_rms(self) -> float:
+        """The root mean square of fresh vectors before they are multiplied."""
+        return self.std
 
     @property
     def std(self) -> float:
@@ -63,7 +77,7 @@ class StandardConfig(MapConfig):
     kind: str = "standard"
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> StandardMap:
-        return StandardMap(vocabulary.size, self.map_dim, scale=self.factor)
+        return StandardMap(vocabulary.size, self.map_dim, scale=self.factor(self.map_dim))
 
 
 @dataclass(frozen=True)
@@ -76,9 +90,13 @@ class ProjectiveConfig(MapConfig):
     )
     projection_std: float | None = setting(None, "Standard deviation of its matrix; else 1 / sqrt(map_dim).", above=0)
 
+    @property
+    def initial_rms(self) -> float:
+        return self.std * (self.projection_std or self.map_dim**-0.5) * self.map_dim**0.5
+
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> ProjectiveMap:
         output_dim = self.output_dim or width or self.map_dim
-        layer = ProjectiveMap(vocabulary.size, self.map_dim, output_dim, scale=self.factor)
+        layer = ProjectiveMap(vocabulary.size, self.map_dim, output_dim, scale=self.factor(output_dim))
         layer.projection_std = self.projection_std or layer.projection_std
         return layer
 

@@ -14,6 +14,7 @@ from torchdefine.config import MOST_DEEP, MOST_WIDE, Config, rate, setting
 from torchdefine.errors import UserError, check_count
 from torchdefine.spelling import did_you_mean
 
+PlanName = Literal["wide", "published", "published-8", "published-equation", "published-hgt"]
 GroupScheme = Literal["halving", "cycle", "fixed", "dense"]
 Skip = Literal["mix", "concat", "residual", "none"]
 Rounding = Literal["nearest", "down"]
@@ -25,6 +26,21 @@ MOST_MAP_DIM = 128
 """The paper's n for vectors 512 wide. A map that is not much narrower than the vectors saves nothing."""
 MOST_EXPAND_DIM = 1024
 """The paper's k, at four times the width in its smallest model; its larger ones keep it."""
+
+AS_PUBLISHED = {"groups": "cycle", "reach_expand_dim": False, "rounding": "down", "norm": "layer"}
+PLANS: dict[str, dict[str, Any]] = {
+    "wide": {"groups": "halving", "reach_expand_dim": True, "rounding": "nearest", "norm": "none"},
+    "published": {**AS_PUBLISHED, "max_groups": 16},
+    "published-8": {**AS_PUBLISHED, "max_groups": 8},
+    "published-equation": {**AS_PUBLISHED, "max_groups": 32, "groups": "halving"},
+    "published-hgt": {**AS_PUBLISHED, "max_groups": 4, "reach_expand_dim": True},
+}
+"""How widths and groups follow from the sizes: ours, and those that have the paper's parameter counts.
+
+The paper's tables follow no single rule. ``published`` is that of its LSTMs (table 1a), and of its Transformer-XL and
+translation models, whose three layers have the same groups by any of these rules; ``published-8`` that of its study of
+depth and width; ``published-equation`` and ``published-hgt`` those of DeFINE and HGT in its ablations.
+"""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "define": {},
@@ -51,13 +67,22 @@ class UnitConfig(Config):
     depth: int = setting(
         3, "Layers of the unit, the paper's N, the reduce layer included.", at_least=1, at_most=MOST_DEEP
     )
-    max_groups: int | None = setting(
-        None, "Most groups of a layer, g_max; else 2^(depth - 1), at most 16.", at_least=1, at_most=MOST_DEEP
+    plan: PlanName = setting(
+        "wide",
+        "Default of groups, max_groups, reach_expand_dim, rounding and norm: wide reaches expand_dim and has no norm; "
+        "published has the parameter counts of the paper's table 1a, Transformer-XL and translation models, -8 those "
+        "of its study of depth and width, -equation and -hgt those of its ablations.",
     )
-    groups: GroupScheme = setting(
-        "halving",
+    max_groups: int | None = setting(
+        None,
+        "Most groups of a layer, g_max; by default the plan's, in the plan wide 2^(depth - 1), at most 16.",
+        at_least=1,
+        at_most=MOST_DEEP,
+    )
+    groups: GroupScheme | None = setting(
+        None,
         "halving: max(g_max / 2^(l - 1), 1), the paper's equation; cycle: 1, 2, 4 … g_max counted back from the reduce "
-        "layer, then again, as the published counts need it; fixed: g_max everywhere; dense: 1.",
+        "layer, then again, as the published counts need it; fixed: g_max everywhere; dense: 1; else the plan's.",
     )
     skip: Skip = setting(
         "mix",
@@ -65,8 +90,10 @@ class UnitConfig(Config):
         "every group; concat places it before the output; residual adds the previous output instead; none is a plain "
         "stack.",
     )
-    reach_expand_dim: bool = setting(True, "Whether the last expansion layer is expand_dim wide; as published: no.")
-    rounding: Rounding = setting("nearest", "How widths between map_dim and expand_dim are rounded.")
+    reach_expand_dim: bool | None = setting(
+        None, "Whether the last expansion layer is expand_dim wide; else the plan's."
+    )
+    rounding: Rounding | None = setting(None, "How widths between map_dim and expand_dim are rounded; else the plan's.")
     multiple_of: int | None = setting(
         None, "Round widths to a multiple of this; else of the most groups.", at_least=1, at_most=MOST_WIDE
     )
@@ -78,11 +105,15 @@ class UnitConfig(Config):
         at_most=MOST_WIDE,
     )
     shuffle: bool = setting(False, "Deal the outputs of every expansion layer out over the groups (GLT + shuffle).")
-    norm: Norm = setting("none", "Affine norm of the expansion layers: over all features, or within each group.")
+    norm: Norm | None = setting(
+        None, "Affine norm of the expansion layers: over all features, or within each group; else the plan's."
+    )
     activation: Activation = setting("gelu", "Activation of the expansion layers.")
     dropout: float = rate("Dropout rate after every expansion layer.")
     bias: bool = setting(True, "Whether the expansion layers have biases; the reduce layer has none.")
-    equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
+    weight_scaling: bool = setting(
+        False, "Divide the weights by the root of their fan-in when they are used: an equalised learning rate."
+    )
 
     @classmethod
     def of(cls, unit: UnitConfig | str = "define", **changes: Any) -> UnitConfig:
@@ -99,6 +130,11 @@ class UnitConfig(Config):
                 raise UserError(f"A unit has no setting {name!r}{did_you_mean(name, known)}")
         changes = {name: value for name, value in changes.items() if value is not None}
         return cls(**{"kind": unit, **VARIANTS[unit], **changes}) if isinstance(unit, str) else replace(unit, **changes)
+
+    def planned(self) -> UnitConfig:
+        """The same with what the plan decides, where it was left open."""
+        rules = PLANS[self.plan]
+        return replace(self, **{name: value for name, value in rules.items() if getattr(self, name) is None})
 
 
 @dataclass(frozen=True)
@@ -146,10 +182,10 @@ class Plan:
 
 def make_plan(map_dim: int, config: UnitConfig | None = None) -> Plan:
     """Plan a unit that takes vectors of ``map_dim`` to those of ``config.embedding_dim``, ``map_dim`` by default."""
-    config = config or UnitConfig()
+    config = (config or UnitConfig()).planned()
     embedding_dim = config.embedding_dim or map_dim
     _check_sizes(map_dim, embedding_dim, config)
-    groups = _groups(config)
+    groups = layer_groups(config)
     outputs = _output_widths(map_dim, embedding_dim, config, config.multiple_of or max(groups))
     skips = [0, *[map_dim if config.skip in ("mix", "concat") else 0] * (config.depth - 1)]
     layers = tuple(
@@ -186,7 +222,8 @@ def default_max_groups(depth: int) -> int:
     return min(2 ** (depth - 1), LARGEST_DEFAULT_GROUPS)
 
 
-def _groups(config: UnitConfig) -> list[int]:
+def layer_groups(config: UnitConfig) -> list[int]:
+    """The number of groups of every layer of a unit, whose plan is worked out."""
     depth = config.depth
     # By default the power of two that lets the halving end at 1 in the reduce layer, within bounds.
     max_groups = config.max_groups or default_max_groups(depth)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
-from torchdefine.embedding.table import LooksUp, finished_table
+from torchdefine.embedding.table import LooksUp, finished_table, in_evaluation
 from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, ExpansionLayer
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
@@ -28,6 +28,7 @@ PARTS = (
 PART_NAMES = {"define": "unit", "context": "context model", "input_output": "input and output tables", "total": "total"}
 """The parts of a model, by which parameters are counted."""
 
+IDS_TO_MEASURE = 4096
 FEWEST_IDS = 64
 MOST_DIFFERENT = 0.75
 """If a larger fraction of the ids is different, finding them costs more than it saves."""
@@ -164,6 +165,16 @@ def embedded(embedding: TokenEmbedding, ids: Tensor, distinct: int | None = None
         return embedding(ids)
     types, places = distinct_ids(ids, distinct)
     return F.embedding(places, embedding(types, each_once=True))
+
+
+@torch.no_grad()
+def sizes_read(embedding: TokenEmbedding) -> tuple[float, float]:
+    """The root mean squares of the vectors that the unit reads and of those that the model reads, over some tokens."""
+    count = min(embedding.num_embeddings, IDS_TO_MEASURE)
+    ids = torch.arange(count, device=next(embedding.parameters()).device) * embedding.num_embeddings // count
+    with in_evaluation(embedding) as twin:
+        mapped, finished = twin.map(ids).float(), twin(ids).float()
+    return float(mapped.square().mean().sqrt()), float(finished.square().mean().sqrt())
 
 
 def distinct_ids(ids: Tensor, room: int | None) -> tuple[Tensor, Tensor]:

@@ -49,14 +49,15 @@ class DefineUnit(Prepared):
 
     def __init__(self, map_dim: int, config: UnitConfig | None = None) -> None:
         super().__init__()
-        self.config = config or UnitConfig()
-        self.plan: Plan = make_plan(map_dim, self.config)
+        self.plan: Plan = make_plan(map_dim, config)
+        self.config = self.plan.config
         *expanding, last = ((layer.input_width, layer.output_width, layer.groups) for layer in self.plan)
-        options = {"bias": self.config.bias, "shuffle": self.config.shuffle, "equalised": self.config.equalised}
+        scaling = self.config.weight_scaling
+        options = {"bias": self.config.bias, "shuffle": self.config.shuffle, "weight_scaling": scaling}
         self.expansions: Any = nn.ModuleList(
             ExpansionLayer(GroupLinear(*sizes, **options), self.config) for sizes in expanding
         )
-        self.last = GroupLinear(*last, bias=False, equalised=self.config.equalised)
+        self.last = GroupLinear(*last, bias=False, weight_scaling=scaling)
         self._residuals = [
             self.config.skip == "residual" and 0 < index < len(expanding) and layer.input_width == layer.output_width
             for index, layer in enumerate(self.plan)
@@ -170,10 +171,12 @@ class ProjectionConfig(Config):
     embedding_dim: int | None = setting(
         None, "Width of the vectors that it gives; the map's by default.", at_least=1, at_most=MOST_WIDE
     )
-    equalised: bool = setting(False, "Equalised learning rate: divide the weights by the root of their fan-in in use.")
+    weight_scaling: bool = setting(
+        False, "Divide the weights by the root of their fan-in when they are used: an equalised learning rate."
+    )
 
     def build(self, input_dim: int) -> nn.Module:
-        return DenseProjection(input_dim, self.embedding_dim or input_dim, self.equalised)
+        return DenseProjection(input_dim, self.embedding_dim or input_dim, self.weight_scaling)
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ class MLPConfig(ProjectionConfig):
     expand_dim: int = setting(1024, "Width of the hidden layer.", at_least=1, at_most=MOST_WIDE)
 
     def build(self, input_dim: int) -> nn.Module:
-        return DenseMLP(input_dim, self.expand_dim, self.embedding_dim or input_dim, self.equalised)
+        return DenseMLP(input_dim, self.expand_dim, self.embedding_dim or input_dim, self.weight_scaling)
 
 
 class DenseProjection(UnitVariance, nn.Linear):
@@ -193,9 +196,9 @@ class DenseProjection(UnitVariance, nn.Linear):
     torch's own rule starts with a third of the variance, which would hold a baseline back beside the unit.
     """
 
-    def __init__(self, input_dim: int, output_dim: int, equalised: bool = False, bias: bool = False) -> None:
+    def __init__(self, input_dim: int, output_dim: int, weight_scaling: bool = False, bias: bool = False) -> None:
         self.fan_in = input_dim  # before the weights are drawn
-        if equalised:
+        if weight_scaling:
             self.gain = input_dim**-0.5
         super().__init__(input_dim, output_dim, bias)
 
@@ -203,17 +206,17 @@ class DenseProjection(UnitVariance, nn.Linear):
         return F.linear(x, self.used_weight(), self.used_bias())
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (", equalised" if self.gain != 1.0 else "")
+        return super().extra_repr() + (", weight_scaling=True" if self.gain != 1.0 else "")
 
 
 class DenseMLP(nn.Module):
     """One hidden layer with GELU, then a reduction without bias."""
 
-    def __init__(self, input_dim: int, hidden_dim: int, output_dim: int, equalised: bool = False) -> None:
+    def __init__(self, input_dim: int, hidden_dim: int, output_dim: int, weight_scaling: bool = False) -> None:
         super().__init__()
-        self.equalised = equalised
-        self.expand = DenseProjection(input_dim, hidden_dim, equalised, bias=True)
-        self.reduce = DenseProjection(hidden_dim, output_dim, equalised)
+        self.weight_scaling = weight_scaling
+        self.expand = DenseProjection(input_dim, hidden_dim, weight_scaling, bias=True)
+        self.reduce = DenseProjection(hidden_dim, output_dim, weight_scaling)
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 from torchdefine.data.tokenizer import TOKENIZER_FILE
 from torchdefine.errors import UserError
 from torchdefine.files import check_path
-from torchdefine.recipe import Recipe, load_recipe, short_name
+from torchdefine.recipe import Recipe, differences, load_recipe, short_name
 from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.run.folder import RunFolder
 from torchdefine.spelling import listed, option
@@ -111,23 +111,13 @@ def _check_same_settings(folder: RunFolder, recipe: Any) -> None:
     """A run may go on after its texts were moved, since its checkpoints have their hashes."""
     own = changed_paths(folder.recipe(), _whole_path)
     may_differ = ("data.corpus", "data.tokenizer") if folder.last.exists() else ()
-    found = _differences(own.to_plain(), recipe.to_plain())
+    found = differences(own.to_plain(), recipe.to_plain())
     shown = ", ".join(f"{place} ({one}, not {other})" for place, one, other in found if place not in may_differ)
     if shown:
         raise UserError(
             f"The run in {folder.path} was started with another {shown}: resume it with the same settings or without "
             f"naming any, or start a new one in another folder, from these weights by train.start_from {folder.path}."
         )
-
-
-def _differences(one: Any, other: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where settings differ, and both values."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in dict.fromkeys([*one, *other]):
-            if name not in ("name", "description", "published"):
-                yield from _differences(one.get(name), other.get(name), f"{place}.{name}" if place else name)
-    elif one != other:
-        yield place, one, other
 
 
 def take_weights(model: Any, recipe: Any, folder: RunFolder) -> None:
@@ -149,7 +139,7 @@ def take_weights(model: Any, recipe: Any, folder: RunFolder) -> None:
         load_weights(model, weights, other.best)
     except UserError:
         trained = other.recipe()
-        found = [place for place, _, _ in _differences(trained.to_plain(), recipe.to_plain())]
+        found = [place for place, _, _ in differences(trained.to_plain(), recipe.to_plain())]
         of_the_model = [place for place in found if place.split(".")[0] in MODEL_SECTIONS]
         where = f" (they differ in {listed(of_the_model, 4)})" if of_the_model else ""
         raise UserError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchdefine.embedding.token_embedding import TokenEmbedding, sizes_read
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, seal_of
 from torchdefine.recipe import Recipe
@@ -217,15 +218,26 @@ def _before_training(setup: Setup, data: Any, trainer: Trainer) -> list[str]:
         )
     if setup.resume and not trainer.position.step:
         unbegun = "The run had written no checkpoint yet, so it begins at its first step."
+    fresh = not trainer.position.step and setup.recipe.train.start_from is None
     sentences = [
         trainer.precision.note,
         f"The training text has {task.amount(data)}; {steps:,} steps are {shown} passes over it.",
         *task.about_data(setup.recipe, data),
+        *(_what_it_reads(trainer.model.embeddings()) if fresh else []),
         unmeasured,
         cold,
         unbegun,
     ]
     return [sentence for sentence in sentences if sentence]
+
+
+def _what_it_reads(embeddings: Mapping[str, TokenEmbedding]) -> Iterator[str]:
+    """The size of fresh vectors, which decides more than what a unit does with them."""
+    for side, embedding in embeddings.items():
+        mapped, finished = sizes_read(embedding)
+        of = f" ({side})" if len(embeddings) > 1 else ""
+        unit = "" if embedding.unit is None else f", the unit vectors of {mapped:.2g}"
+        yield f"At the start the model reads vectors{of} with a root mean square of {finished:.2g}{unit}."
 
 
 def finish(setup: Setup, data: Any, trainer: Trainer) -> Run:
