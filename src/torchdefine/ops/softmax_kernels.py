@@ -28,9 +28,7 @@ def softmax_loss(logits: Tensor, classes: Classes, with_gradient: bool) -> tuple
     }
     launch = {"columns_at_once": at_once, "num_warps": min(max(at_once // 512, 1), 8)}
     if rows:
-        _softmax_loss[(rows,)](
-            logits, added, *targets, losses, *numbers, **kinds, with_gradient=with_gradient, **launch
-        )
+        _softmax_loss[(rows,)](logits, added, *targets, losses, *numbers, **kinds, **launch)
     return losses, logits if with_gradient else None
 
 
