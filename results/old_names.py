@@ -34,7 +34,8 @@ def read_run(path: Path) -> dict[str, Any]:
     result: dict[str, Any] = read_json(path)
     if "settings" in result:
         result["settings"] = settings_of(recipe_of(with_new_names(result["settings"])))
-        result["recipe"] = recipe_name(result["recipe"], result["settings"])
+        if "recipe" in result:
+            result["recipe"] = recipe_name(result["recipe"], result["settings"])
     return result
 
 

@@ -1,24 +1,26 @@
-"""Train the small models of scale_runs.yaml and keep a JSON of each: python results/run_scales.py [--out results/scales]
+"""Train the small models of scale_runs.yaml, on the CPU, and keep a JSON of each.
 
-A row that has its JSON is not run again, and one that another process runs is left to it. `make results` turns the files
-into a table.
+    python results/run_scales.py [--workers 12] [--out results/scales]
+
+Every run is a process with one thread. A run that has its JSON is not done again, and one that another process does is
+left to it. `make results` turns the files into a table.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
+import os
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import chdir, suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-
-from torchdefine import train
-from torchdefine.files import write_json
-from torchdefine.recipe import merged
-from torchdefine.training.progress import LineReporter
+from filelock import FileLock, Timeout
 
 HERE = Path(__file__).parent
 
@@ -27,49 +29,74 @@ class SmallRun(NamedTuple):
     """One row of a family with one seed."""
 
     family: str
-    row: str
+    row: dict[str, Any]
     recipe: str
     changes: dict[str, Any]
 
     @property
     def file(self) -> str:
-        parts = (self.family, self.row, f"seed {self.changes['train']['seed']}")
-        return "-".join("".join(c if c.isalnum() else "-" for c in part.lower()) for part in parts) + ".json"
+        settings = (f"{name} {self.row[name]}" for name in ("plan", "norm", "scale") if name in self.row)
+        parts = (self.family, self.row["name"], *settings, f"seed {self.changes['train']['seed']}")
+        return "-".join(parts).replace(" ", "-").lower() + ".json"
 
 
 def small_runs() -> Iterator[SmallRun]:
-    """All runs: the first seed of every row, then the second."""
+    """All runs, family by family: the first seed of every row, then the second."""
     described = yaml.safe_load((HERE / "scale_runs.yaml").read_text())
-    for seed in described["seeds"]:
-        for family in described["families"]:
+    for family in described["families"]:
+        for seed in described["seeds"]:
             for row in described["rows"]:
                 if row.get("only", family["name"]) == family["name"]:
                     own = {name: row[name] for name in ("plan", "norm") if name in row}
                     unit = family["projection"] if row.get("unit") == "projection" else own
-                    changes = {"embedding": {"scale": row["scale"]}, "unit": unit, "train": {"seed": seed}}
-                    name = ", ".join(str(row[key]) for key in ("name", "plan", "scale") if key in row)
-                    yield SmallRun(family["name"], name, family["recipe"], merged(family["common"], changes))
+                    common, train = family["common"], {**family["common"]["train"], "seed": seed}
+                    changes = {**common, "embedding": {"scale": row["scale"]}, "unit": unit, "train": train}
+                    yield SmallRun(family["name"], row, family["recipe"], changes)
+
+
+def done(run: SmallRun, out: Path) -> str:
+    """Train a model and write its result; says what there is to say about it."""
+    path, began = out.resolve() / run.file, time.monotonic()
+    with suppress(Timeout), FileLock(Path(tempfile.gettempdir(), f"torchdefine-{run.file}.lock"), blocking=False):
+        if not path.exists():
+            write_result(run, path)
+            return f"{run.file}: {time.monotonic() - began:.0f} s"
+    return f"{run.file}: it is there, or somebody else does it"
+
+
+def write_result(run: SmallRun, path: Path) -> None:
+    import torch  # after its process was told to have one thread
+
+    from torchdefine import train
+    from torchdefine.data import resolve_corpus
+    from torchdefine.files import write_json
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        if run.family == "translation":  # without its test text: scoring takes longer than training
+            shipped = resolve_corpus("tatoeba-en-de", parallel=True)
+            Path(shipped.name).mkdir()  # a folder here goes before the shipped text of its name
+            for file in [*shipped.glob("train.*"), *shipped.glob("valid.*")]:
+                Path(shipped.name, file.name).symlink_to(file)
+        trained = train(run.recipe, out="run", device="cpu", verbose=False, **run.changes)
+        (start,) = trained.folder.records("start")
+        result = trained.result
+    write_json(path, {"family": run.family, "row": run.row, "initial_rms": start["initial_rms"], **result})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE / "scales")
+    parser.add_argument("--workers", type=int, default=1, help="how many runs at a time")
+    parser.add_argument("--only", default="", help="runs whose file's name has this in it")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    for run in small_runs():
-        path = options.out / run.file
-        with Path(tempfile.gettempdir(), f"torchdefine-{run.file}.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            if path.exists():
-                continue
-            print(f"{run.family}: {run.row}", flush=True)
-            with tempfile.TemporaryDirectory() as folder:
-                reporter = LineReporter(seconds_between=30)
-                result = train(run.recipe, out=Path(folder) / "run", reporter=reporter, **run.changes).result
-            write_json(path, {"family": run.family, "row": run.row, **result})
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    runs = [run for run in small_runs() if options.only in run.file]
+    fresh = get_context("spawn")
+    with ProcessPoolExecutor(options.workers, mp_context=fresh, max_tasks_per_child=1) as pool:
+        for future in [pool.submit(done, run, options.out) for run in runs]:
+            print(future.result(), flush=True)
 
 
 if __name__ == "__main__":

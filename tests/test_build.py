@@ -81,7 +81,7 @@ def test_a_translator_gets_its_settings() -> None:
     model = build_translator(recipe, VocabularyFacts(40), VocabularyFacts(30), pad_id=0)
     assert isinstance(model.transformer, Transformer)
     assert model.transformer.width == 16
-    assert model.transformer.config == TransformerConfig("transformer", 1, 2, 2, 48, "post", 0.1, 0.2, False)
+    assert model.transformer.config == TransformerConfig("transformer", 1, 2, 2, 48, "post", 0.1, 0.2)
     assert model.source.row_dropout == model.target.row_dropout == 0.3
     assert model.label_smoothing == 0.4
     assert recipe.beam == BeamConfig(3, 0.7, 1.7, 11)

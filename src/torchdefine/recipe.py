@@ -18,14 +18,13 @@ from torchdefine.errors import UnknownSetting, UserError
 from torchdefine.files import read_text
 from torchdefine.plain import read_yaml
 from torchdefine.spelling import did_you_mean, did_you_mean_section, listed
-from torchdefine.task import FORMAT_VERSION, Recipe, find_task
+from torchdefine.task import FACTS, FORMAT_VERSION, Recipe, find_task
 from torchdefine.training.loop import decided_by_validations, for_five_validations
 
 FILE_ENDINGS = (".yaml", ".yml")
 """A recipe whose name has such an ending is a file; any other name is that of a shipped one."""
 RUN_SETTINGS_FILE = "config.yaml"
 """The file with a run's recipe; a folder that has it is a run."""
-FACTS = ("name", "description", "published", "varies", "task")
 
 
 def recipe_names() -> list[str]:
@@ -61,8 +60,8 @@ def recipe_of(values: Mapping[str, Any]) -> Any:
     _check_names(recipe, values)
     published = convert(dict[str, float], values.get("published", {}), "published")
     given = {name: of.read(values[name], name) for name, of in recipe.sections().items() if name in values}
-    name, description, varies = (convert(str, values.get(fact, ""), fact) for fact in ("name", "description", "varies"))
-    return recipe(name, description, published, varies, **given)
+    texts = {fact: convert(str, values.get(fact, ""), fact) for fact in ("name", "description", "varies", "chosen")}
+    return recipe(published=published, **texts, **given)
 
 
 def differences(one: Any, other: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -78,7 +77,7 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[tuple[str, An
 def standing(recipe: Recipe) -> str:
     """Whether a recipe is that of a published row, or where it differs from the one that it changes."""
     if recipe.published:
-        return "as published"
+        return "as published" + f"; open in the paper, and our choice: {recipe.chosen}" * bool(recipe.chosen)
     if not recipe.varies:
         return "our own"
     row = load_recipe(recipe.varies).to_plain()
@@ -86,7 +85,7 @@ def standing(recipe: Recipe) -> str:
         f"{place} {'unset' if own is None else shown(own)} (there {'unset' if its is None else shown(its)})"
         for place, its, own in differences(row, recipe.to_plain())
     ]
-    return f"{recipe.varies} changed by {', '.join(changed)}"
+    return f"{recipe.varies} changed by {', '.join(changed)}" if changed else f"the settings of {recipe.varies}"
 
 
 def _check_names(recipe: type[Recipe], values: Mapping[str, Any]) -> None:

@@ -27,6 +27,8 @@ from torchdefine.training.evaluation import Evaluation
 from torchdefine.training.step import TrainingData
 
 FORMAT_VERSION = 2
+FACTS = ("name", "description", "published", "varies", "chosen", "task")
+"""What a recipe says beside the settings of its sections."""
 Section = Kinds | type[Config]
 T = TypeVar("T", bound="type[Task]")
 
@@ -46,6 +48,8 @@ class Recipe:
     """Numbers of the paper for this row: millions of parameters by part, perplexities, BLEU."""
     varies: str = ""
     """The published row that this recipe changes, by its name."""
+    chosen: str = ""
+    """What the paper leaves open for its rows, and what we chose."""
 
     task: ClassVar[str]
 
@@ -65,7 +69,7 @@ class Recipe:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for YAML or JSON."""
-        facts = {name: getattr(self, name) for name in ("name", "description", "published", "varies", "task")}
+        facts = {name: getattr(self, name) for name in FACTS}
         return {**facts, **{name: to_plain(getattr(self, name)) for name in self.sections()}}
 
     def bound_settings(self) -> dict[str, Any]:

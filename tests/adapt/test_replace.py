@@ -16,6 +16,7 @@ from tests.adapt.model_identity import model_hash
 from torchdefine import DeFINE, replace_embeddings, restore
 from torchdefine.adapt.stand_in import MapHead, SharedStandIn, StandIn, VectorsHead, cache_tables
 from torchdefine.adapt.survey import survey
+from torchdefine.embedding.token_embedding import sizes_read
 from torchdefine.errors import UserError
 from torchdefine.tables import dense_table, quantised_table, svd_table
 
@@ -98,6 +99,19 @@ def test_a_tied_replacement_starts_and_learns_as_the_old_table_did() -> None:
     (old_size, old_loss), (new_size, new_loss) = started_and_learnt(False), started_and_learnt(True)
     assert new_size == pytest.approx(old_size, rel=0.2)
     assert new_loss < old_loss + 0.1
+
+
+@pytest.mark.parametrize("heads", ["tie", "untie"])
+@pytest.mark.parametrize(("std", "expected"), [(0.02, 0.02), (3.0, 3.0), (0.0, 1.0)])
+def test_fresh_vectors_start_as_large_as_the_old(heads: Any, std: float, expected: float) -> None:
+    model = NextWord()
+    nn.init.normal_(model.tokens.weight, std=std)
+    report = replace_embeddings(model, map_dim=16, expand_dim=64, heads=heads)
+    mapped, finished = sizes_read(model.tokens.table)
+    assert finished == pytest.approx(expected, rel=0.1)
+    assert mapped == pytest.approx(2 * expected if heads == "tie" else 1.0, rel=0.1)
+    assert report.tables[0].initial_rms == pytest.approx(expected, rel=0.05)
+    assert f"vectors with a root mean square of {report.tables[0].initial_rms:.2g}" in str(report)
 
 
 def test_a_classifier_gets_define_and_learns() -> None:
@@ -302,9 +316,10 @@ TARGETS: list[Any] = [
 @pytest.mark.parametrize("targets", TARGETS, ids=str)
 def test_names_patterns_and_lists_mean_the_same_table(targets: Any) -> None:
     model = Tied()
+    other = copy.deepcopy(model)
     report = replace_embeddings(model, targets=targets, **SIZES)
     assert [table.names for table in report.tables] == [("encoder.tokens", "decoder.tokens")]
-    assert replace_embeddings(Tied(), targets, **SIZES).tables == report.tables
+    assert replace_embeddings(other, targets, **SIZES).tables == report.tables
 
 
 def test_a_type_means_all_of_its_kind() -> None:

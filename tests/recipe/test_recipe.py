@@ -10,12 +10,12 @@ import torch
 from torchdefine import register_context, register_embedding, register_output, train
 from torchdefine.analysis.tables import parameter_report
 from torchdefine.cli.recipes import recipe_page
-from torchdefine.config import Config, convert, explain, setting
+from torchdefine.config import Config, convert, explain, setting, to_plain
 from torchdefine.context import CONTEXTS, LSTM
 from torchdefine.embedding import EMBEDDINGS, MapConfig, StandardMap, TokenEmbedding, UnitConfig, VocabularyFacts
 from torchdefine.errors import UserError
 from torchdefine.output import OUTPUTS, FullSoftmax, OutputConfig
-from torchdefine.recipe import load_recipe, recipe_names
+from torchdefine.recipe import differences, load_recipe, recipe_names, standing
 from torchdefine.run.starting import without_paths
 from torchdefine.task import find_task
 from torchdefine.tasks.language import build_language_model
@@ -53,8 +53,39 @@ def test_sizes_of_the_awd_lstm_rows(name: str, total: float, tolerance: float) -
     assert parameter_report(load_recipe(name))[0]["total"] == pytest.approx(total, abs=tolerance)
 
 
+@pytest.mark.parametrize("name", [name for name in recipe_names() if load_recipe(name).published])
+def test_what_is_as_published_has_nothing_of_ours(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.embedding.scale in ("none", "root-dim")
+    assert not getattr(recipe.unit, "weight_scaling", False)
+    assert standing(recipe).startswith("as published")
+    assert bool(recipe.chosen) == (recipe.unit.kind != "none")  # the paper says little of the unit
+    assert not recipe.varies
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_our_own_models_read_vectors_of_unit_size(name: str) -> None:
+    """Those that are shown to beginners, and those that compare tables at equal budgets; demo/standard is the plain one."""
+    ours = name.startswith(("txl/budget/", "txl/small", "europarl/", "tatoeba/", "demo/")) and name != "demo/standard"
+    recipe = load_recipe(name)
+    if ours:
+        width = getattr(recipe.embedding, "output_dim", None) or recipe.embedding.map_dim
+        assert recipe.embedding.factor(width) * recipe.embedding.initial_rms == pytest.approx(1.0)
+
+
+def test_ours_say_what_they_change() -> None:
+    assert standing(load_recipe("table1a/r3-scaled")) == (
+        "table1a/r3 changed by embedding.scale unit-rms (there none), unit.weight_scaling true (there false)"
+    )
+    assert standing(load_recipe("table1a/r2-scaled")) == "table1a/r2 changed by embedding.scale unit-rms (there none)"
+    assert standing(load_recipe("demo/standard")) == "our own"
+    for name in recipe_names():
+        if name.endswith(("-scaled", "-adjusted")) and load_recipe(name).varies:
+            assert load_recipe(load_recipe(name).varies).published
+
+
 def test_every_row_of_the_lstm_tables_is_there() -> None:
-    names = recipe_names()
+    names = [name for name in recipe_names() if load_recipe(name).published]
     assert [n for n in names if n.startswith("table1a/")] == [f"table1a/r{i}" for i in range(1, 6)]
     assert len([n for n in names if n.startswith("depth-width/")]) == 9
     assert len([n for n in names if n.startswith("ablation/")]) == 8
@@ -129,7 +160,7 @@ def test_none_is_a_value_where_the_setting_has_one_of_that_name(tmp_path: Path) 
         ({"schedule": {"kind": "noam", "warmup": 0}}, r"schedule\.warmup is 0, but must be at least 1"),
         ({"loss": {"label_smoothing": 2}}, r"loss\.label_smoothing is 2\.0, but must be at least 0 and below 1"),
         ({"train": {"keep": -1}}, r"train\.keep is -1"),
-        ({"embedding": {"scaled": "perhaps"}}, "must be true or false"),
+        ({"embedding": {"scale": "perhaps"}}, "must be none, root-dim, unit-rms, or a number"),
     ],
 )
 def test_bad_settings_are_refused_in_one_sentence(overrides: dict, message: str) -> None:
@@ -333,7 +364,10 @@ def test_every_row_of_the_transformer_xl_table_is_there_with_a_budget_variant() 
         shape = (paper.train.steps, paper.train.batch_size, paper.train.length, paper.context.memory)
         assert shape == (200_000, 60, 150, 150)
         assert not budget.published  # those numbers are of another training
-        assert (budget.embedding, budget.unit) == (paper.embedding, paper.unit)
+        changed = [place for place, *_ in differences(to_plain(paper.embedding), to_plain(budget.embedding))]
+        own_projection = ["projection_std"] * (paper.embedding.kind == "projective")
+        assert sorted(changed) == [*own_projection, "scale"]
+        assert budget.unit == paper.unit
         assert budget.output == paper.output
         assert (budget.data.corpus, paper.data.corpus) == ("wiki78m", "wikitext-103")
     first, *others = (load_recipe(f"txl/budget/{row}") for row in TXL_ROWS)
@@ -395,7 +429,8 @@ def test_the_page_of_a_recipe_is_a_file_that_gives_it_back(name: str, tmp_path: 
     recipe = load_recipe(name)
     path = tmp_path / "mine.yaml"
     path.write_text("\n".join(recipe_page(recipe)))
-    assert load_recipe(path) == dataclasses.replace(recipe, name=str(path), published={})
+    row = recipe.varies or (name if recipe.published else "")
+    assert load_recipe(path) == dataclasses.replace(recipe, name=str(path), published={}, varies=row)
 
 
 def test_a_recipe_page_sets_what_differs_and_leaves_out_what_other_kinds_have() -> None:

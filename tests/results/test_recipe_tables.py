@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from old_names import settings_of
 
 from torchdefine.recipe import load_recipe
 
@@ -22,7 +23,7 @@ def run(recipe: str, **changes: Any) -> dict[str, Any]:
         "versions": {"torch": "2.13.0"},
         "commit": "0123456789abcdef",
         "evaluation": {"test": {"protocol": "one stream"}},
-        "settings": load_recipe(recipe).to_plain(),
+        "settings": settings_of(load_recipe(recipe)),
         "seconds": 60.0,
         **changes,
     }
@@ -35,8 +36,8 @@ def test_equal_runs_share_one_line() -> None:
 
 
 def test_what_differs_stands_behind_its_recipe() -> None:
-    settings = load_recipe("table1a/r3", {"optim": {"lr": 3}, "data": {"corpus": "/somewhere"}}).to_plain()
-    settings["unit"]["weight_scaling"] = False  # which the recipe has not
+    settings = settings_of(load_recipe("table1a/r3", {"optim": {"lr": 3}, "data": {"corpus": "/somewhere"}}))
+    settings["unit"]["weight_scaling"] = True  # which the recipe has not
     changed = run("table1a/r3", seed=2, settings=settings)
     lines = tables.origins([run("demo/standard"), changed])
     assert lines[0].startswith("All rows: text ptb; fp32")
@@ -44,7 +45,7 @@ def test_what_differs_stands_behind_its_recipe() -> None:
     assert lines[1:] == [
         "",
         "- `demo/standard`: seed 1.",
-        "- `table1a/r3`: with optim.lr 3.0, unit.weight_scaling false; seed 2.",
+        "- `table1a/r3`: with optim.lr 3.0, unit.weight_scaling true; seed 2.",
     ]
 
 
@@ -57,13 +58,12 @@ def test_a_row_has_the_numbers_of_its_run() -> None:
         "valid_perplexity": 50.0,
         "test_perplexity": 60.0,
         "test_unigram_perplexity": 700.0,
-        "settings": {"published": {"test_perplexity": 41.17}},
     }
     sizes, perplexities = ["1.500", "2.000", "30.000", "33.500"], ["50.00", "60.00"]
     row = tables.row(run("table1a/r3", **measured), "R3")
     assert row == ["R3", *sizes, "8,930", "78.3", "1.5", *perplexities, "700.0", "41.17"]
     del measured["test_unigram_perplexity"]
-    row = tables.row(run("table1a/r3", **{**measured, "settings": {}}, shared_device=True), "R3")
+    row = tables.row(run("table1a/r3-scaled", **measured, shared_device=True), "R3")
     assert row == ["R3", *sizes, "8,930", "78.3", "–", *perplexities, "–", "–"]
 
 
@@ -81,7 +81,7 @@ def test_the_best_run_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_runs_of_one_recipe_are_told_apart_by_what_differs() -> None:
     same, other = run("table1a/r3"), run("demo/standard")
     assert tables.labels([same, same, other]) == ["`table1a/r3`", "`table1a/r3`", "`demo/standard`"]
-    faster = run("table1a/r3", settings=load_recipe("table1a/r3", {"optim": {"lr": 30}}).to_plain())
+    faster = run("table1a/r3", settings=settings_of(load_recipe("table1a/r3", {"optim": {"lr": 30}})))
     assert tables.labels([same, faster]) == ["`table1a/r3`, optim.lr 20.0", "`table1a/r3`, optim.lr 30.0"]
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from benchmarks.measuring import Setting
-from old_names import read_run
+from old_names import read_run, settings_of
 
 from torchdefine.embedding import VocabularyFacts
 from torchdefine.errors import UserError
@@ -52,10 +52,9 @@ def test_the_best_of_a_stage_is_taken_and_a_stage_without_it_does_not_run(tuned:
     rows = {row.name: row for row in run_stage.rows_of("decisive", tuned) if row.seed == 1}
     for row in rows.values():
         assert row.changes["optim"] == {"kind": "sgd", "clip": 0.25, **best["long-rates"]["optim"]}
-    for section in ("embedding", "unit"):
-        assert rows["R3"].changes[section] == best["unit-choices"][section]
-    assert rows["R2"].changes.get("embedding") is None
-    assert rows["R2 scaled"].changes["embedding"] == {"scaled": True}
+    assert rows["R3"].changes["unit"] == best["unit-choices"]["unit"]
+    assert rows["R2"].changes.get("embedding") is rows["R2 scaled"].changes.get("embedding") is None
+    assert load_recipe(rows["R2 scaled"].recipe).embedding.scale == "unit-rms"
     (tuned / "long-rates" / f"{BEST['long-rates']}.json").unlink()
     with pytest.raises(UserError, match="run that stage first"):
         run_stage.rows_of("decisive", tuned)
@@ -119,7 +118,7 @@ def finished_row(stage: str, name: str, tuned: Path, **facts: object) -> dict[st
     settings = load_recipe(row.recipe, row.changes)
     return {
         "recipe": row.recipe,
-        "settings": settings.to_plain(),
+        "settings": settings_of(settings),
         "parameters": {"define": int(settings.unit.kind != "none"), "context": 1, "input_output": 1, "total": 3},
         "valid_perplexity": 50.0,
         "test_perplexity": 60.0,
@@ -437,16 +436,16 @@ def test_a_stage_that_was_changed_since_is_not_taken(tuned: Path) -> None:
 
 def test_a_run_that_is_older_than_a_setting_had_its_default() -> None:
     settings = load_recipe("table1a/r2").to_plain()
-    del settings["embedding"]["scaled"]
-    for scaled in (False, True):
-        row = {"name": "R2", "recipe": "table1a/r2", "embedding": {"scaled": scaled}}
-        assert run_stage.agrees(row, settings) is not scaled
+    del settings["embedding"]["scale"]
+    for scale in ("none", "unit-rms"):
+        row = {"name": "R2", "recipe": "table1a/r2", "embedding": {"scale": scale}}
+        assert run_stage.agrees(row, settings) is (scale == "none")
 
 
 def test_a_table_says_whose_settings_a_run_has(tuned: Path) -> None:
     rows = {row.name: row for row in run_stage.rows_of("decisive", tuned) if row.seed == 1}
     ran = {
-        name: [{"settings": load_recipe(row.recipe, merged(row.changes, changes)).to_plain()}]
+        name: [{"settings": settings_of(load_recipe(row.recipe, merged(row.changes, changes)))}]
         for (name, row), changes in zip(
             [(name, rows[name]) for name in ("R2 scaled", "R3")], [{}, {"unit": {"norm": "layer"}}], strict=True
         )
@@ -459,7 +458,7 @@ def test_a_table_says_whose_settings_a_run_has(tuned: Path) -> None:
     assert said[1:] == [f"With the settings of `unit-choices`'s row *{had}*: *R3*."]
     assert stage_tables.taken(described, {}) == []
     choice = {"norm": "none", "activation": "relu", "weight_scaling": False}  # the row without ReLU fits too
-    relu = {"settings": load_recipe("table1a/r3", {"embedding": {"scaled": True}, "unit": choice}).to_plain()}
+    relu = {"settings": settings_of(load_recipe("table1a/r3", {"embedding": {"scale": "unit-rms"}, "unit": choice}))}
     assert stage_tables.taken_row("unit-choices", relu) == "no norm, input times 16, ReLU"
 
 

@@ -36,12 +36,15 @@ class ReplacedTable:
     parameters_after: int
     bytes_before: int
     bytes_after: int
+    initial_rms: float | None
+    """The root mean square that fresh vectors start with: that of the old table, or 1 if it was all zeros."""
 
     def __str__(self) -> str:
         tied = f", output layer {', '.join(self.heads)}" if self.heads else ""
+        size = "" if self.initial_rms is None else f", vectors with a root mean square of {self.initial_rms:.2g}"
         return (
             f"{', '.join(self.names)}: {self.rows:,} × {self.width}, {self.parameters_before:,} → "
-            f"{self.parameters_after:,} parameters, {self.bytes_before:,} → {self.bytes_after:,} bytes{tied}"
+            f"{self.parameters_after:,} parameters, {self.bytes_before:,} → {self.bytes_after:,} bytes{tied}{size}"
         )
 
 
@@ -207,6 +210,7 @@ def _reported(swap: Swap) -> ReplacedTable:
         parameters_after=after,
         bytes_before=weight.numel() * weight.element_size(),
         bytes_after=stored,
+        initial_rms=swap.initial_rms,
     )
 
 

@@ -22,6 +22,8 @@ class Swap:
 
     old: Table
     new: tuple[nn.Module, ...]
+    initial_rms: float | None = None
+    """The root mean square that the vectors of a fresh table start with."""
 
     def __iter__(self) -> Iterator[tuple[Place, nn.Module]]:
         return zip((*self.old.places, *self.old.heads), self.new, strict=True)
@@ -58,19 +60,19 @@ def swap_of(
 
     ``scales`` says what places multiply their vectors by; of others it is found by trying.
     """
-    weight, factors = old.module.weight, old.scales(scales)
+    weight, factors, size = old.module.weight, old.scales(scales), None
     fresh = fresh and not weight.is_meta
     if isinstance(made, CompactTable):
         made.mean.data = made.mean.data.to(weight.dtype)  # this sets the dtype of its vectors
     if fresh and isinstance(made, DeFINE):
         if not bool(torch.isfinite(weight).all()):
             raise UserError(f"The table {old.name} has values that are not finite: repair it before replacing it.")
-        size = float(weight.detach().float().square().mean().sqrt())
+        size = float(weight.detach().float().square().mean().sqrt()) or 1.0  # a table of zeros has none
         _start_as_large(made, size, tied=kind == "map" and bool(old.heads))
     stand_in = StandIn(made, weight, factors[0], kind)
     new: list[nn.Module] = [stand_in, *(SharedStandIn(stand_in, factor) for factor in factors[1:])]
     new += [_head(place.module, stand_in, kind, fresh) for place in old.heads]
-    swap = Swap(old, tuple(new))
+    swap = Swap(old, tuple(new), size)
     for place, module in swap:
         module.train(place.module.training)
     return swap
@@ -81,11 +83,12 @@ def _start_as_large(made: DeFINE, size: float, *, tied: bool) -> None:
 
     Logits then begin as large as the old with a head that does not rescale. A table of ones and a tiny head would give
     the same logits, but Adam moves all numbers equally far: the head would change too much and the table hardly at all.
+    The unit sees a root mean square of 1 either way: by its weights and not by the map's ``scale``, which a state
+    dictionary does not hold.
     """
     assert isinstance(made.unit, DefineUnit)
-    with torch.no_grad():
-        made.unit.last.weight.mul_(size)
-    if tied and size:
+    made.unit.rescale_output(size)
+    if tied:
         std = size * (made.embedding_dim / made.map_dim) ** 0.5
         made.map.reset_parameters(std=std)
         made.unit.rescale_input(1 / std)

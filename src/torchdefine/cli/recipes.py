@@ -89,7 +89,7 @@ def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
         return
     recipes = [load_recipe(name) for name in below or recipe_names()]
     if options.json:
-        names = ("name", "description", "published", "varies")
+        names = ("name", "description", "published", "varies", "chosen")
         print_json([{name: getattr(recipe, name) for name in names} for recipe in recipes])
     else:
         _print_recipes(recipes)
@@ -110,11 +110,12 @@ def _print_recipes(recipes: list[Recipe]) -> None:
         ]
         note = (
             "These are as published, and so are their numbers: whole trainings by the paper's authors, or of AWD-LSTM "
-            "and of mixtures. What we measured ourselves is in the project's results.\n"
+            "and of mixtures. What a paper leaves open, RECIPE's own page says. What we measured ourselves is in the "
+            "project's results.\n"
         )
         print_table(["as published", "what it trains", *PUBLISHED.values()], rows, note)
     print(
-        "`torchdefine recipes RECIPE` shows its settings, and what it changes; `torchdefine params RECIPE` builds the "
+        "`torchdefine recipes RECIPE` shows its settings, what it changes and what was left open; `torchdefine params RECIPE` builds the "
         "model and counts."
     )
 
@@ -129,6 +130,10 @@ def recipe_page(recipe: Recipe) -> Iterator[str]:
         yield f"# Published, parameters in millions: {shown}"
     yield f"format_version: {FORMAT_VERSION}"
     yield f"description: {_in_yaml(recipe.description)}"
+    if row := recipe.name if recipe.published else recipe.varies:
+        yield f"varies: {row}"
+    if recipe.chosen:
+        yield f"chosen: {_in_yaml(recipe.chosen)}"
     yield f"task: {recipe.task}"
     yield "# What differs from its default comes first in every section; comments have the rest."
     differing = _differing(recipe)

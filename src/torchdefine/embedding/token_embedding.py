@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -167,14 +167,22 @@ def embedded(embedding: TokenEmbedding, ids: Tensor, distinct: int | None = None
     return F.embedding(places, embedding(types, each_once=True))
 
 
+class SizesRead(NamedTuple):
+    """Root mean squares of an embedding's vectors."""
+
+    unit: float | None
+    """Of what the unit reads, where there is one."""
+    model: float
+
+
 @torch.no_grad()
-def sizes_read(embedding: TokenEmbedding) -> tuple[float, float]:
-    """The root mean squares of the vectors that the unit reads and of those that the model reads, over some tokens."""
+def sizes_read(embedding: TokenEmbedding) -> SizesRead:
+    """How large the vectors are that the unit and the model read, over some tokens."""
     count = min(embedding.num_embeddings, IDS_TO_MEASURE)
     ids = torch.arange(count, device=next(embedding.parameters()).device) * embedding.num_embeddings // count
     with in_evaluation(embedding) as twin:
-        mapped, finished = twin.map(ids).float(), twin(ids).float()
-    return float(mapped.square().mean().sqrt()), float(finished.square().mean().sqrt())
+        mapped, finished = (float(vectors(ids).float().square().mean().sqrt()) for vectors in (twin.map, twin))
+    return SizesRead(None if embedding.unit is None else mapped, finished)
 
 
 def distinct_ids(ids: Tensor, room: int | None) -> tuple[Tensor, Tensor]:

@@ -88,6 +88,11 @@ class DefineUnit(Prepared):
         return [*(layer.linear for layer in self.expansions), self.last]
 
     @torch.no_grad()
+    def rescale_output(self, factor: float) -> None:
+        """Multiply the weights that decide how large the unit's vectors are."""
+        self.last.weight.mul_(factor)
+
+    @torch.no_grad()
     def rescale_input(self, factor: float) -> None:
         """Multiply all weights that see the unit's input, so that x gives what ``factor`` · x gave before."""
         for index, linear in enumerate(self._linears()):

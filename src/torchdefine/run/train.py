@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchdefine.embedding.token_embedding import TokenEmbedding, sizes_read
+from torchdefine.embedding.token_embedding import SizesRead, sizes_read
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, seal_of
 from torchdefine.recipe import Recipe
@@ -193,14 +193,17 @@ def begin(setup: Setup, data: Any, trainer: Trainer) -> None:
         counts = setup.task.token_counts(data)
         if counts is not None and not folder.token_counts.exists():
             folder.write_token_counts(counts)
-        for sentence in _before_training(setup, data, trainer):
+        fresh = not trainer.position.step and setup.recipe.train.start_from is None
+        sizes = {side: sizes_read(one) for side, one in trainer.model.embeddings().items()} if fresh else {}
+        for sentence in _before_training(setup, data, trainer, sizes):
             voice.say(sentence)
         facts = {"parameters": trainer.model.parameters_by_part(), **describe_environment(trainer.device)}
+        facts |= {"initial_rms": {side: size._asdict() for side, size in sizes.items()}} if fresh else {}
         folder.log("start", {"step": trainer.position.step, "overrides": setup.changes, **facts})
     setup.processes.wait()
 
 
-def _before_training(setup: Setup, data: Any, trainer: Trainer) -> list[str]:
+def _before_training(setup: Setup, data: Any, trainer: Trainer, sizes: Mapping[str, SizesRead]) -> list[str]:
     """What the user should know while the run can still be stopped."""
     task, steps = setup.task, trainer.data.total_steps
     passes = trainer.data.epoch_after(steps)
@@ -218,12 +221,11 @@ def _before_training(setup: Setup, data: Any, trainer: Trainer) -> list[str]:
         )
     if setup.resume and not trainer.position.step:
         unbegun = "The run had written no checkpoint yet, so it begins at its first step."
-    fresh = not trainer.position.step and setup.recipe.train.start_from is None
     sentences = [
         trainer.precision.note,
         f"The training text has {task.amount(data)}; {steps:,} steps are {shown} passes over it.",
         *task.about_data(setup.recipe, data),
-        *(_what_it_reads(trainer.model.embeddings()) if fresh else []),
+        *_what_it_reads(sizes),
         unmeasured,
         cold,
         unbegun,
@@ -231,12 +233,11 @@ def _before_training(setup: Setup, data: Any, trainer: Trainer) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _what_it_reads(embeddings: Mapping[str, TokenEmbedding]) -> Iterator[str]:
+def _what_it_reads(sizes: Mapping[str, SizesRead]) -> Iterator[str]:
     """The size of fresh vectors, which decides more than what a unit does with them."""
-    for side, embedding in embeddings.items():
-        mapped, finished = sizes_read(embedding)
-        of = f" ({side})" if len(embeddings) > 1 else ""
-        unit = "" if embedding.unit is None else f", the unit vectors of {mapped:.2g}"
+    for side, (mapped, finished) in sizes.items():
+        of = f" ({side})" if len(sizes) > 1 else ""
+        unit = "" if mapped is None else f", and its unit ones of {mapped:.2g}"
         yield f"At the start the model reads vectors{of} with a root mean square of {finished:.2g}{unit}."
 
 

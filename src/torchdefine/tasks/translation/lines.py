@@ -120,9 +120,10 @@ class TranslationScores:
         return [f"BLEU {self.bleu:.2f}  {self.bleu_signature}", f"chrF {self.chrf:.2f}  {self.chrf_signature}"]
 
 
-def require_packages() -> None:
-    """Called before any long work that ends with scores."""
-    if missing := [name for name in ("tokenizers", "sacrebleu") if find_spec(name) is None]:
+def require_packages(scores: bool = True) -> None:
+    """Called before any long work; only a test text is scored."""
+    needed = ("tokenizers", "sacrebleu") if scores else ("tokenizers",)
+    if missing := [name for name in needed if find_spec(name) is None]:
         packages = " and ".join(missing)
         raise UserError(f"Translation needs {packages}, for subwords and BLEU: pip install 'torchdefine[mt]'.")
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from torchdefine.data import Bitext, BitextBatches, TokenizerPair, encode_bitext, resolve_corpus
+from torchdefine.data.sources import find_bitext
 from torchdefine.embedding import EMBEDDINGS, UNITS, TokenEmbedding, VocabularyFacts, build_embedding
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
@@ -38,12 +39,13 @@ class TranslationTask(Task):
     least_scores: ClassVar = {"test_bleu": 1.0}
 
     def check_packages(self) -> None:
-        require_packages()
+        require_packages(scores=False)
 
     def open_data(self, recipe: TranslationRecipe, progress: Progress | None) -> Bitext:
         config = recipe.data
         pair = None if config.tokenizer is None else TokenizerPair.load(config.tokenizer)
         path = resolve_corpus(config.corpus, parallel=True)
+        require_packages(scores="test" in find_bitext(path, config.source, config.target, require_train=pair is None))
         return encode_bitext(path, config, tokenization=pair, progress=progress)
 
     def load_tokens(self, folder: Path) -> TokenizerPair:
