@@ -56,7 +56,7 @@ def cache_folder(cache: str | Path | None = None) -> Path:
     """The folder for what can be made again: ``cache``, $TORCHDEFINE_CACHE, or torchdefine in the user's caches."""
     of_user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     chosen = cache or os.environ.get("TORCHDEFINE_CACHE") or of_user / "torchdefine"
-    return Path(chosen).expanduser()
+    return from_home(chosen)
 
 
 @contextmanager
@@ -153,6 +153,14 @@ def check_path(path: str | Path) -> Path:
             shown = f"{str(path)[:80]} …" if len(str(path)) > 80 else path
             raise UserError(f"The path {shown} cannot be used ({error.strerror}): choose another.") from None
     return Path(path)
+
+
+def from_home(path: str | Path) -> Path:
+    """A checked path, with the user's folder in the place of a ~ at its beginning."""
+    try:
+        return check_path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"The path {path} names the folder of a user who is not known here: choose another.") from None
 
 
 def check_writable(path: Path) -> None:

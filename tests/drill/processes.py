@@ -185,9 +185,10 @@ def drill_limits(room: Room, folder: Path, seed: int | str, count: int) -> Watch
                 timeout=HANGS_AFTER,
                 env={**os.environ, "TORCHDEFINE_CACHE": str(folder / "cache")},
             )
-            # Below what Python itself needs to start, it is Python that says so.
-            ours = "torchdefine" in done.stderr
-            if done.returncode not in (0, 1) or (ours and "Traceback" in done.stderr):
+            # Below what Python and torch need to start, it is Python or C++ that says so.
+            ours, aborted = "torchdefine" in done.stderr, done.returncode == -signal.SIGABRT
+            theirs = aborted and "bad_alloc" in done.stderr
+            if (done.returncode not in (0, 1) and not theirs) or (ours and "Traceback" in done.stderr):
                 watch.fail(f"ended with {done.returncode}: {done.stderr}")
             if done.returncode == 1 and done.stderr.startswith("torchdefine: "):
                 watch.refused(done.stderr.strip().split("\n")[-1])

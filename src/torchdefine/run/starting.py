@@ -12,7 +12,7 @@ from typing import Any
 
 from torchdefine.data.tokenizer import TOKENIZER_FILE
 from torchdefine.errors import UserError
-from torchdefine.files import check_path
+from torchdefine.files import check_path, from_home
 from torchdefine.recipe import Recipe, differences, load_recipe, short_name
 from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.run.folder import RunFolder
@@ -69,7 +69,7 @@ def changed_paths(recipe: Any, change: Callable[[str, str], str]) -> Any:
 
 def _whole_path(setting: str, path: str) -> str:
     """A run must find its text, its tokenizer and the run that it starts from, from anywhere."""
-    given = Path(path).expanduser()
+    given = from_home(path)
     whole = str(given.resolve())
     check_path(whole)  # the run's settings and its result will name it
     return path if setting == "data.corpus" and not given.exists() else whole  # the name of a corpus
