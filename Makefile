@@ -22,8 +22,9 @@ test: $(VENV)/dev  ## the test suite, without the slow and the GPU part
 test-all: $(VENV)/dev  ## every test, the slow ones too; the GPU ones where there is a GPU
 	$(VENV)/bin/pytest -n $(WORKERS)
 
-drill: $(VENV)/dev  ## damage, kills, odd inputs and limits, at length: about an hour and a half
-	$(VENV)/bin/python -m tests.drill --write
+drill: $(VENV)/dev  ## damage, kills, odd inputs, full disks and limits, at length: half an hour of CPU time
+	$(VENV)/bin/python -m tests.drill --workers $(WORKERS) --out results/drill
+	$(VENV)/bin/python docs/make_safety_table.py
 
 lint: $(VENV)/dev  ## style and types
 	$(VENV)/bin/ruff check .

@@ -150,8 +150,41 @@ def test_reading_leaves_no_trace(run: Run) -> None:
         assert twin is not model
         assert [(part.training, getattr(part, "fused", None)) for part in model.modules()] == before
     model.train()
-    with reading(model) as same:
-        assert same is model
-        assert not model.training
-    assert model.training
+    with reading(model) as twin:
+        assert all(part.training for part in model.modules())
+        assert not any(part.training for part in twin.modules())
     model.eval()
+
+
+def test_a_twin_has_its_own_of_whatever_a_module_refers_to() -> None:
+    class Referring(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+            self.unregistered = [nn.Dropout(0.5)]
+            self.by_name = {"also": (nn.Dropout(0.5),)}
+            self.bound = self.dropped
+            self.sizes = [1, 2]
+
+        def dropped(self, x: torch.Tensor) -> torch.Tensor:
+            return self.by_name["also"][0](self.unregistered[0](self.drop(x)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.bound(x)
+
+    model, x = Referring(), torch.ones(50)
+    with reading(model) as twin:
+        assert torch.equal(twin(x), x)
+        assert not torch.equal(model(x), x)
+        assert twin.sizes is model.sizes
+
+
+def test_a_model_is_evaluated_while_it_is_trained(run: Run, corpus: Path) -> None:
+    opened = load_run(run.folder.path)
+    wanted = opened.evaluate("test").perplexity
+    opened.model.train()
+    with busily(lambda: opened.evaluate("test")):
+        for _ in range(20):
+            assert all(part.training for part in opened.model.modules())
+            assert opened.evaluate("test").perplexity == wanted
+    opened.model.eval()

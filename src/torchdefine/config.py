@@ -85,7 +85,7 @@ class Config:
             words, choices = _words(declared), ", ".join(map(str, _words(declared)))
             if get_origin(declared) is Literal and value not in words:
                 raise SettingError(f"{f.name} is {shorter(value)}, but must be one of {choices}.")
-            if words and isinstance(value, str) and value not in words:
+            if words and not isinstance(value, int | float) and value not in words:
                 raise SettingError(f"{f.name} is {shorter(value)}, but must be {choices}, or a number.")
             bounds = {} if isinstance(value, str) else _bounds(f, declared)
             for one in value if isinstance(value, tuple) else (value,):

@@ -56,7 +56,7 @@ def cache_folder(cache: str | Path | None = None) -> Path:
     """The folder for what can be made again: ``cache``, $TORCHDEFINE_CACHE, or torchdefine in the user's caches."""
     of_user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     chosen = cache or os.environ.get("TORCHDEFINE_CACHE") or of_user / "torchdefine"
-    return Path(chosen).expanduser()
+    return from_home(chosen)
 
 
 @contextmanager
@@ -65,6 +65,7 @@ def locked(path: Path, refusal: str | None = None) -> Iterator[None]:
 
     The lock ends with its process, however that ends; its file, beside ``path``, goes with the lock.
     """
+    check_path(path)
     file = path.with_name(f".{path.name}{LOCK}")
     lock = FileLock(file)
     try:
@@ -108,6 +109,7 @@ def _taking_the_place_of(path: Path) -> Iterator[Path]:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write a file to that then replaces ``path``, whole, if the block ends without an error."""
+    check_path(path)
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is a folder or a device, not a file to be written: choose another name.")
     with _taking_the_place_of(path) as temporary:
@@ -137,13 +139,28 @@ def is_unfinished(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith((UNFINISHED, LOCK))
 
 
-def check_path(path: str | Path) -> None:
-    """Refuse a path that no system, no text file or not the package safetensors can name."""
+def check_path(path: str | Path) -> Path:
+    """The path; one that no system, no text file or not the package safetensors can name is refused."""
     if "\0" in str(path):
         raise UserError(f"The path {path} has a NUL character in it: choose another.")
     if not plain.is_text(str(path)):
         problem = "is not in UTF-8, so it cannot be kept in a file"
         raise UserError(f"The path {str(path)!r} {problem}: rename it, or choose another.")
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # asking whether it is there would raise it
+            shown = f"{str(path)[:80]} …" if len(str(path)) > 80 else path
+            raise UserError(f"The path {shown} cannot be used ({error.strerror}): choose another.") from None
+    return Path(path)
+
+
+def from_home(path: str | Path) -> Path:
+    """A checked path, with the user's folder in the place of a ~ at its beginning."""
+    try:
+        return check_path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"The path {path} names the folder of a user who is not known here: choose another.") from None
 
 
 def check_writable(path: Path) -> None:
@@ -156,8 +173,7 @@ def check_writable(path: Path) -> None:
 
 def check_new_folder(path: str | Path) -> None:
     """Refuse a path that exists already, or where no folder can be made."""
-    path = Path(path)
-    check_path(path)
+    path = check_path(path)
     if path.name in ("", "..") or path.is_symlink():
         raise UserError(f"{path} cannot be the name of a new folder: choose another.")
     if path.is_file() or (path.is_dir() and any(path.iterdir())):

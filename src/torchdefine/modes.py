@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -50,25 +51,32 @@ def twins(module: nn.Module, made: dict[nn.Module, nn.Module] | None = None) -> 
         twin.__dict__ = {**module.__dict__, "training": False, "_compiled_call_impl": None}
         for name in ("_parameters", "_buffers", "_modules"):
             twin.__dict__[name] = dict(module.__dict__[name])
-        kept: list[dict[str, Any]] = [twin.__dict__["_modules"], twin.__dict__]
-        for parts in kept:  # some parts are referred to and not registered
-            for name, part in parts.items():
-                if isinstance(part, nn.Module):
-                    parts[name] = twins(part, made)[part]
-                elif isinstance(part, tuple) and any(isinstance(one, nn.Module) for one in part):
-                    parts[name] = tuple(twins(one, made)[one] if isinstance(one, nn.Module) else one for one in part)
+        for name, part in twin.__dict__.items():  # some parts are referred to and not registered
+            twin.__dict__[name] = _of_twins(part, made)
     return made
+
+
+def _of_twins(value: Any, made: dict[nn.Module, nn.Module]) -> Any:
+    """A value of a module with twins in the place of modules; itself where it refers to none."""
+    if isinstance(value, nn.Module):
+        return twins(value, made)[value]
+    if isinstance(value, MethodType):
+        return MethodType(value.__func__, _of_twins(value.__self__, made))
+    if type(value) in (dict, list, tuple):
+        own = list(value.values() if isinstance(value, dict) else value)
+        others = [_of_twins(one, made) for one in own]
+        if any(other is not one for one, other in zip(own, others, strict=True)):
+            return dict(zip(value, others, strict=True)) if isinstance(value, dict) else type(value)(others)
+    return value
 
 
 @contextmanager
 def reading(model: Any) -> Iterator[Any]:
-    """A model to be computed with: a twin in evaluation mode, prepared, so that whoever else uses the model, in other
-    threads too, does not notice. A model in training, which is its trainer's, is evaluated itself, for it may be
-    compiled; what is no module is left alone.
+    """A model to be computed with: a twin in evaluation mode, prepared, so that whoever else uses the model, or trains
+    it, in other threads too, does not notice; what is no module is left alone.
     """
-    if not isinstance(model, nn.Module) or model.training:
-        with evaluating(model):
-            yield model
+    if not isinstance(model, nn.Module):
+        yield model
         return
     made = twins(model)
     for twin in made.values():

@@ -15,7 +15,7 @@ from typing import Any
 
 from torchdefine.config import convert, shown
 from torchdefine.errors import UnknownSetting, UserError
-from torchdefine.files import read_text
+from torchdefine.files import check_path, read_text
 from torchdefine.plain import read_yaml
 from torchdefine.spelling import did_you_mean, did_you_mean_section, listed
 from torchdefine.task import FACTS, FORMAT_VERSION, Recipe, find_task
@@ -178,6 +178,7 @@ def _read_file(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
 def _recipe_text(name: str) -> tuple[str, str]:
     if name.endswith(FILE_ENDINGS):
         return name, read_text(Path(name), "recipe file")
+    check_path(name)
     shipped = resources.files("torchdefine") / "recipes" / f"{name}.yaml"
     if not shipped.is_file():
         own = Path(name) / RUN_SETTINGS_FILE

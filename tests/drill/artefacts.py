@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
-from tests.drill.mutations import KINDS, anothers
+from tests.drill.mutations import KINDS, anothers, contents
 from tests.drill.watch import Watch
 from torchdefine import DeFINE, load_run
 from torchdefine.data import Corpus, encode_corpus
 from torchdefine.errors import MachineError, UserError
+from torchdefine.export.folder import CARD_FILE, load_export
+from torchdefine.export.program import sampled
 from torchdefine.tables import compress_embedding
 from torchdefine.tables.compact_table import load_table
 
@@ -60,9 +62,40 @@ def make_artefacts(run: Path, corpus: Path, room: Path) -> dict[str, tuple[Path,
     }
 
 
-def drill_artefacts(run: Path, corpus: Path, room: Path, seed: int, count: int) -> Watch:
-    random_, watch = random.Random(seed), Watch("mutated texts, embeddings and tables")
-    artefacts = make_artefacts(run, corpus, room)
+def _programs(folder: Path) -> Any:
+    """What an export says, and what its programs give."""
+    export = load_export(folder)
+    sizes = {"batch": 2, "length": 3}
+    programs = export.programs.items()
+    given = {name: [t.tolist() for t in one.runner(sampled(one.inputs, sizes, 0))] for name, one in programs}
+    return export.facts, export.tokenization.sha256, given
+
+
+def drill_artefacts(run: Path, corpus: Path, room: Path, seed: int | str, count: int) -> Watch:
+    return _changed(make_artefacts(run, corpus, room), room, seed, count)
+
+
+def drill_exports(export: Path, other: Path, room: Path, seed: int | str, count: int) -> Watch:
+    """Files of an export, which may also be those of another model."""
+    shutil.copytree(export, room / "whole")
+    files = sorted(file.name for file in export.iterdir() if file.name != CARD_FILE)  # people edit the card
+    watch = _changed({"an export": (room / "whole", _programs, files)}, room, seed, count - 1)
+    mixed = shutil.copytree(export, room / "mixed")
+    shutil.copy(other / "best" / "checkpoint.safetensors", mixed / "model.safetensors")
+    with watch.case("weights of another model"):
+        try:
+            _programs(mixed)
+        except UserError as error:
+            watch.refused(str(error))
+        else:
+            watch.fail("was opened")
+    return watch
+
+
+def _changed(
+    artefacts: dict[str, tuple[Path, Callable[[Path], Any], list[str]]], room: Path, seed: int | str, count: int
+) -> Watch:
+    random_, watch = random.Random(seed), Watch()
     wanted = {name: read(folder) for name, (folder, read, _) in artefacts.items()}
     for number in range(count):
         name = random_.choice(list(artefacts))
@@ -70,6 +103,7 @@ def drill_artefacts(run: Path, corpus: Path, room: Path, seed: int, count: int) 
         file, kind = random_.choice(files), random_.choice([kind for kind in KINDS if kind is not anothers])
         copy = shutil.copytree(folder, room / f"mutated-{number}")
         kind(random_, copy / file, copy / file)
+        before = contents(copy)
         with watch.case(f"{name} with {kind.__name__} of {file}"):
             try:
                 found = read(copy)
@@ -78,5 +112,7 @@ def drill_artefacts(run: Path, corpus: Path, room: Path, seed: int, count: int) 
             else:
                 if found != wanted[name]:
                     watch.fail("other numbers")
+            if contents(copy) != before:
+                watch.fail("reading changed files")
         shutil.rmtree(copy)
     return watch

@@ -136,9 +136,9 @@ def contents(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in found}
 
 
-def drill_mutations(one: Path, other: Path, room: Path, seed: int, count: int) -> Watch:
+def drill_mutations(one: Path, other: Path, room: Path, seed: int | str, count: int) -> Watch:
     """``one`` and ``other`` are finished runs of the same recipe; nothing of them is changed."""
-    random_, watch = random.Random(seed), Watch("mutated run folders")
+    random_, watch = random.Random(seed), Watch()
     wanted = {}
     for name, use in USES.items():
         shutil.copytree(one, room / "whole")

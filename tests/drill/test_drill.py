@@ -1,24 +1,21 @@
 """The short form of the drill: with one seed, in half a minute. ``make drill`` is the long one."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.drill.inputs import drill_commands, drill_recipes
-from tests.drill.mutations import contents, drill_mutations
+from tests.drill.artefacts import drill_exports
+from tests.drill.inputs import drill_commands, drill_paths, drill_recipes
+from tests.drill.mutations import drill_mutations
+from tests.drill.room import Room, exports
 from tests.drill.watch import Watch
-from torchdefine import train
 
 SEED = 28
 
 
 @pytest.fixture(scope="module")
-def runs(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("drill")
-    for name in ("one", "other"):
-        train(recipe_file, out=folder / name, train={"steps": 4, "checkpoint_every": 2, "log_every": 1})
-    return folder / "one", folder / "other"
+def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
+    return Room(tmp_path_factory.mktemp("drill") / "room").make()
 
 
 def assert_clean(watch: Watch, cases: int) -> None:
@@ -27,19 +24,22 @@ def assert_clean(watch: Watch, cases: int) -> None:
     assert watch.refusals > cases / 3
 
 
-def test_mutated_runs_are_refused_or_as_they_were(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    assert_clean(drill_mutations(*runs, tmp_path, SEED, 100), 100)
+def test_mutated_runs_are_refused_or_as_they_were(room: Room, tmp_path: Path) -> None:
+    assert_clean(drill_mutations(room.run, room.other, tmp_path, SEED, 100), 100)
+
+
+@pytest.mark.skipif(not exports(), reason="this torch cannot export")
+def test_mutated_exports_are_refused(room: Room, tmp_path: Path) -> None:
+    assert_clean(drill_exports(room.export, room.other, tmp_path, SEED, 20), 20)
 
 
 def test_odd_recipes_are_refused_or_read(tmp_path: Path) -> None:
     assert_clean(drill_recipes(tmp_path, SEED, 350), 350)
 
 
-def test_odd_command_lines_end_in_a_sentence(
-    runs: tuple[Path, Path], recipe_file: Path, corpus: Path, tmp_path: Path
-) -> None:
-    run = shutil.copytree(runs[0], tmp_path / "run")
-    before = contents(run)
-    assert_clean(drill_commands(run, recipe_file, corpus, tmp_path, SEED, 150), 150)
-    after = contents(run)
-    assert {name: after.get(name) for name in before} == before
+def test_odd_command_lines_end_in_a_sentence(room: Room, tmp_path: Path) -> None:
+    assert_clean(drill_commands(room, tmp_path, SEED, 150), 150)
+
+
+def test_odd_paths_are_refused(room: Room, tmp_path: Path) -> None:
+    assert_clean(drill_paths(room, tmp_path, SEED, 100), 100)

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 INTERRUPTED = 130
@@ -28,7 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         _say_interrupted()
         sys.exit(INTERRUPTED)
+    except Exhausted:
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(1)
     sys.exit(0)
+
+
+class Exhausted(SystemExit):
+    """The process has too little of something, so what others want to do at its end would fail with a traceback."""
 
 
 @contextmanager

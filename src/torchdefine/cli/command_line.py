@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from torchdefine import __version__
-from torchdefine.cli import completion, ended_by_interrupts, inference, recipes, runs, training
+from torchdefine.cli import Exhausted, completion, ended_by_interrupts, inference, recipes, runs, training
 from torchdefine.errors import MachineError, UnknownSetting, UserError
 from torchdefine.plain import PrintedStream
 from torchdefine.spelling import closest, did_you_mean
@@ -68,7 +68,9 @@ def run_command(arguments: Sequence[str] | None = None) -> None:
             os._exit(1)
         except Exception as error:
             if lacks := what_the_machine_lacks(error):
-                _fail(f"There is not enough {lacks}.", 1)
+                with suppress(SystemExit):
+                    _fail(f"There is not enough {lacks}.", 1)
+                raise Exhausted(1) from None
             if not isinstance(error, OSError):
                 raise
             from torchdefine.files import NOT_ALLOWED
@@ -129,7 +131,10 @@ def _flush() -> None:
 
 
 LACKING = {
-    "memory for this: use a smaller model or batch": ("allocate", "bad_alloc", "bad allocation", "out of memory"),
+    "memory for this: use a smaller model or batch": (
+        *("allocate", "bad_alloc", "bad allocation", "out of memory"),
+        "could not create a primitive",  # oneDNN
+    ),
     "memory or threads for this: raise the limits of the process": ("start new thread", "failed to map segment"),
     "room for open files: raise the limit of the process (`ulimit -n`)": ("Too many open files",),
 }

@@ -31,7 +31,7 @@ from torchdefine.data.token_file import (
 )
 from torchdefine.data.tokenizer import SMALLEST_BPE, TokenizerPair, train_subwords_on
 from torchdefine.errors import UserError
-from torchdefine.files import Meter, Progress, atomic_file, cache_folder
+from torchdefine.files import Meter, Progress, atomic_file, cache_folder, check_path
 
 MANIFEST_FILE = "bitext.json"
 RATIO_SLACK = 5
@@ -136,7 +136,7 @@ def encode_bitext(
     """
     if split is not None and tokenization is None:
         raise UserError("One split alone is encoded with tokenizers that exist already: give them.")
-    path = Path(source)
+    path = check_path(source)
     texts = only(split, find_bitext(path, rules.source, rules.target, require_train=tokenization is None), path)
     name, files = path.resolve().name, {split: paired.all for split, paired in texts.items()}
 

@@ -29,7 +29,7 @@ from torchdefine.data.token_file import (
 from torchdefine.data.tokenizer import TOKENIZER_FILE, SubwordTokenizer, load_tokenization
 from torchdefine.data.vocabulary import EOS, UNK, Tokenization, Vocabulary, split_words
 from torchdefine.errors import UserError
-from torchdefine.files import Meter, Progress, atomic_file, cache_folder, new_folder
+from torchdefine.files import Meter, Progress, atomic_file, cache_folder, check_path, new_folder
 
 MANIFEST_FILE = "corpus.json"
 
@@ -86,7 +86,7 @@ def encode_corpus(
     With ``out`` the files go into that new folder, which may be taken elsewhere. Given as ``source``, such a folder is
     opened after a check that it was encoded as the caller wants it.
     """
-    source, config, chosen = Path(source), config or TextConfig(), vocabulary
+    source, config, chosen = check_path(source), config or TextConfig(), vocabulary
     if vocabulary is None and config.tokenizer is not None:
         chosen = SubwordTokenizer.load(config.tokenizer)
     rule = None if chosen is not None else {"min_count": config.min_count, "max_size": config.max_size}

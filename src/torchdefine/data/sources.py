@@ -12,7 +12,7 @@ from pathlib import Path
 from torchdefine.config import Config, setting
 from torchdefine.data.download import download, extract, keep_hash
 from torchdefine.errors import UserError
-from torchdefine.files import Progress, cache_folder, locked, new_folder
+from torchdefine.files import Progress, cache_folder, from_home, locked, new_folder
 from torchdefine.spelling import listed, option
 
 _log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def resolve_corpus(
     names = corpus_names(parallel=parallel)
     if not given:
         raise UserError(f"The {kind} is empty text: pass a folder or one of {', '.join(names)}.")
-    path = Path(given).expanduser()
+    path = from_home(given)
     if path.exists():
         return path
     if given in names:

@@ -35,6 +35,7 @@ from torchdefine.export.program import (
 )
 from torchdefine.files import (
     Progress,
+    check_path,
     new_folder,
     read_json,
     read_sealed,
@@ -161,7 +162,7 @@ class LoadedExport:
 
 def load_export(folder: str | Path) -> LoadedExport:
     """Open what an export wrote; files that are missing, damaged or of another vocabulary are refused."""
-    folder = Path(folder)
+    folder = check_path(folder)
     path = folder / FACTS_FILE
     if not path.is_file():
         raise UserError(f"{folder} is not an export: {FACTS_FILE} is missing.")

@@ -24,6 +24,7 @@ from torchdefine.errors import MachineError, UserError
 from torchdefine.files import (
     cache_folder,
     check_is_file,
+    check_path,
     finite_only,
     is_unfinished,
     locked,
@@ -62,7 +63,7 @@ class RunFolder:
     """The files of a run, and where each of them is."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = check_path(path)
         self.config = self.path / RUN_SETTINGS_FILE
         self.journal = self.path / "log.jsonl"
         self.result = self.path / "result.json"

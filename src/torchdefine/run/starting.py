@@ -12,7 +12,7 @@ from typing import Any
 
 from torchdefine.data.tokenizer import TOKENIZER_FILE
 from torchdefine.errors import UserError
-from torchdefine.files import check_path
+from torchdefine.files import check_path, from_home
 from torchdefine.recipe import Recipe, differences, load_recipe, short_name
 from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.run.folder import RunFolder
@@ -69,12 +69,10 @@ def changed_paths(recipe: Any, change: Callable[[str, str], str]) -> Any:
 
 def _whole_path(setting: str, path: str) -> str:
     """A run must find its text, its tokenizer and the run that it starts from, from anywhere."""
-    given = Path(path).expanduser()
-    if setting == "data.corpus" and not given.exists():  # the name of a corpus
-        return path
+    given = from_home(path)
     whole = str(given.resolve())
     check_path(whole)  # the run's settings and its result will name it
-    return whole
+    return path if setting == "data.corpus" and not given.exists() else whole  # the name of a corpus
 
 
 def without_paths(recipe: Any) -> Any:
@@ -92,7 +90,6 @@ def chosen_folder(recipe: Any, out: str | Path | None, resume: bool, processes: 
     if out is not None and not str(out):
         raise UserError(f"The run's folder is empty text: pass a name as {option('out')}.")
     folder = RunFolder(out if out is not None else _new_path(recipe.name))
-    check_path(folder.path)
     if resume:
         _check_same_settings(folder, recipe)
     else:

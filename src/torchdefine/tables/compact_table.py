@@ -14,7 +14,7 @@ from torch import Tensor
 from torchdefine import __version__
 from torchdefine.embedding.map import as_ids, check_table
 from torchdefine.errors import UserError
-from torchdefine.files import reading_safetensors, write_safetensors
+from torchdefine.files import check_path, reading_safetensors, write_safetensors
 from torchdefine.plain import read_json
 from torchdefine.tables.rows import Rows, frozen, rows_from
 
@@ -89,7 +89,7 @@ def load_table(path: str | Path, facts: Mapping[str, Any] | None = None) -> Comp
     A file that is cut short or of another kind is refused, and so is one whose facts differ from those in ``facts``
     (the vocabulary's hash, say).
     """
-    path = Path(path)
+    path = check_path(path)
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the file of a table in it.")
     with reading_safetensors(

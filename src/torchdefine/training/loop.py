@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torchdefine.config import Config, setting
 from torchdefine.errors import MachineError, UserError
-from torchdefine.modes import prepare
+from torchdefine.modes import evaluating, prepare
 from torchdefine.spelling import option
 from torchdefine.training.averaging import StalledAveragingConfig, WeightAverage, stalled
 from torchdefine.training.checkpoint import Checkpoint, Position, checkpoint_of, restore, weights_of
@@ -221,7 +221,7 @@ class Trainer:
         """Evaluate and keep the best weights."""
         self._check_finite()
         self._count_seconds()
-        with self.average.in_place():
+        with self.average.in_place(), evaluating(self.model):
             if self.config.keep and self.processes.is_first:
                 self.keeper.keep(weights_of(self.model, self.position), self.position.step, self.config.keep)
             if self.validate is None:

@@ -15,7 +15,7 @@ import torch
 from torchdefine.data import UNK, TokenFile, Tokenization, corpus_names, encode_corpus, resolve_corpus
 from torchdefine.errors import UserError
 from torchdefine.export import Exportable
-from torchdefine.files import Progress
+from torchdefine.files import Progress, from_home
 from torchdefine.modes import reading
 from torchdefine.run.run import Measured, Run, Sample, check_split
 from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_stream_warning, unigram_perplexity
@@ -173,7 +173,7 @@ class LanguageRun(Run):
 
     def _text(self, split: str, data: str | Path | None) -> TokenFile:
         check_split(split)
-        path = Path("" if data is None else data).expanduser()
+        path = from_home("" if data is None else data)
         if path.is_file():
             if split != "test":
                 raise UserError(f"{data} is a single file, which is read as a test text, not as {split}: use a folder.")
