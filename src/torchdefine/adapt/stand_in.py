@@ -14,7 +14,7 @@ from torchdefine.adapt.matrix import Matrix
 from torchdefine.embedding import LooksUp, ProjectiveMap, StandardMap, TokenEmbedding, finished_table
 from torchdefine.embedding.table import TOKENS_AT_ONCE
 from torchdefine.errors import UserError
-from torchdefine.output.layer import resized_bias
+from torchdefine.output.full import resized_bias
 from torchdefine.tables import CompactTable, DenseRows
 from torchdefine.tables.rows import BandedRows
 
