@@ -10,10 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from torchdefine import load_run, train
+from torchdefine.embedding import finished
 from torchdefine.export import load_export
 from torchdefine.run import RunFolder
 from torchdefine.tasks.language import NeuralCache
 from torchdefine.training import Interrupted
+from torchdefine.training.loop import Trainer
 from torchdefine.training.progress import Reporter
 
 FINISHED = {"output": {"tied": "finished"}, "unit": {"embedding_dim": 24}}
@@ -118,3 +120,33 @@ def test_a_translator(translation_recipe: Path, tmp_path: Path) -> None:
     cached = load_run(tmp_path / "run", cached=True)
     cached.model.target.unit.forward = None
     assert [best.text for [best] in cached.translate(lines)] == [best.text for [best] in run.translate(lines)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("output", [{"kind": "full", "bias": False}, {"kind": "adaptive"}])
+def test_recorded_steps_on_a_gpu(
+    recipe_file: Path, tmp_path: Path, precision: str, output: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several parts that are computed again, with dropout in the unit: the same numbers, and never a wait."""
+    monkeypatch.setattr(finished, "TOKENS_AT_ONCE", 16)
+    original = Trainer._train_step
+
+    def watched(self: Trainer) -> None:
+        torch.cuda.set_sync_debug_mode("error" if self.position.step > 2 else "default")
+        try:
+            original(self)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Trainer, "_train_step", watched)
+    losses = {}
+    for recorded in (False, True):
+        out = tmp_path / str(recorded)
+        settings = {**STEPS, "precision": precision, "cuda_graphs": recorded, "log_every": 1}
+        run = train(recipe_file, out=out, train=settings, **{**FINISHED, "output": {"tied": "finished", **output}})
+        losses[recorded] = [record["loss"] for record in run.folder.records("train")]
+        last = load_run(out, checkpoint="last")
+        validated = RunFolder(out).records("valid")[-1]["perplexity"]
+        assert last.evaluate("valid").perplexity == pytest.approx(validated, rel=1e-4)
+    assert losses[True] == pytest.approx(losses[False], rel=1e-3 if precision == "fp32" else 2e-2)
