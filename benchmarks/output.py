@@ -1,12 +1,13 @@
 """The output layer alone, forward and backward: from hidden vectors to a loss over 267,735 words.
 
 Adaptive softmax: ours, tied to the map, beside torch's. Full softmax: ours in chunks, all logits at once, and the fused
-kernels of cut-cross-entropy and Liger where they are installed.
+kernels of cut-cross-entropy and Liger where they are installed. Ties: what the vectors of all words cost in every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -21,8 +22,10 @@ from benchmarks.recorded import recorded
 from benchmarks.records import Benchmark
 from benchmarks.steps import NO_GPU
 from benchmarks.texts import WIKIPEDIA_CUTOFFS, WIKIPEDIA_SIZE, real_text
-from torchdefine.embedding import AdaptiveMap, StandardMap
-from torchdefine.output import AdaptiveSoftmax, FullSoftmax, OutputLayer
+from torchdefine.embedding import AdaptiveMap, ProjectionConfig, StandardMap, VocabularyFacts, build_embedding
+from torchdefine.modes import prepare
+from torchdefine.output import AdaptiveSoftmax, AdaptiveTableSoftmax, FullSoftmax, OutputLayer
+from torchdefine.recipe import load_recipe
 from torchdefine.training.cuda_graphs import room_for
 from torchdefine.training.precision import Precision
 
@@ -30,6 +33,16 @@ WIDTH = 128
 SHAPE = (60, 150)  # 9,000 tokens
 TORCHS = "torch's AdaptiveLogSoftmaxWithLoss, division 4"
 OURS = "ours, adaptive, recorded"
+TABLE, WIDE = "a table of n, behind a projection", "a table of m"
+FINISHED, PROJECTED = "finished vectors of the unit", "finished vectors of one projection"
+DROPOUT = 0.2
+DROPPED, BANDS = f"finished vectors of the unit, dropout {DROPOUT}", "finished vectors of the unit, in bands"
+TIES = (TABLE, WIDE, FINISHED, PROJECTED, DROPPED, BANDS)
+TIED_SIZES = (
+    ("ptb/awd-lstm-define-finished", (10_000, (20, 70)), (1000, (4, 20))),
+    ("txl/define-64", (253_443, SHAPE), (3000, (4, 20))),
+)
+"""A recipe, its vocabulary with a batch of tokens, and smaller ones."""
 
 
 class OurLoss(nn.Module):
@@ -112,6 +125,39 @@ def full(size: int, targets: Tensor) -> nn.Module:
     return OurLoss(FullSoftmax(WIDTH, table, bias=False), targets, False, table)
 
 
+def tied(recipe: Any, size: int, how: str, targets: Tensor) -> nn.Module:
+    """A layer over what ``how`` says of a recipe's embedding."""
+    unit = replace(recipe.unit, dropout=DROPOUT) if how == DROPPED else recipe.unit
+    if how == PROJECTED:
+        unit = ProjectionConfig(embedding_dim=recipe.unit.embedding_dim)
+    embedding = build_embedding(recipe.embedding, unit, VocabularyFacts(size))
+    width = embedding.embedding_dim
+    layers: dict[str, Callable[[], OutputLayer]] = {
+        TABLE: lambda: FullSoftmax(width, StandardMap(size, embedding.map_dim)),
+        WIDE: lambda: FullSoftmax(width, StandardMap(size, width)),
+        BANDS: lambda: AdaptiveTableSoftmax(
+            width, embedding, tuple(c for c in WIKIPEDIA_CUTOFFS if c < size) or (size // 5,)
+        ),
+    }
+    output: Any = layers.get(how, lambda: FullSoftmax(width, embedding))()
+    module = OurLoss(output, targets, True, output._map[0] if how in (TABLE, WIDE) else embedding)
+    prepare(module)
+    return module
+
+
+def ties(setting: Setting, name: str, size: int, shape: tuple[int, int]) -> Group:
+    recipe, text = load_recipe(name), real_text(setting.data)
+    small = size <= text.vocabulary
+    targets = (text.ids(shape, setting.device, size) if small else text.wide_ids(shape, setting.device, size)).flatten()
+    generator = torch.Generator(setting.device).manual_seed(0)
+    hidden = torch.randn(len(targets), recipe.unit.embedding_dim, device=setting.device, generator=generator)
+    make = partial(prepared, data=(hidden, targets), setting=setting, kept=setting.on_gpu)
+    contestants = [Contestant(how, partial(make, partial(tied, recipe, size, how, targets))) for how in TIES]
+    sizes = f"{size:,} words, a table {recipe.embedding.map_dim} wide, vectors of {recipe.unit.embedding_dim}"
+    note = f"{len(targets):,} tokens, {sizes}, the unit of {name}, recorded where there is a GPU"
+    return Group(f"ties over {size:,} words", contestants, note=note)
+
+
 def data_of(setting: Setting) -> tuple[int, tuple[int, int, int], tuple[Tensor, Tensor]]:
     """The vocabulary's size and cutoffs; hidden vectors (T, n) and targets (T,)."""
     text, device = real_text(setting.data), setting.device
@@ -178,6 +224,8 @@ def groups(setting: Setting) -> Iterator[Group]:
         ],
         note=note,
     )
+    for name, (size, shape), (fewer, shorter) in TIED_SIZES:
+        yield ties(setting, name, *((fewer, shorter) if setting.small else (size, shape)))
 
 
 BENCHMARK = Benchmark("output", "adaptive and full softmax beside torch's and other people's kernels", groups)

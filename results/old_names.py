@@ -68,7 +68,7 @@ def with_new_names(old: Mapping[str, Any]) -> Mapping[str, Any]:
         return old
     if "unit" in old:  # written after sections were divided
         unit = {OF_THE_UNIT.get(name, name): value for name, value in old["unit"].items()}
-        return {**old, "embedding": _scaled(old["embedding"]), "unit": unit}
+        return {**old, "embedding": _scaled(old["embedding"]), "unit": unit, "output": _tied(old["output"])}
     new = {
         **{name: value for name, value in old.items() if not isinstance(value, Mapping) or name == "published"},
         **{name: dict(old[name]) for name in ("data", "schedule", "eval", "beam") if name in old},
@@ -120,8 +120,14 @@ def _scaled(old: Mapping[str, Any]) -> dict[str, Any]:
     return {**embedding, "scale": "root-dim" if is_root else scale}
 
 
+def _tied(old: Mapping[str, Any]) -> dict[str, Any]:
+    """It was true for the map's table, which was all that an output could be tied to."""
+    given = old.get("tied", True)
+    return {**old, "tied": given if isinstance(given, str) else "table" if given else "none"}
+
+
 def _context_output_and_loss(old: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    context, output = dict(old["context"]), dict(old["output"])
+    context, output = dict(old["context"]), _tied(old["output"])
     moved = OF_THE_LOSS[1:] if context.get("kind") == "transformer-xl" else OF_THE_LOSS
     loss = {name: context.pop(name) for name in moved if name in context}
     loss |= {name: output.pop(name) for name in ("label_smoothing",) if name in output}

@@ -98,7 +98,7 @@ embedding: {{map_dim: 16, row_dropout: 0.02}}
 unit: {{kind: define, embedding_dim: 32, expand_dim: 32, depth: 3, dropout: 0.1}}
 source: {{share: unit}}
 context: {{encoder_layers: 1, decoder_layers: 1, heads: 2, hidden_dim: 48, dropout: 0.02}}
-output: {{tied: true}}
+output: {{tied: table}}
 loss: {{label_smoothing: 0.05}}
 optim: {{kind: adam, lr: 0.6, clip: 1.0, beta2: 0.98}}
 schedule: {{kind: noam, warmup: 40, noam_width: 32}}

@@ -28,7 +28,7 @@ def test_an_lstm_gets_its_settings() -> None:
             "projection_std": 0.07,
             "row_dropout": 0.6,
         },
-        "output": {"kind": "full", "tied": True},
+        "output": {"kind": "full", "tied": "table"},
         "loss": {"label_smoothing": 0.7, "output_dropout": 0.3, "activation_penalty": 2, "temporal_penalty": 1},
     }
     model = build_language_model(load_recipe("demo/standard", changes), VOCABULARY)

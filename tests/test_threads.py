@@ -109,7 +109,7 @@ def parts_of(value: object, seen: set[int]) -> Iterator[nn.Module]:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"context": "transformer-xl"}, {"output": {"kind": "full", "tied": False}}, {"output": "mixture"}],
+    [{}, {"context": "transformer-xl"}, {"output": {"kind": "full", "tied": "none"}}, {"output": "mixture"}],
 )
 def test_a_twin_shares_its_weights_and_nothing_else(recipe_file: Path, tmp_path: Path, settings: dict) -> None:
     run = train(recipe_file, out=tmp_path / "run", train={"steps": 2}, **settings)

@@ -314,6 +314,18 @@ def test_a_tied_head_can_keep_its_matrix(tmp_path: Path) -> None:
     assert torch.equal(logits(model, batch(model)), logits(loaded, batch(model)))
 
 
+def test_a_head_can_be_tied_to_the_finished_vectors(tmp_path: Path) -> None:
+    model = with_define(bert(True), **SIZES, heads="finished").eval()
+    table = model.get_input_embeddings().table
+    torch.testing.assert_close(model.get_output_embeddings().weight[3:5], table(torch.arange(3, 5)))
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    given = batch(model)
+    assert torch.equal(logits(model, given), logits(loaded, given))
+    model.resize_token_embeddings(table.num_embeddings + 3)
+    assert logits(model, given).shape[-1] == table.num_embeddings
+
+
 @pytest.mark.parametrize(("name", "tied"), CASES)
 def test_a_table_that_lost_nothing_gives_the_old_logits(name: str, tied: bool, tmp_path: Path) -> None:
     model = FAMILIES[name].make(tied).eval()

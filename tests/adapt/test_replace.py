@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.adapt.model_identity import model_hash
-from torchdefine import DeFINE, replace_embeddings, restore
+from torchdefine import DeFINE, UnitConfig, replace_embeddings, restore
 from torchdefine.adapt.stand_in import MapHead, SharedStandIn, StandIn, VectorsHead, cache_tables
 from torchdefine.adapt.survey import survey
 from torchdefine.embedding.token_embedding import sizes_read
@@ -227,6 +227,34 @@ def test_a_large_vocabulary_is_scored_in_stretches(monkeypatch: pytest.MonkeyPat
     theirs = torch.autograd.grad((hidden @ matrix.T + model.head.bias).square().sum(), [hidden, *table.parameters()])
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_head_that_is_tied_to_finished_vectors(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchdefine.embedding.finished.TOKENS_AT_ONCE", 7)
+    model = Tied()
+    size = float(model.head.weight.detach().square().mean().sqrt())
+    unit = UnitConfig(dropout=dropout)
+    replace_embeddings(model, targets="encoder.tokens", heads="finished", unit=unit, **SIZES)
+    assert isinstance(model.head, VectorsHead)
+    model.double()
+    table, hidden = model.encoder["tokens"].table, torch.randn(2, 3, 12, dtype=torch.float64, requires_grad=True)
+    assert float(table.table().square().mean().sqrt()) == pytest.approx(size, rel=0.3)
+    inputs = [hidden, *table.parameters()]
+    ours = torch.autograd.grad(model.head(hidden).square().sum(), inputs)
+    if dropout:
+        assert not torch.equal(model.head(hidden), model.head(hidden))
+        model.eval()
+    matrix = torch.stack([table(torch.tensor(i)) for i in range(40)])
+    wanted = hidden @ matrix.T + model.head.bias
+    torch.testing.assert_close(model.head(hidden), wanted, rtol=0, atol=1e-10)
+    if not dropout:
+        theirs = torch.autograd.grad(wanted.square().sum(), inputs)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+    with torch.no_grad():
+        table.map.table.weight.mul_(2)
+        assert not torch.equal(model.head(hidden), wanted)
+        torch.testing.assert_close(model.head(hidden), hidden @ table.table().T + model.head.bias)
 
 
 class Scaled(nn.Embedding):

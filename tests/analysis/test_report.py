@@ -238,7 +238,7 @@ def test_maps_stand_by_kind_and_width_and_are_compared_with_a_standard_table(run
     (summary,) = summarise([runs["standard"]])
 
     def run(name: str, unit: str = "none", **embedding: Any) -> RunSummary:
-        untied = dataclasses.replace(summary.recipe.output, tied=False)
+        untied = dataclasses.replace(summary.recipe.output, tied="none")
         settings = {"embedding": EMBEDDINGS.read(embedding), "unit": UNITS.read(unit)}
         recipe = dataclasses.replace(summary.recipe, **settings, output=untied)
         return dataclasses.replace(summary, name=name, recipe=recipe)

@@ -4,6 +4,7 @@ from benchmarks.measuring import Setting
 from benchmarks.texts import WIKIPEDIA_CUTOFFS, WIKIPEDIA_SHARES, WIKIPEDIA_SIZE, real_text
 
 from benchmarks import output
+from torchdefine.recipe import load_recipe
 from torchdefine.training.precision import Precision
 
 SETTING = Setting(torch.device("cpu"), small=True, repeats=2)
@@ -42,6 +43,22 @@ def test_adaptive_softmaxes_agree(data: tuple[torch.Tensor, torch.Tensor], divis
             theirs.softmax.tail[index][0].weight.copy_(ours.tied.projections[index])
             theirs.softmax.tail[index][1].weight.copy_(band.weight)
     assert loss_and_gradient(ours, data)[0] == pytest.approx(loss_and_gradient(theirs, data)[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("how", [output.FINISHED, output.PROJECTED, output.BANDS])
+def test_what_is_tied_to_finished_vectors_compares_with_them(how: str) -> None:
+    recipe, targets = load_recipe("ptb/awd-lstm-define-finished"), torch.randint(200, (30,))
+    module = output.tied(recipe, 200, how, targets)
+    hidden = torch.randn(30, 400)
+    table = module.tied.eval().table()
+    if how == output.BANDS:
+        expected = module.output.log_prob(hidden)
+        module.tied.look_up(table)
+        torch.testing.assert_close(module.output.log_prob(hidden), expected)
+    else:
+        expected = torch.log_softmax(hidden @ table.T, -1)
+    loss = module.train()(hidden, targets)
+    torch.testing.assert_close(loss, torch.nn.functional.nll_loss(expected, targets))
 
 
 def test_what_is_not_installed_is_said_to_be_missing() -> None:

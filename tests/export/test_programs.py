@@ -84,6 +84,15 @@ def cached_lstm() -> LanguageModel:
     return model
 
 
+def finished_lstm() -> LanguageModel:
+    """The output is tied to the finished vectors, which the program looks up for the input too."""
+    embedding = DeFINE.over(bands(ranked=True), 24, expand_dim=64)
+    context = LSTM(24, LSTMConfig(hidden_dim=20, output_dim=24))
+    model = on_the_cpu(LanguageModel(embedding, context, AdaptiveSoftmax(24, embedding)).eval())
+    model.embedding.unit.forward = None  # whoever calls it now fails
+    return model
+
+
 def compressed_lstm() -> LanguageModel:
     """Codes in bytes of two each, unpacked by the program."""
     model = adaptive_define_lstm().eval()
@@ -137,6 +146,7 @@ MODELS: dict[str, Callable[[], LanguageModel | Translator]] = {
         projective_awd_mixture,
         adaptive_define_lstm,
         cached_lstm,
+        finished_lstm,
         compressed_lstm,
         adaptive_mixture_lstm,
         transformer_xl,
@@ -145,7 +155,7 @@ MODELS: dict[str, Callable[[], LanguageModel | Translator]] = {
         shared_translator,
     )
 }
-EVERY_TIME = ("standard_lstm", "projective_awd_mixture", "cached_lstm", "transformer_xl", "translator")
+EVERY_TIME = ("standard_lstm", "projective_awd_mixture", "cached_lstm", "finished_lstm", "transformer_xl", "translator")
 
 
 @pytest.mark.parametrize(
@@ -297,9 +307,13 @@ def test_a_program_keeps_only_the_weights_that_it_uses() -> None:
     assert not any(".output." in name for name in encoder.state_dict)
     assert not any(".decoder." in n and ".across.key_value" not in n for n in encoder.state_dict)
     assert not any(".encoder." in name for name in decoder.state_dict)
+    finished = trace(programs_of(build("finished_lstm"))[1])
+    tensors = [*finished.state_dict.values(), *finished.constants.values()]
+    assert [tuple(tensor.shape) for tensor in tensors].count((V, 24)) == 1
+    assert not any("unit" in name or "bands" in name for name in finished.state_dict)
     embedding = trace(programs_of(build("cached_lstm"))[0])
-    assert not embedding.state_dict
-    assert [tuple(table.shape) for table in embedding.constants.values()] == [(V, 24)]
+    assert not embedding.constants
+    assert [tuple(table.shape) for table in embedding.state_dict.values()] == [(V, 24)]
 
 
 def test_inputs_to_check_with_are_ones_that_a_program_must_take() -> None:

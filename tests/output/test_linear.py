@@ -168,10 +168,10 @@ def test_bad_arguments_are_refused() -> None:
     layer = FullSoftmax(12, num_embeddings=V)
     hidden, ids = torch.randn(2, 12), torch.zeros(2, dtype=torch.long)
     cases: dict[str, Callable[[], object]] = {
-        "needs either a map_layer": lambda: FullSoftmax(12),
+        "needs either a map or an embedding": lambda: FullSoftmax(12),
         "or num_embeddings for its own": lambda: FullSoftmax(12, StandardMap(V, 12), num_embeddings=V),
         "use AdaptiveSoftmax": lambda: FullSoftmax(12, AdaptiveMap(V, 12, (5,))),  # type: ignore[arg-type]
-        "not to DeFINE: pass the embedding's map": lambda: FullSoftmax(12, DeFINE(V, 12, 8, 16, 2)),  # type: ignore[arg-type]
+        "not to Embedding: pass the embedding's map": lambda: FullSoftmax(12, nn.Embedding(V, 12)),  # type: ignore[arg-type]
         "hidden_dim is 0": lambda: FullSoftmax(0, num_embeddings=V),
         "num_embeddings is 0": lambda: layer.resize(0),
         "num_embeddings is -1": lambda: LAYERS["tied"]()["out"].resize(-1),

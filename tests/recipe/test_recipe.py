@@ -151,7 +151,7 @@ def test_none_is_a_value_where_the_setting_has_one_of_that_name(tmp_path: Path) 
         ({"optim": 3}, "holds several settings"),
         ({"unit": "hgtt"}, "did you mean 'hgt'"),
         ({"unit": {"kind": "hgtt"}}, "The unit 'hgtt' is unknown: did you mean 'hgt'"),
-        ({"output": {"kind": "full"}}, "A tied full output does not fit an adaptive embedding"),
+        ({"output": {"kind": "full"}}, "A full output that is tied to the table does not fit an adaptive embedding"),
         (
             {"train": {"steps": 5, "epochs": 2}},
             "both say how long to train: give one of them",
@@ -286,7 +286,7 @@ def test_cutoffs_shrink_with_the_vocabulary() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_bands_of_an_untied_output_go_by_frequency_too(device: str) -> None:
-    recipe = load_recipe("demo/adaptive-define", {"output": {"tied": False}, "embedding": {"cutoffs": "10,30"}})
+    recipe = load_recipe("demo/adaptive-define", {"output": {"tied": "none"}, "embedding": {"cutoffs": "10,30"}})
     with torch.device(device):
         model = build_language_model(recipe, VocabularyFacts(100, range(100)))  # the last id is the most frequent
     ranks = model.output.ranks
@@ -296,7 +296,7 @@ def test_bands_of_an_untied_output_go_by_frequency_too(device: str) -> None:
 
 
 def test_an_untied_full_output_goes_with_an_adaptive_map() -> None:
-    recipe = load_recipe("demo/adaptive-define", {"output": {"kind": "full", "tied": False}})
+    recipe = load_recipe("demo/adaptive-define", {"output": {"kind": "full", "tied": "none"}})
     with torch.device("meta"):
         assert isinstance(build_language_model(recipe, VocabularyFacts(9000)).output, FullSoftmax)
 
@@ -409,7 +409,7 @@ def test_several_bases_lie_one_over_the_other(tmp_path: Path) -> None:
         ({"context": {"head_dim": None, "heads": 10}}, "10 heads do not divide the width 384"),
         ({"context": {"attention_dropout": 1.5}}, r"context\.attention_dropout is 1\.5"),
         ({"output": {"tied_projections": [True]}}, "has 1 values for 4 bands"),
-        ({"output": {"tied": False}}, r"output\.tied is false, but this kind always shares the embedding's table"),
+        ({"output": {"tied": "none"}}, r"output\.tied is none, but this kind always shares the embedding's rows"),
         (
             {"output": {"cutoffs": [300_000], "tied_projections": []}},
             r"use --output\.cutoffs .*, or remove the bands with --output\.kind full",
@@ -492,7 +492,7 @@ def test_a_description_says_what_was_changed_of_the_model(tmp_path: Path) -> Non
     [
         {"embedding": {"map_dim": "128"}, "unit": "none"},
         {"context": {"layers": 1, "hidden_dim": "256"}},
-        {"output": {"tied": "true"}},
+        {"output": {"tied": "table"}},
         {"optim": {"lr": 1.0}, "train": {"steps": 3}},
     ],
 )

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ from torchdefine.tables import CompactTable, Rows
 if TYPE_CHECKING:
     from torchdefine.adapt.huggingface import Adoption
 
-Heads = Literal["tie", "untie"]
+Heads = Literal["tie", "finished", "untie"]
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,15 @@ def replace_embeddings(
             default a quarter of the table's width, at most 128, and four times its width, at most 1024.
         table: a table fitted to the old one instead (``CompactTable``, ``DeFINE``), or a mapping from names to such.
         heads: output layers that share a table are tied to the replacement ("tie": to DeFINE's map through a
-            projection, or to the vectors of a given ``table``), or keep the old matrix for themselves ("untie").
+            projection, or to the vectors of a given ``table``; "finished": to the vectors of a fresh DeFINE too), or
+            keep the old matrix for themselves ("untie").
     """
-    if heads not in ("tie", "untie"):
-        raise UserError(f"heads is {heads!r}, but must be 'tie' or 'untie'.")
+    if heads not in get_args(Heads):
+        raise UserError(f"heads is {heads!r}, but must be 'tie', 'finished' or 'untie'.")
     if isinstance(model, nn.Embedding):
         raise UserError("The model is itself a table, which cannot be replaced in place: use DeFINE(…) instead of it.")
     chosen, adoptions, fresh = choose(model, targets), _adoptions(model), table is None
-    kind: HeadKind = "own" if heads == "untie" else "map" if fresh else "vectors"
+    kind: HeadKind = "own" if heads == "untie" else "map" if fresh and heads == "tie" else "vectors"
     if table is None:
         new: list[nn.Module] = [fresh_define(old, map_dim, expand_dim, depth, unit) for old in chosen]
     else:

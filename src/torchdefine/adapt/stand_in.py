@@ -14,7 +14,7 @@ from torchdefine.adapt.matrix import Matrix
 from torchdefine.embedding import LooksUp, ProjectiveMap, StandardMap, TokenEmbedding, finished_table
 from torchdefine.embedding.table import TOKENS_AT_ONCE
 from torchdefine.errors import UserError
-from torchdefine.output.layer import resized_bias
+from torchdefine.output.full import resized_bias
 from torchdefine.tables import CompactTable, DenseRows
 from torchdefine.tables.rows import BandedRows
 
@@ -269,7 +269,7 @@ class MapHead(TiedHead):
 
 
 class VectorsHead(TiedHead):
-    """Tied to the vectors themselves, as the old head was to the old table: for tables fitted to an old one.
+    """Tied to the finished vectors, as the old head was to the old table.
 
     The vectors are computed again, part of the vocabulary at a time, unless the stand-in is cached.
     """
@@ -278,11 +278,14 @@ class VectorsHead(TiedHead):
         return self.stand_in.rows()
 
     def compute(self, given: Tensor) -> Tensor:
-        total = self.out_features
-        logits = [
-            given @ self.stand_in.rows(start, min(start + TOKENS_AT_ONCE, total)).T.to(given.dtype)
-            for start in range(0, total, TOKENS_AT_ONCE)
-        ]
+        total, table = self.out_features, self.stand_in.table
+        if torch.is_grad_enabled() and self.stand_in.looked_up is None and isinstance(table, TokenEmbedding):
+            logits = [given @ table.finished().T.to(given.dtype)]  # backward computes a unit's layers again
+        else:
+            logits = [
+                given @ self.stand_in.rows(start, min(start + TOKENS_AT_ONCE, total)).T.to(given.dtype)
+                for start in range(0, total, TOKENS_AT_ONCE)
+            ]
         whole = logits[0] if len(logits) == 1 else torch.cat(logits, dim=-1)  # (…, V)
         return whole if self.bias is None else whole + self.bias
 

@@ -67,13 +67,13 @@ def _implied(recipe: Any) -> dict[str, Any]:
     if isinstance(embedding, MapConfig):
         given, mapped = getattr(unit, "embedding_dim", None), getattr(embedding, "output_dim", None)
         width = given or mapped or embedding.map_dim
-        std, tied = round(embedding.map_dim**-0.5, 6), getattr(output, "tied", False)
+        std, widths = round(embedding.map_dim**-0.5, 6), {"table": embedding.map_dim, "finished": width}
         known = {
             "embedding.init_std": std,
             "embedding.projection_std": std,
             "embedding.output_dim": given or embedding.map_dim,
             "unit.embedding_dim": mapped or embedding.map_dim,
-            "context.output_dim": embedding.map_dim if tied else getattr(context, "hidden_dim", None),
+            "context.output_dim": widths.get(getattr(output, "tied", "none"), getattr(context, "hidden_dim", None)),
             "context.head_dim": width // getattr(context, "heads", 1),
             "context.inner_dim": 4 * width,
         }
@@ -178,7 +178,9 @@ def _different_context_models(runs: Sequence[RunSummary]) -> list[str]:
     reason = ""
     recipes: list[Any] = [run.recipe for run in runs]
     if all(hasattr(recipe, "context") and hasattr(recipe.context, "output_dim") for recipe in recipes):
-        widths = [recipe.context.output_dim or recipe.embedding.map_dim for recipe in recipes if recipe.output.tied]
+        widths = [
+            recipe.context.output_dim or recipe.embedding.map_dim for recipe in recipes if recipe.output.tied == "table"
+        ]
         left_open = any(recipe.context.output_dim is None for recipe in recipes)
         if len(widths) == len(recipes) and left_open and not _is_one(widths):
             reason = (

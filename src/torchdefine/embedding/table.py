@@ -132,8 +132,7 @@ class LooksUp(nn.Module):
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
-        if self.looked_up is not None:
-            self.look_up(self.looked_up._apply(fn))
+        self.look_up(None if self.looked_up is None else self.looked_up._apply(fn))
         return self
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:

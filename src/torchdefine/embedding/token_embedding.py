@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
+from torchdefine.embedding.finished import Kept, through_unit
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import LooksUp, finished_table, in_evaluation
@@ -38,7 +39,8 @@ class TokenEmbedding(LooksUp, Prepared):
     """A map layer, then a unit from its vectors to the finished ones; (…) → (…, embedding_dim).
 
     ``unit`` is any module from (…, map_layer.output_dim) to (…, embedding_dim), or None to take the map's vectors as
-    they are. ``row_dropout`` is the dropout rate of whole rows: token types whose map vectors are zeroed in a step.
+    they are. ``row_dropout`` is the dropout rate of whole rows: token types whose map vectors are zeroed in a step,
+    where they are looked up; an output layer that is tied to the finished vectors compares with all of them.
     """
 
     shares = False
@@ -51,6 +53,7 @@ class TokenEmbedding(LooksUp, Prepared):
         self.embedding_dim = map_layer.output_dim if embedding_dim is None else embedding_dim
         self.row_dropout = 0.0
         self._vector_dtype = torch.float32
+        self._kept = Kept()
 
     @classmethod
     def beside(cls, map_layer: MapLayer, partner: TokenEmbedding) -> TokenEmbedding:
@@ -86,12 +89,50 @@ class TokenEmbedding(LooksUp, Prepared):
             finished = finished.masked_fill((ids == padding).unsqueeze(-1), 0.0)
         return finished
 
+    def finished(self) -> Tensor:
+        """All finished vectors, (V, m), for an output layer that is tied to them.
+
+        Where they are to learn they are computed with gradients, in training with dropout in the unit, a mask for each
+        row. Otherwise they are looked up, or computed once and kept until the weights change.
+        """
+        table = None if self.looked_up is None or self.has_other_weights() else self.looked_up
+        cached = None if table is None else self.cached_vectors
+        if cached is not None and cached.dtype == self._vector_dtype:
+            return cached
+        learns = torch.is_grad_enabled() and any(p.requires_grad for p in self._weights())
+        if torch.compiler.is_compiling() or self.training or (learns and table is None):
+            return self._all_computed() if table is None else self._looked_up(self._ids(), table)
+        parts = self.map, self.unit, table
+        kept = self._kept.table(*parts)
+        if kept is None:
+            with torch.inference_mode(False):  # it outlives the context, and is then an ordinary tensor
+                kept = self._kept.keep(finished_table(self), *parts)
+        return kept
+
+    def _ids(self) -> Tensor:
+        return torch.arange(self.num_embeddings, device=next(self._weights()).device)
+
+    def _all_computed(self) -> Tensor:
+        ids = self._ids()
+        once = isinstance(self.map, StandardMap | AdaptiveMap)  # then a GPU adds up gradients without sorting ids
+        mapped: Tensor = self.map(ids, once) if once else self.map(ids)  # type: ignore[call-arg]  # (V, n)
+        finished = mapped if self.unit is None else through_unit(self.unit, mapped)  # (V, m)
+        if (padding := self.map.padding_idx) is not None:
+            finished = finished.masked_fill((ids == padding).unsqueeze(-1), 0.0)
+        return finished
+
+    def _weights(self) -> Iterator[Tensor]:
+        parts = (part for part in (self.map, self.unit) if isinstance(part, nn.Module))
+        return itertools.chain.from_iterable(part.parameters() for part in parts)
+
     def prepare(self, on: bool = True) -> None:
         """Decide whether a batch's tokens may be computed in another order, and equal ones once.
 
         Only where a vector depends on nothing else in the batch: not with maps, units and hooks of somebody else, and
         not where dropout draws anew for every place.
         """
+        if self.training:  # an evaluation has ended, and recorded steps change weights behind torch's back
+            self._kept = Kept()
         unit, forward = self.unit, type(self).forward
         drops = self.training and isinstance(unit, DefineUnit) and unit.config.dropout > 0
         ours = unit is None or (type(unit) in PARTS and untouched(unit, *PARTS))
@@ -108,6 +149,7 @@ class TokenEmbedding(LooksUp, Prepared):
 
     def look_up(self, table: Tensor | nn.Module | None) -> None:
         super().look_up(table)
+        self._kept = Kept()
         weights = itertools.chain(self.map.parameters(), self.map.buffers())  # type: ignore[attr-defined]
         dtypes = (weight.dtype for weight in weights if weight.is_floating_point())
         self._vector_dtype = next(dtypes, torch.float32)  # a foreign map may have no weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +32,16 @@ class ExpansionLayer(nn.Module):
             self.norm = nn.GroupNorm(linear.groups, linear.out_features)
         self.activation, self.dropout = config.activation, config.dropout
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
+        """``kept`` says which features dropout keeps, where they are drawn already."""
         y = self.linear(x)
         if isinstance(self.norm, nn.GroupNorm):
             y = self.norm(y.reshape(-1, y.shape[-1])).reshape(y.shape)  # GroupNorm takes (T, features)
         elif self.norm is not None:
             y = self.norm(y)
         y = ACTIVATIONS[self.activation](y)
+        if kept is not None:
+            return y * kept / (1 - self.dropout)
         return F.dropout(y, self.dropout) if self.training and self.dropout else y
 
     def extra_repr(self) -> str:
@@ -100,17 +104,25 @@ class DefineUnit(Prepared):
             hidden = x if index == 0 else linear.weight.new_ones(self.plan.layers[index - 1].output_width)
             linear.weight.mul_(self._with_skip(x, hidden, index).view(linear.groups, -1, 1))
 
-    def forward(self, x: Tensor, outputs: list[Tensor] | None = None) -> Tensor:
-        """(…, n) → (…, m); ``outputs`` collects what each layer gives."""
+    def forward(self, x: Tensor, outputs: list[Tensor] | None = None, kept: Sequence[Tensor] = ()) -> Tensor:
+        """(…, n) → (…, m); ``outputs`` collects what each layer gives; ``kept`` is what ``drawn`` gave."""
         if outputs is None and self.fused and has_fused_kernels(x) and not (self.training and self.config.dropout):
             return group_stack(x, self._stack(), self._form(), torch.get_autocast_dtype(x.device.type))
         hidden = x
         for index, layer in enumerate([*self.expansions, self.last]):
-            output = layer(self._with_skip(x, hidden, index))  # (…, width of this layer)
+            output = layer(self._with_skip(x, hidden, index), *kept[index : index + 1])  # (…, width of this layer)
             hidden = output + hidden if self._residuals[index] else output
             if outputs is not None:
                 outputs.append(hidden)
         return hidden
+
+    def drawn(self, rows: int, device: torch.device) -> list[Tensor]:
+        """Which features dropout keeps in each layer, (rows, width), so that these can be computed a second time."""
+        if not (self.training and self.config.dropout):
+            return []
+        widths = [layer.linear.out_features for layer in self.expansions]
+        masks = [torch.empty(rows, width, dtype=torch.bool, device=device) for width in widths]
+        return [mask.bernoulli_(1 - self.config.dropout) for mask in masks]
 
     def layer_outputs(self, x: Tensor) -> list[Tensor]:
         """What each layer gives, first to last; the last of them is the unit's vector."""

@@ -44,6 +44,7 @@ from torchdefine.files import (
     write_sealed,
     write_text,
 )
+from torchdefine.output.full import compared_with
 
 FORMAT = "torchdefine export"
 FORMAT_VERSION = 1
@@ -126,10 +127,19 @@ def file_facts(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def on_the_cpu(model: Model) -> Model:
-    """The model itself if it is ready to be traced, else a copy that is."""
-    if not model.training and all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters()):
+    """The model itself if it is ready to be traced, else a copy that is.
+
+    An output layer that compares with finished vectors finds them in a table, in which the input looks them up too: a
+    program would compute all of them in every call.
+    """
+    ready = not model.training and all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters())
+    if ready and all(embedding.looked_up is not None for embedding in compared_with(model)):
         return model
-    return copy.deepcopy(model).float().cpu().eval()
+    made = copy.deepcopy(model).float().cpu().eval()
+    for embedding in compared_with(made):
+        if embedding.looked_up is None:
+            embedding.look_up(embedding.table())
+    return made
 
 
 @dataclass(frozen=True)

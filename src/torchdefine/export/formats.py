@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchdefine.embedding import LooksUp
 from torchdefine.errors import UserError
 from torchdefine.export.program import Port, Program, Runner, sampled
 from torchdefine.files import atomic_file
@@ -133,6 +134,9 @@ class _Module(nn.Module):
     def __init__(self, program: Program) -> None:
         super().__init__()
         self.model, self.call = program.model, program.call
+        # Registered here, so that a table in which both ends of a model look is one weight of the program.
+        looking = (part.looked_up for part in self.model.modules() if isinstance(part, LooksUp))
+        self.tables = nn.ModuleList(table for table in looking if table is not None)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.call(*tensors))

@@ -3,7 +3,8 @@
 from torchdefine.config import Kinds
 from torchdefine.output.adaptive import AdaptiveSoftmax, AdaptiveSoftmaxConfig, BandedSoftmax
 from torchdefine.output.adaptive_table import AdaptiveTableConfig, AdaptiveTableSoftmax
-from torchdefine.output.layer import FullConfig, FullSoftmax, HostHint, LossConfig, Losses, OutputConfig, OutputLayer
+from torchdefine.output.full import FullConfig, FullSoftmax
+from torchdefine.output.layer import HostHint, LossConfig, Losses, OutputConfig, OutputLayer
 from torchdefine.output.linear_cross_entropy import linear_cross_entropy
 from torchdefine.output.mixture import MixtureConfig, MixtureSoftmax
 

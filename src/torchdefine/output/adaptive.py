@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +25,8 @@ from torchdefine.embedding import (
 from torchdefine.embedding.map import check_ids
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, taken_rows
-from torchdefine.output.layer import MapSoftmax, OutputConfig
+from torchdefine.output.full import MapSoftmax
+from torchdefine.output.layer import OutputConfig
 from torchdefine.output.linear_cross_entropy import Table, Targets, table_losses
 
 
@@ -36,12 +39,12 @@ class BandedSoftmax(MapSoftmax):
 
     Args:
         hidden_dim: width of the context model's vectors.
-        map_layer: the map to tie to.
+        tied_to: the map to tie to, or the embedding whose finished vectors it compares with.
         cutoffs: the frequency ranks that every band but the first starts at.
     """
 
-    def __init__(self, hidden_dim: int, map_layer: Any, cutoffs: tuple[int, ...]) -> None:
-        super().__init__(hidden_dim, map_layer)
+    def __init__(self, hidden_dim: int, tied_to: Any, cutoffs: tuple[int, ...]) -> None:
+        super().__init__(hidden_dim, tied_to)
         self.cutoffs = cutoffs
         self._ranks_on_host: tuple[Tensor, int, np.ndarray] | None = None
 
@@ -63,7 +66,7 @@ class BandedSoftmax(MapSoftmax):
         ids, counted, label_smoothing, per_token, hint = targets
         rows, first, tails = self._rows(hidden), self.cutoffs[0], len(self.cutoffs)
         if label_smoothing:  # exact and therefore expensive: it needs every band for every token
-            return torch.where(counted, self._smoothed_losses(self.log_prob, label_smoothing, ids, rows), 0.0)
+            return torch.where(counted, self._smoothed_losses(self.scorer(), label_smoothing, ids, rows), 0.0)
         ranks = ids if self.ranks is None else self.ranks[ids]
         band_of = torch.zeros_like(ranks)
         for cutoff in self.cutoffs:
@@ -97,16 +100,32 @@ class BandedSoftmax(MapSoftmax):
         return list(hint)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
+        return self.scorer()(hidden)
+
+    def scorer(self) -> Callable[[Tensor], Tensor]:
+        return partial(self._log_prob, self._bands())
+
+    def _log_prob(self, bands: list[Table], hidden: Tensor) -> Tensor:
         rows = self._projected(self._rows(hidden))  # (T, …)
         first = self.cutoffs[0]
         head, *tails = (
-            F.log_softmax(self._band_logits(rows, index, band), dim=-1) for index, band in enumerate(self._bands())
+            F.log_softmax(self._band_logits(rows, index, band), dim=-1) for index, band in enumerate(bands)
         )  # (T, V_i)
         pieces = [head[:, :first], *(tail + head[:, first + i, None] for i, tail in enumerate(tails))]
         log_probs = torch.cat(pieces, dim=-1)  # (T, V) by rank
         if self.ranks is not None:
             log_probs = log_probs.index_select(1, self.ranks)
         return log_probs.reshape(*hidden.shape[:-1], self.num_embeddings)  # (…, V)
+
+    def _split(self, table: Tensor, bias: Tensor | None = None) -> list[Table]:
+        """The bands of one table by id: one split, not a slice for each, so that the gradients are joined in one go."""
+        edges = (0, *self.cutoffs, self.num_embeddings)
+        sizes = [stop - start for start, stop in itertools.pairwise(edges)]
+        if self.ranks is not None:
+            order = ids_by_rank(self.ranks)
+            table, bias = table[order], None if bias is None else bias[order]
+        biases: Sequence[Tensor | None] = [None] * len(sizes) if bias is None else bias.split(sizes)
+        return [Table(*band) for band in zip(table.split(sizes), biases, strict=True)]  # (V_i, width) and (V_i,)
 
     def _band_logits(self, rows: Tensor, index: int, band: Table) -> Tensor:
         logits = F.linear(self._facing(rows, index), band.weight).to(exact_dtype(rows))  # (T, V_i)
@@ -161,32 +180,33 @@ class AdaptiveSoftmaxConfig(OutputConfig):
 
     def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> AdaptiveSoftmax:
         table: Any = embedding.map
-        if self.tied or not isinstance(table, AdaptiveMap):
-            return AdaptiveSoftmax(hidden_dim, table)
+        if self.tied != "none" or not isinstance(table, AdaptiveMap):
+            return AdaptiveSoftmax(hidden_dim, self.tied_to(embedding))
         return AdaptiveSoftmax.untied(hidden_dim, embedding.num_embeddings, table.cutoffs, table.division, table.ranks)
 
 
 class AdaptiveSoftmax(BandedSoftmax):
     """Softmax over the bands of an adaptive map, whose tables and projections it shares with the input.
 
-    The layer's own are only ``cluster_weight`` and, where hidden vectors are not as wide as the map, a bias-free
+    Tied to an embedding over such a map, it compares with finished vectors, which are equally wide in all bands. The
+    layer's own are only ``cluster_weight`` and, where hidden vectors are not as wide as the rows, a bias-free
     ``projection`` that comes first. ``AdaptiveSoftmax.untied`` makes a layer with tables of its own.
 
     Args:
         hidden_dim: width of the context model's vectors.
-        map_layer: the adaptive map to tie to.
+        tied_to: the adaptive map, or the embedding over one.
     """
 
-    def __init__(self, hidden_dim: int, map_layer: AdaptiveMap) -> None:
+    def __init__(self, hidden_dim: int, tied_to: AdaptiveMap | TokenEmbedding) -> None:
+        map_layer: Any = tied_to.map if isinstance(tied_to, TokenEmbedding) else tied_to
         if not isinstance(map_layer, AdaptiveMap):
             raise UserError(
                 f"An adaptive softmax ties to an adaptive map, not to {type(map_layer).__name__}: "
                 f"pass the embedding's map, or use FullSoftmax or AdaptiveTableSoftmax for another one."
             )
-        super().__init__(hidden_dim, map_layer, map_layer.cutoffs)
-        width = map_layer.map_dim
-        self.projection = nn.Linear(hidden_dim, width, bias=False) if width != hidden_dim else None
-        self.cluster_weight = nn.Parameter(torch.empty(len(self.cutoffs), width))
+        super().__init__(hidden_dim, tied_to, map_layer.cutoffs)
+        self.projection = nn.Linear(hidden_dim, self.width, bias=False) if self.width != hidden_dim else None
+        self.cluster_weight = nn.Parameter(torch.empty(len(self.cutoffs), self.width))
         self.reset_parameters()
 
     @classmethod
@@ -210,7 +230,7 @@ class AdaptiveSoftmax(BandedSoftmax):
     def reset_parameters(self) -> None:
         """Draw the layer's own weights; the columns of the bands start like the rows they stand beside."""
         super().reset_parameters()
-        nn.init.normal_(self.cluster_weight, std=self.map.std)
+        nn.init.normal_(self.cluster_weight, std=self._row_std())
 
     @property
     def map(self) -> AdaptiveMap:
@@ -221,8 +241,11 @@ class AdaptiveSoftmax(BandedSoftmax):
         return self.map.ranks
 
     def _facing(self, rows: Tensor, band: int) -> Tensor:
-        return F.linear(rows, self.map.projections[band - 1]) if band else rows  # (T, n_i)
+        return F.linear(rows, self.map.projections[band - 1]) if band and not self._embedding else rows  # (T, n_i)
 
     def _bands(self) -> list[Table]:
-        first, *tails = (band.weight for band, _ in self.map.bands_with_starts())
-        return [Table(torch.cat((first, self.cluster_weight))), *map(Table, tails)]
+        if self._embedding:
+            first, *tails = self._split(self._table())
+        else:
+            first, *tails = (Table(band.weight) for band, _ in self.map.bands_with_starts())
+        return [Table(torch.cat((first.weight, self.cluster_weight.to(first.weight.dtype)))), *tails]

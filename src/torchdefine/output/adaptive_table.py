@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torchdefine.embedding import AdaptiveConfig, MapConfig, TokenEmbedding, Voc
 from torchdefine.embedding.adaptive_map import check_cutoffs, fitting_cutoffs, frequency_ranks, grown_ranks
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
-from torchdefine.output.adaptive import BandedSoftmax, ids_by_rank
+from torchdefine.output.adaptive import BandedSoftmax
 from torchdefine.output.layer import OutputConfig
 from torchdefine.output.linear_cross_entropy import Table
 
@@ -32,7 +32,14 @@ class AdaptiveTableConfig(OutputConfig):
         super().__post_init__()
         given, bands = len(self.tied_projections), len(self.cutoffs) + 1
         self.require(given in (0, bands), f"tied_projections has {given} values for {bands} bands: give one for each.")
-        self.require(self.tied, "tied is false, but this kind always shares the embedding's table: use another kind.")
+        self.require(
+            self.tied != "none", "tied is none, but this kind always shares the embedding's rows: use another kind."
+        )
+        projected = any(self.tied_projections)
+        self.require(
+            self.tied == "table" or not projected,
+            "tied_projections are of the embedding's table: leave them out, or use output.tied table.",
+        )
 
     def check(self, embedding: MapConfig) -> None:
         if isinstance(embedding, AdaptiveConfig):
@@ -42,20 +49,21 @@ class AdaptiveTableConfig(OutputConfig):
         halves = tuple(2**band for band in range(len(self.cutoffs), 0, -1))  # as many, for tied_projections to fit
         cutoffs = fitting_cutoffs("output", self.cutoffs, embedding.num_embeddings, halves)
         tied, counts = self.tied_projections[: len(cutoffs) + 1], vocabulary.counts_tensor()
-        return AdaptiveTableSoftmax(hidden_dim, embedding.map, cutoffs, tied, counts)  # type: ignore[arg-type]
+        return AdaptiveTableSoftmax(hidden_dim, self.tied_to(embedding), cutoffs, tied, counts)
 
 
 class AdaptiveTableSoftmax(BandedSoftmax):
     """Softmax over bands of a standard or projective map's table, with a bias for every token and every band.
 
-    Where hidden vectors are not as wide as the table, every band has a projection to it: its own, or the one that a
-    projective map has for the input, transposed.
+    Tied to an embedding over such a map, it compares with finished vectors. Where hidden vectors are not as wide as the
+    rows, every band has a projection to them: its own, or the one that a projective map has for the input, transposed.
 
     Args:
         hidden_dim: width of the context model's vectors.
-        map_layer: the map to tie to.
+        tied_to: the map, or the embedding whose finished vectors it compares with.
         cutoffs: the frequency ranks that every band but the first starts at.
-        tied_projections: for every band, whether it takes the map's projection; none does by default.
+        tied_projections: for every band, whether it takes the map's projection; none does by default, and none may
+            where it compares with finished vectors.
         counts: how often each id occurs, where ids are not in the order of frequency (subwords, say).
     """
 
@@ -64,22 +72,25 @@ class AdaptiveTableSoftmax(BandedSoftmax):
     def __init__(
         self,
         hidden_dim: int,
-        map_layer: StandardMap | ProjectiveMap,
+        tied_to: StandardMap | ProjectiveMap | TokenEmbedding,
         cutoffs: Sequence[int],
         tied_projections: Sequence[bool] = (),
         counts: Sequence[int] | Tensor | None = None,
     ) -> None:
+        finished = isinstance(tied_to, TokenEmbedding)
+        map_layer: Any = tied_to.map if finished else tied_to
         if not isinstance(map_layer, StandardMap | ProjectiveMap):
             problem = f"Bands of one table need a standard or projective map, not {type(map_layer).__name__}"
             raise UserError(f"{problem}: pass the embedding's map, or use AdaptiveSoftmax for an adaptive one.")
-        super().__init__(hidden_dim, map_layer, check_cutoffs(cutoffs, map_layer.num_embeddings))
-        width, bands = map_layer.map_dim, len(self.cutoffs) + 1
+        super().__init__(hidden_dim, tied_to, check_cutoffs(cutoffs, map_layer.num_embeddings))
+        width, bands = self.width, len(self.cutoffs) + 1
         self.register_buffer("frequency_ranks", frequency_ranks(map_layer.num_embeddings, counts))
         self._tied = tuple(tied_projections) or (False,) * bands
         if len(self._tied) != bands:
             raise UserError(f"tied_projections has {len(self._tied)} values for {bands} bands: give one for each.")
-        if any(self._tied) and not isinstance(map_layer, ProjectiveMap):
-            raise UserError("A standard map has no projection to tie to: use a projective one, or no tied_projections.")
+        if any(self._tied) and (finished or not isinstance(map_layer, ProjectiveMap)):
+            what = "Finished vectors have" if finished else "A standard map has"
+            raise UserError(f"{what} no projection to tie to: use a projective map, or no tied_projections.")
         if any(self._tied) and map_layer.output_dim != hidden_dim:
             raise UserError(
                 f"The map's projection gives {map_layer.output_dim} values, but the context model's vectors have "
@@ -97,11 +108,11 @@ class AdaptiveTableSoftmax(BandedSoftmax):
     def reset_parameters(self) -> None:
         """Draw the layer's own weights like the map's weights of the same kind; biases start at zero."""
         super().reset_parameters()
-        projective = isinstance(self._map[0], ProjectiveMap)
+        projective = isinstance(self._map[0], ProjectiveMap) and not self._embedding
         std = self._map[0].projection_std if projective else self.hidden_dim**-0.5
         for parameter in self.projections.parameters():
             nn.init.normal_(parameter, std=std)
-        nn.init.normal_(self.cluster_weight, std=self._map[0].std)
+        nn.init.normal_(self.cluster_weight, std=self._row_std())
         nn.init.zeros_(self.cluster_bias)
 
     @property
@@ -121,18 +132,10 @@ class AdaptiveTableSoftmax(BandedSoftmax):
         return f"{super().extra_repr()}{projections}"
 
     def _bands(self) -> list[Table]:
-        """One split of the table, not a slice for each band, so that the gradients are joined in one go."""
-        edges = (0, *self.cutoffs, self.num_embeddings)
-        sizes = [stop - start for start, stop in itertools.pairwise(edges)]
-        table, bias = self._map[0].table.weight, self._checked_bias()
+        (first, bias), *tails = self._split(self._table(), self._checked_bias())
         assert bias is not None
-        if self.frequency_ranks is not None:
-            order = ids_by_rank(self.frequency_ranks)
-            table, bias = table[order], bias[order]
-        first, *tables = table.split(sizes)  # (V_i, map_dim) each
-        first_bias, *biases = bias.split(sizes)  # (V_i,) each
-        head = Table(torch.cat((first, self.cluster_weight)), torch.cat((first_bias, self.cluster_bias)))
-        return [head, *map(Table, tables, biases)]
+        columns = self.cluster_weight.to(first.dtype)  # finished vectors may be in half precision
+        return [Table(torch.cat((first, columns)), torch.cat((bias, self.cluster_bias))), *tails]
 
     def _facing(self, rows: Tensor, band: int) -> Tensor:
         if self._tied[band]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,7 +16,8 @@ from torchdefine.embedding import AdaptiveMap, TokenEmbedding, VocabularyFacts
 from torchdefine.errors import UserError, check_count
 from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output.adaptive import AdaptiveSoftmaxConfig
-from torchdefine.output.layer import FullConfig, OutputConfig, OutputLayer
+from torchdefine.output.full import FullConfig
+from torchdefine.output.layer import OutputConfig, OutputLayer
 from torchdefine.output.linear_cross_entropy import Targets
 
 
@@ -29,8 +32,9 @@ class MixtureConfig(OutputConfig):
 
     def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> MixtureSoftmax:
         banded = isinstance(embedding.map, AdaptiveMap)
-        kind = AdaptiveSoftmaxConfig(tied=self.tied) if banded else FullConfig(tied=self.tied, bias=self.bias)
-        component = kind.build(embedding.map_dim, embedding, vocabulary)
+        full = FullConfig(tied=self.tied, bias=self.bias)
+        kind = AdaptiveSoftmaxConfig(tied=self.tied) if banded else full
+        component = kind.build(kind.width(embedding) or embedding.map_dim, embedding, vocabulary)
         return MixtureSoftmax(hidden_dim, component, self.components, self.latent_dropout)
 
 
@@ -71,7 +75,8 @@ class MixtureSoftmax(OutputLayer):
         ids, counted, label_smoothing, _, hint = targets
         rows, latents = self._rows(hidden), self._latents(hidden)  # (T, hidden_dim) and (T, K, d)
         if label_smoothing:
-            losses = self._smoothed_losses(self._mixed_log_probs, label_smoothing, ids, rows, latents)
+            mixed = partial(self._mixed_log_probs, self.component.scorer())
+            losses = self._smoothed_losses(mixed, label_smoothing, ids, rows, latents)
         else:
             everyones = torch.where(counted, ids, -100).unsqueeze(1).expand(-1, self.components)  # (T, K)
             hint = None if hint is None else [count * self.components for count in hint]
@@ -80,15 +85,21 @@ class MixtureSoftmax(OutputLayer):
         return torch.where(counted, losses, 0.0)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
-        log_probs = self._mixed_log_probs(self._rows(hidden), self._latents(hidden))
+        return self.scorer()(hidden)
+
+    def scorer(self) -> Callable[[Tensor], Tensor]:
+        return partial(self._log_prob, self.component.scorer())
+
+    def _log_prob(self, log_prob: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        log_probs = self._mixed_log_probs(log_prob, self._rows(hidden), self._latents(hidden))
         return log_probs.reshape(*hidden.shape[:-1], self.num_embeddings)  # (…, V)
 
-    def _mixed_log_probs(self, rows: Tensor, latents: Tensor) -> Tensor:
-        """(T, V), in the memory of two components."""
+    def _mixed_log_probs(self, log_prob: Callable[[Tensor], Tensor], rows: Tensor, latents: Tensor) -> Tensor:
+        """(T, V), in the memory of two components; ``log_prob`` is a component's."""
         log_prior = self._log_prior(rows)  # (T, K)
-        mixed = self.component.log_prob(latents[:, 0]) + log_prior[:, :1]
+        mixed = log_prob(latents[:, 0]) + log_prior[:, :1]
         for k in range(1, self.components):
-            mixed = torch.logaddexp(mixed, self.component.log_prob(latents[:, k]) + log_prior[:, k : k + 1])
+            mixed = torch.logaddexp(mixed, log_prob(latents[:, k]) + log_prior[:, k : k + 1])
         return mixed
 
     def _log_prior(self, rows: Tensor) -> Tensor:

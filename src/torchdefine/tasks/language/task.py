@@ -123,7 +123,7 @@ def open_corpus(config: TextConfig, progress: Progress | None = None, *, out: st
 def build_language_model(recipe: LanguageRecipe, vocabulary: VocabularyFacts) -> LanguageModel:
     """The model of a recipe with fresh weights from torch's current random state."""
     embedding = build_embedding(recipe.embedding, recipe.unit, vocabulary)
-    tied_dim = embedding.map_dim if recipe.output.tied else None
+    tied_dim = recipe.output.width(embedding)
     context = recipe.context.build(embedding.embedding_dim, tied_dim)  # type: ignore[attr-defined]
     output = recipe.output.build(context.output_dim, embedding, vocabulary)
     return LanguageModel(embedding, context, output, recipe.loss)
