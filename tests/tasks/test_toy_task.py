@@ -362,7 +362,7 @@ def test_what_it_cannot_do_is_refused(run: BagRun, recipe_file: Path, capsys) ->
 def test_no_other_room_names_a_task() -> None:
     package = Path(task.__file__).parent
     names = "|".join(file.parent.name for file in package.glob("tasks/*/__init__.py"))
-    asks = rf"tasks\.({names})\b|[\"\']({names})[\"\']|\.task [!=]= |isinstance\([^)]*(Translator|LanguageModel)"
+    asks = rf"tasks\.({names})\b|[\"\']({names})[\"\'](?!:)|\.task [!=]= |isinstance\([^)]*(Translator|LanguageModel)"
     assert names.count("|") >= 1
     for path in package.rglob("*.py"):
         if path.relative_to(package).parts[0] != "tasks":

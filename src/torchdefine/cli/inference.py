@@ -54,8 +54,9 @@ def add_commands(command: Command) -> None:
     summary = "Write a run as programs that run without torchdefine, with a card."
     option = command("export", _export, summary, EXPORTING)
     option("folder", metavar="RUN", nargs="?", help="a run's folder")
-    formats = "needed: torch-export for .pt2 files that torch.export.load reads, onnx for onnxruntime"
-    option("--format", choices=["torch-export", "onnx"], help=formats)
+    formats = "needed: torch-export for .pt2 files that torch.export.load reads, onnx for onnxruntime; masked language "
+    formats += "models also as transformers"
+    option("--format", metavar="FORMAT", help=formats)
     option("--out", help="needed: the new folder")
     option("--license", metavar="TEXT", help="the licence to name in the card")
     option("--checkpoint", choices=CHECKPOINTS, help="which weights (default: best)")

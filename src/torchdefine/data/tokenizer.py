@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -124,7 +124,7 @@ class SubwordTokenizer(Tokenization):
         return self._json
 
     @classmethod
-    def load(cls, path: str | Path) -> SubwordTokenizer:
+    def load(cls, path: str | Path) -> Self:
         """Read a tokenizer file: one that ``save`` wrote, or any of the package ``tokenizers``."""
         json_text = read_text(Path(path), "tokenizer file")
         _tokenizers()  # fails here if the package is missing, which is not a damaged file
