@@ -56,7 +56,7 @@ class MapSoftmax(OutputLayer):
         if not self._embedding:
             return float(self._map[0].std)
         on_meta = next(self._map[0].parameters()).is_meta
-        return 1.0 if on_meta else sizes_read(self._embedding[0])[1]
+        return 1.0 if on_meta else sizes_read(self._embedding[0]).model
 
     def reset_parameters(self) -> None:
         """Draw the layer's own weights; tied tables are drawn by their map, and biases start at zero."""

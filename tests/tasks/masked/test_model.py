@@ -87,7 +87,10 @@ def test_what_no_stock_class_has_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("output", [{"kind": "full"}, {"kind": "adaptive-table", "cutoffs": [20, 50]}, {"tied": False}])
+@pytest.mark.parametrize(
+    "output",
+    [{"kind": "full"}, {"kind": "adaptive-table", "cutoffs": [20, 50]}, {"tied": "finished"}, {"tied": "none"}],
+)
 def test_the_loss_is_that_of_hidden_places_alone(output: dict[str, Any]) -> None:
     model = small_model(90, output=output).double()
     ids, places = torch.randint(90, (3, 16)), torch.stack([torch.randperm(16)[:4] for _ in range(3)])
