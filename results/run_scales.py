@@ -1,6 +1,6 @@
-"""Train the small models of scale_runs.yaml, on the CPU, and keep a JSON of each.
+"""Train the small models of scale_runs.yaml and keep a JSON of each.
 
-    python results/run_scales.py [--workers 12] [--out results/scales]
+    python results/run_scales.py [--workers 12] [--device cpu] [--out results/scales]
 
 Every run is a process with one thread. A run that has its JSON is not done again, and one that another process does is
 left to it. `make results` turns the files into a table.
@@ -54,17 +54,17 @@ def small_runs() -> Iterator[SmallRun]:
                     yield SmallRun(family["name"], row, family["recipe"], changes)
 
 
-def done(run: SmallRun, out: Path) -> str:
+def done(run: SmallRun, out: Path, device: str) -> str:
     """Train a model and write its result; says what there is to say about it."""
     path, began = out.resolve() / run.file, time.monotonic()
     with suppress(Timeout), FileLock(Path(tempfile.gettempdir(), f"torchdefine-{run.file}.lock"), blocking=False):
         if not path.exists():
-            write_result(run, path)
+            write_result(run, path, device)
             return f"{run.file}: {time.monotonic() - began:.0f} s"
     return f"{run.file}: it is there, or somebody else does it"
 
 
-def write_result(run: SmallRun, path: Path) -> None:
+def write_result(run: SmallRun, path: Path, device: str) -> None:
     import torch  # after its process was told to have one thread
 
     from torchdefine import train
@@ -78,7 +78,7 @@ def write_result(run: SmallRun, path: Path) -> None:
             Path(shipped.name).mkdir()  # a folder here goes before the shipped text of its name
             for file in [*shipped.glob("train.*"), *shipped.glob("valid.*")]:
                 Path(shipped.name, file.name).symlink_to(file)
-        trained = train(run.recipe, out="run", device="cpu", verbose=False, **run.changes)
+        trained = train(run.recipe, out="run", device=device, verbose=False, **run.changes)
         (start,) = trained.folder.records("start")
         result = trained.result
     write_json(path, {"family": run.family, "row": run.row, "initial_rms": start["initial_rms"], **result})
@@ -88,14 +88,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE / "scales")
     parser.add_argument("--workers", type=int, default=1, help="how many runs at a time")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="the same for all runs of a table")
     parser.add_argument("--only", default="", help="runs whose file's name has this in it")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     runs = [run for run in small_runs() if options.only in run.file]
     fresh = get_context("spawn")
     with ProcessPoolExecutor(options.workers, mp_context=fresh, max_tasks_per_child=1) as pool:
-        for future in [pool.submit(done, run, options.out) for run in runs]:
+        for future in [pool.submit(done, run, options.out, options.device) for run in runs]:
             print(future.result(), flush=True)
 
 
