@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from torchdefine import __version__
 from torchdefine.config import to_plain
@@ -135,13 +137,22 @@ class DeFINE(Hub, TokenEmbedding):
             config = read_json(file.metadata["settings"], f"The header of {path}")
             check_version(config)
             state = file.read()
-            with torch.device("meta"):  # so that there is one table in memory, the file's
+            with torch.device("meta"), NothingDrawn():  # so that there is one table in memory, the file's
                 embedding = cls.from_config(config)
             try:
                 embedding.load_state_dict(state, assign=True)
             except RuntimeError as error:
                 raise ValueError(str(error).splitlines()[-1].strip()) from None
         return embedding
+
+
+class NothingDrawn(TorchFunctionMode):
+    """Around the making of a module on the meta device, where torch would import its compiler to draw nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.normal_, nn.init.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def check_version(config: dict[str, Any]) -> None:
