@@ -21,6 +21,7 @@ from benchmarks import (
     demo_profile,
     growth,
     kernels,
+    large_tables,
     look_up,
     output,
     step_profile,
@@ -33,7 +34,20 @@ from torchdefine.errors import MachineError, UserError
 from torchdefine.spelling import did_you_mean
 
 RESULTS = Path(__file__).parent.parent / "results" / "benchmarks"
-MODULES = (unit, output, steps, step_profile, awd_lstm, attention, kernels, look_up, decoding, growth, demo_profile)
+MODULES = (
+    unit,
+    output,
+    steps,
+    step_profile,
+    awd_lstm,
+    attention,
+    kernels,
+    look_up,
+    decoding,
+    growth,
+    large_tables,
+    demo_profile,
+)
 BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
 
 

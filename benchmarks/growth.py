@@ -52,7 +52,7 @@ LINES: dict[str, Callable[[Point], nn.Module]] = {
     "table and projection": lambda point: TokenEmbedding(
         StandardMap(point.vocabulary, MAP_DIM), nn.Linear(MAP_DIM, WIDTH, bias=False), WIDTH
     ),
-    "DeFINE": lambda point: DeFINE(point.vocabulary, WIDTH, MAP_DIM, EXPAND_DIM, point.depth),
+    "DeFINE": lambda point: DeFINE(point.vocabulary, WIDTH, MAP_DIM, EXPAND_DIM, depth=point.depth),
 }
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # "as" tells type checkers that a name is meant for others
     from torchdefine.context import register_context as register_context
     from torchdefine.embedding import AdaptiveMap as AdaptiveMap
     from torchdefine.embedding import DeFINE as DeFINE
+    from torchdefine.embedding import DeFINEBag as DeFINEBag
     from torchdefine.embedding import DefineUnit as DefineUnit
     from torchdefine.embedding import GroupLinear as GroupLinear
     from torchdefine.embedding import ProjectiveMap as ProjectiveMap
@@ -33,7 +34,7 @@ if TYPE_CHECKING:  # "as" tells type checkers that a name is meant for others
 
 _ROOM_OF = {
     **dict.fromkeys(
-        ("AdaptiveMap", "DeFINE", "DefineUnit", "GroupLinear", "ProjectiveMap", "StandardMap"), "embedding"
+        ("AdaptiveMap", "DeFINE", "DeFINEBag", "DefineUnit", "GroupLinear", "ProjectiveMap", "StandardMap"), "embedding"
     ),
     **dict.fromkeys(("UnitConfig", "make_plan", "register_embedding", "register_unit"), "embedding"),
     **dict.fromkeys(("ReplacementReport", "replace_embeddings", "restore"), "adapt.replace"),

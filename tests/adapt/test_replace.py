@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.adapt.model_identity import model_hash
-from torchdefine import DeFINE, UnitConfig, replace_embeddings, restore
+from torchdefine import DeFINE, DeFINEBag, UnitConfig, replace_embeddings, restore
 from torchdefine.adapt.stand_in import MapHead, SharedStandIn, StandIn, VectorsHead, cache_tables
 from torchdefine.adapt.survey import survey
 from torchdefine.embedding.token_embedding import sizes_read
@@ -488,8 +488,13 @@ def parametrised(model: Tied) -> None:
     nn.utils.parametrizations.weight_norm(model.encoder["tokens"])
 
 
-def bag(model: Tied) -> None:
+def tied_to_a_bag(model: Tied) -> None:
     model.encoder["tokens"] = nn.EmbeddingBag(40, 12)
+    model.encoder["tokens"].weight = model.head.weight
+
+
+def sparse_and_tied(model: Tied) -> None:
+    model.encoder["tokens"].sparse = True
 
 
 def not_finite(model: Tied) -> None:
@@ -520,7 +525,8 @@ REFUSED: list[tuple[Callable[[Tied], None], str]] = [
     (scaled_by_nobody_knows_what, "does more than look rows up"),
     (with_max_norm, "max_norm"),
     (parametrised, "has no plain weight"),
-    (bag, "sums of vectors"),
+    (tied_to_a_bag, r"is an EmbeddingBag's and stands in several places \(encoder\.tokens, decoder\.tokens, head\)"),
+    (sparse_and_tied, r"has sparse gradients, but dense ones from head, which shares it"),
     (not_finite, r"The table encoder\.tokens has values that are not finite"),
     (replaced_before, "was replaced already"),
 ]
@@ -587,8 +593,8 @@ def test_what_a_refusal_says() -> None:
     assert refusal_of(model, targets=[]) == (
         "The targets are an empty list: name what is meant with targets=…; the model has a (9 × 8); b (5 × 8)."
     )
-    model["b"].sparse = True
-    reason = "uses max_norm, sparse or scale_grad_by_freq, which a replacement does not have"
+    model["b"].max_norm = 1.0
+    reason = "uses max_norm or scale_grad_by_freq, which a replacement does not have"
     assert refusal_of(model, targets="b") == (
         f"The table b {reason}, so it cannot be replaced: name others with targets=…; "
         f"the model has a (9 × 8); b (5 × 8; {reason})."
@@ -631,7 +637,7 @@ def test_a_table_that_was_replaced_already() -> None:
 
 def test_one_bad_table_among_many_stops_everything() -> None:
     model = nn.ModuleDict({"good": nn.Embedding(9, 8), "bad": nn.Embedding(9, 8)})
-    model["bad"].sparse = True
+    model["bad"].max_norm = 1.0
     before = model_hash(model)
     with pytest.raises(UserError, match="The table bad uses max_norm"):
         replace_embeddings(model, targets=["good", "bad"], **SIZES)
@@ -681,3 +687,34 @@ def test_a_narrow_table_shrinks_without_a_word() -> None:
 def test_a_model_that_is_a_table_is_told_so() -> None:
     with pytest.raises(UserError, match=r"itself a table.*use DeFINE"):
         replace_embeddings(nn.Embedding(50, 8))
+
+
+def test_a_sparse_table_gets_a_sparse_map() -> None:
+    model = nn.ModuleDict({"ids": nn.Embedding(90, 12, sparse=True)})
+    report = replace_embeddings(model, **SIZES)
+    assert model["ids"].sparse
+    model["ids"](torch.tensor([3, 3, 5])).sum().backward()
+    gradient = model["ids"].table.map.table.weight.grad
+    assert gradient.is_sparse
+    assert gradient.coalesce().indices().tolist() == [[3, 5]]
+    restore(model, report)
+    assert type(model["ids"]) is nn.Embedding
+
+
+def test_an_embedding_bag_is_replaced_cached_and_restored() -> None:
+    model = nn.ModuleDict({"ids": nn.EmbeddingBag(90, 12, mode="sum", include_last_offset=True, padding_idx=1)})
+    given = torch.tensor([3, 1, 3, 5]), torch.tensor([0, 2, 4])
+    old, before = model["ids"], model["ids"](*given)
+    report = replace_embeddings(model, **SIZES)
+    new = model["ids"]
+    assert (type(new), new.mode, new.include_last_offset, new.padding_idx) == (DeFINEBag, "sum", True, 1)
+    assert report.tables[0].parameters_after == sum(p.numel() for p in new.parameters())
+    found = new(*given)
+    assert 0.2 < float(found.detach().std() / before.detach().std()) < 5
+    torch.testing.assert_close(new.embedding.cached()(torch.tensor([3])), found[:1].detach())
+    assert cache_tables(model) == ["ids"]
+    torch.testing.assert_close(model["ids"](*given), found)
+    assert refusal_of(model) == "The table ids is a DeFINEBag already, so there is nothing to replace."
+    restore(model, report)
+    assert model["ids"] is old
+    assert torch.equal(model["ids"](*given), before)

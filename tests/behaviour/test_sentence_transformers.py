@@ -14,6 +14,7 @@ import transformers
 from sentence_transformers import SentenceTransformer, models
 
 from tests.behaviour.models import CASES, V
+from torchdefine import DeFINEBag, replace_embeddings, restore
 from torchdefine.adapt.huggingface import with_define
 from torchdefine.adapt.stand_in import StandIn
 
@@ -60,3 +61,16 @@ def test_without_the_import_it_is_asked_for(sentence_model: Any, tmp_path: Path)
     assert done.returncode
     assert "write 'import torchdefine.adapt.huggingface' first (pip install 'torchdefine[hf]')" in done.stderr
     subprocess.run([sys.executable, "-c", f"import torchdefine.adapt.huggingface; {load}"], check=True)
+
+
+def test_static_embeddings_are_replaced_and_restored() -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "a": 1, "b": 2, "c": 3}, "[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model = SentenceTransformer(modules=[models.StaticEmbedding(words, embedding_dim=16)], device="cpu")
+    before = model.encode(["a b", "c"])
+    report = replace_embeddings(model, map_dim=4, expand_dim=8)
+    assert isinstance(model[0].embedding, DeFINEBag)
+    one, two, both = model.encode(["a", "b", "a b"])
+    assert both == pytest.approx((one + two) / 2, abs=1e-6)
+    restore(model, report)
+    assert (model.encode(["a b", "c"]) == before).all()

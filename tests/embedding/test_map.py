@@ -157,8 +157,6 @@ def test_bad_tables_are_refused() -> None:
         "at least one cutoff": lambda: AdaptiveMap(50, 16, ()),
         "is too small for 3 bands": lambda: AdaptiveMap(50, 8, (10, 30)),
         "counts has the shape": lambda: AdaptiveMap(50, 16, (10, 30), counts=[1, 2]),
-        "either counts or ranks": lambda: AdaptiveMap(3, 16, (1,), counts=[1, 2, 3], ranks=[0, 1, 2]),
-        "each of 0 … 2 exactly once": lambda: AdaptiveMap(3, 16, (1,), ranks=[0, 1, 1]),
         "num_embeddings is 0": lambda: StandardMap(0, 16),
         "padding_idx 50 is outside": lambda: StandardMap(50, 16, padding_idx=50),
         "output_dim is 0": lambda: ProjectiveMap(50, 16, 0),

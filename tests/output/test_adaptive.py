@@ -17,7 +17,7 @@ HIDDEN = 20  # differs from WIDTH where a projection is wanted
 
 
 def tied(hidden_dim: int = WIDTH, ranked: bool = False) -> nn.ModuleDict:
-    map_layer = AdaptiveMap(V, WIDTH, CUTOFFS, ranks=torch.randperm(V) if ranked else None)
+    map_layer = AdaptiveMap(V, WIDTH, CUTOFFS, counts=torch.randperm(V) if ranked else None)
     map_layer.reset_parameters(std=0.5)
     return nn.ModuleDict({"map": map_layer, "out": AdaptiveSoftmax(hidden_dim, map_layer)}).double()
 

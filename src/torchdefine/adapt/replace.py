@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from torch import Tensor, nn
+from torch import nn
 
 from torchdefine.adapt.stand_in import Face, HeadKind, TiedHead
 from torchdefine.adapt.survey import Table, Targets, choose
 from torchdefine.adapt.swap import Swap, fresh_define, swap_of
-from torchdefine.embedding import DeFINE, TokenEmbedding, UnitConfig
+from torchdefine.embedding import DeFINE, DeFINEBag, TokenEmbedding, UnitConfig
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable, Rows
 
@@ -99,7 +99,7 @@ def replace_embeddings(
     """
     if heads not in get_args(Heads):
         raise UserError(f"heads is {heads!r}, but must be 'tie', 'finished' or 'untie'.")
-    if isinstance(model, nn.Embedding):
+    if isinstance(model, nn.Embedding | nn.EmbeddingBag):
         raise UserError("The model is itself a table, which cannot be replaced in place: use DeFINE(…) instead of it.")
     chosen, adoptions, fresh = choose(model, targets), _adoptions(model), table is None
     kind: HeadKind = "own" if heads == "untie" else "map" if fresh and heads == "tie" else "vectors"
@@ -137,8 +137,10 @@ def restore(model: nn.Module, report: ReplacementReport) -> None:
         if id(place.parent) not in parts:
             raise UserError("This report is of another model: give the one whose tables were replaced.")
     for place, new in changes:
-        like = new.stand_in.marker if isinstance(new, Face | TiedHead) else new.weight
-        assert isinstance(like, Tensor)
+        if isinstance(new, DeFINEBag):
+            like: Any = next(new.parameters())
+        else:
+            like = new.stand_in.marker if isinstance(new, Face | TiedHead) else new.weight
         place.module.to(device=like.device, dtype=like.dtype).train(new.training)
     _undo(report.swaps, report.adoptions)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.adapt.matrix import Matrix
-from torchdefine.embedding import LooksUp, ProjectiveMap, StandardMap, TokenEmbedding, finished_table
+from torchdefine.embedding import DeFINEBag, LooksUp, ProjectiveMap, StandardMap, TokenEmbedding, finished_table
 from torchdefine.embedding.table import TOKENS_AT_ONCE
 from torchdefine.errors import UserError
 from torchdefine.output.full import resized_bias
@@ -29,7 +29,7 @@ class Face(nn.Embedding):
 
     stand_in: Any
     scale: float
-    max_norm, norm_type, scale_grad_by_freq, sparse = None, 2.0, False, False
+    max_norm, norm_type, scale_grad_by_freq = None, 2.0, False
     _is_hf_initialized = True  # transformers draws no weights for it
 
     def __init__(self) -> None:
@@ -47,6 +47,10 @@ class Face(nn.Embedding):
     def padding_idx(self) -> int | None:  # type: ignore[override]
         found: int | None = self.stand_in.table.padding_idx
         return found
+
+    @property
+    def sparse(self) -> bool:  # type: ignore[override]
+        return bool(getattr(getattr(self.stand_in.table, "map", None), "sparse", False))
 
     @property
     def embed_scale(self) -> float:
@@ -296,7 +300,7 @@ def cache_tables(model: nn.Module) -> list[str]:
     For inference: it lasts until ``model.train()`` or ``load_state_dict``, and is never saved. It takes the memory of
     the old tables again, but saves the time of the units.
     """
-    stand_ins = {name: module for name, module in model.named_modules() if isinstance(module, StandIn)}
+    stand_ins = {name: module for name, module in model.named_modules() if isinstance(module, StandIn | DeFINEBag)}
     if not stand_ins:
         raise UserError("The model has no replaced table to cache: replace its embeddings first.")
     for stand_in in stand_ins.values():

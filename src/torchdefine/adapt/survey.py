@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.adapt.stand_in import SharedStandIn, StandIn
-from torchdefine.embedding import TokenEmbedding
+from torchdefine.embedding import DeFINEBag, TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.spelling import closest
 from torchdefine.tables import CompactTable
@@ -20,7 +20,7 @@ from torchdefine.tables import CompactTable
 Target = str | re.Pattern[str] | type[nn.Module]
 Targets = Target | Sequence[Target] | None
 
-_ALREADY_OURS = (StandIn, SharedStandIn, TokenEmbedding, CompactTable)
+_ALREADY_OURS = (StandIn, SharedStandIn, TokenEmbedding, CompactTable, DeFINEBag)
 _PROBED_IDS = 8
 _NAME_IT = "name what is meant with targets=…"
 
@@ -56,8 +56,8 @@ class Table:
         return self.places[0].name
 
     @property
-    def module(self) -> nn.Embedding:
-        assert isinstance(self.places[0].module, nn.Embedding)
+    def module(self) -> nn.Embedding | nn.EmbeddingBag:
+        assert isinstance(self.places[0].module, nn.Embedding | nn.EmbeddingBag)
         return self.places[0].module
 
     def described(self) -> str:
@@ -75,6 +75,8 @@ class Table:
         """What each place multiplies its vectors by: as known by its name, or found by trying."""
         known, scales = known or {}, []
         for place in self.places:
+            if isinstance(place.module, nn.EmbeddingBag):
+                return [1.0]
             assert isinstance(place.module, nn.Embedding)
             scale = known[place.name] if place.name in known else lookup_scale(place.module)
             if scale is None:
@@ -157,7 +159,7 @@ def _table(model: nn.Module, places: list[Place], same: Mapping[int, int]) -> Ta
             if parameter is None or weight is None:
                 continue
             shared = same.get(id(parameter), id(parameter)) == same.get(id(weight), id(weight))
-            if shared and isinstance(module, nn.Embedding) and key == "weight":
+            if shared and isinstance(module, nn.Embedding | nn.EmbeddingBag) and key == "weight":
                 continue
             if shared and type(module) is nn.Linear and key == "weight":
                 heads.append(Place.at(model, name))
@@ -166,6 +168,11 @@ def _table(model: nn.Module, places: list[Place], same: Mapping[int, int]) -> Ta
             elif shared or _overlap(parameter, weight):
                 user = f"{name or 'the model'}.{key}"
                 problems.append(f"shares its memory with {user} in a way that is not understood")
+    users = [*places, *heads]
+    if len(users) > 1 and any(isinstance(place.module, nn.EmbeddingBag) for place in places):
+        problems.append(f"is an EmbeddingBag's and stands in several places ({', '.join(user.name for user in users)})")
+    if heads and any(getattr(place.module, "sparse", False) for place in places):
+        problems.append(f"has sparse gradients, but dense ones from {heads[0].name}, which shares it")
     return Table(tuple(places), tuple(heads), next(filter(None, problems), None))
 
 
@@ -178,8 +185,6 @@ def _problem(module: nn.Module) -> str | None:
         return f"is a {kind} already"
     if "Parallel" in kind or hasattr(module, "vocab_start_index"):
         return f"is split over several processes ({kind})"
-    if isinstance(module, nn.EmbeddingBag):
-        return "gives sums of vectors (EmbeddingBag)"
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or hasattr(module, "parametrizations"):
         return f"has no plain weight ({kind})"
@@ -188,10 +193,12 @@ def _problem(module: nn.Module) -> str | None:
         return "is split over several processes (DTensor)"
     if type(weight.data) is not Tensor or not weight.is_floating_point() or "uant" in type(module).__module__:
         return f"is quantised ({held if type(weight.data) is not Tensor else str(weight.dtype).split('.')[-1]}, {kind})"
-    if not isinstance(module, nn.Embedding):
+    if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return f"is no nn.Embedding but a {kind}"
-    if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
-        return "uses max_norm, sparse or scale_grad_by_freq, which a replacement does not have"
+    if module.max_norm is not None or module.scale_grad_by_freq:
+        return "uses max_norm or scale_grad_by_freq, which a replacement does not have"
+    if isinstance(module, nn.EmbeddingBag) and type(module).forward is not nn.EmbeddingBag.forward:
+        return f"does more than an EmbeddingBag ({kind})"
     if len(module._parameters) > 1 or list(module.children()):
         return f"has more than a table in it ({kind})"
     return _put_on(module)

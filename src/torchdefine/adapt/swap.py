@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from torchdefine.adapt.stand_in import HeadKind, MapHead, SharedStandIn, StandIn, VectorsHead
 from torchdefine.adapt.survey import Place, Table
-from torchdefine.embedding import DeFINE, DefineUnit, StandardMap, UnitConfig, make_plan
+from torchdefine.embedding import DeFINE, DeFINEBag, DefineUnit, StandardMap, UnitConfig, make_plan
 from torchdefine.embedding.plan import default_expand_dim, default_map_dim
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable
@@ -49,7 +50,8 @@ def fresh_define(
     config = UnitConfig.of(unit, embedding_dim=width, expand_dim=expand_dim)
     make_plan(map_dim, config)  # refuses sizes that do not fit before memory is taken for the table
     with weight.device:
-        made = DeFINE.over(StandardMap(rows, map_dim, old.module.padding_idx), unit=config)
+        table = StandardMap(rows, map_dim, old.module.padding_idx, sparse=old.module.sparse)
+        made = DeFINE.over(table, unit=config)
     return made.to(weight.dtype)
 
 
@@ -69,9 +71,12 @@ def swap_of(
             raise UserError(f"The table {old.name} has values that are not finite: repair it before replacing it.")
         size = float(weight.detach().float().square().mean().sqrt()) or 1.0  # a table of zeros has none
         _start_as_large(made, size, tied=kind == "map" and bool(old.heads))
-    stand_in = StandIn(made, weight, factors[0], kind)
-    new: list[nn.Module] = [stand_in, *(SharedStandIn(stand_in, factor) for factor in factors[1:])]
-    new += [_head(place.module, stand_in, kind, fresh) for place in old.heads]
+    if isinstance(old.module, nn.EmbeddingBag):
+        new: list[nn.Module] = [DeFINEBag(made, cast(Any, old.module.mode), old.module.include_last_offset)]
+    else:
+        stand_in = StandIn(made, weight, factors[0], kind)
+        new = [stand_in, *(SharedStandIn(stand_in, factor) for factor in factors[1:])]
+        new += [_head(place.module, stand_in, kind, fresh) for place in old.heads]
     swap = Swap(old, tuple(new), size)
     for place, module in swap:
         module.train(place.module.training)

@@ -2,6 +2,7 @@
 
 from torchdefine.config import Kinds
 from torchdefine.embedding.adaptive_map import AdaptiveConfig, AdaptiveMap, shrink_cutoffs
+from torchdefine.embedding.bag import DeFINEBag
 from torchdefine.embedding.define import DeFINE, build_embedding
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.map import (

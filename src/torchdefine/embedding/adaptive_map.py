@@ -45,7 +45,7 @@ class AdaptiveMap(nn.Module):
 
     Band 0 holds the most frequent tokens at full width and has no projection; band i is ``division ** i`` times
     narrower. Bands go by frequency rank. If ids are not sorted by frequency (subwords, another model's
-    vocabulary), give ``counts``, one per id, or ``ranks``.
+    vocabulary), give ``counts``, one per id.
     """
 
     ranks: Tensor | None
@@ -59,7 +59,7 @@ class AdaptiveMap(nn.Module):
         padding_idx: int | None = None,
         scale: float = 1.0,
         counts: Sequence[int] | Tensor | None = None,
-        ranks: Sequence[int] | Tensor | None = None,
+        sparse: bool = False,
     ) -> None:
         super().__init__()
         self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
@@ -67,10 +67,11 @@ class AdaptiveMap(nn.Module):
         self.band_dims = band_dims(map_dim, division, len(self.cutoffs) + 1)
         self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, map_dim
         self.division, self.scale, self.std = division, scale, 1.0
-        self.register_buffer("ranks", frequency_ranks(num_embeddings, counts, ranks))
+        self.register_buffer("ranks", frequency_ranks(num_embeddings, counts))
         edges = [0, *self.cutoffs, num_embeddings]
         self.bands = nn.ModuleList(
-            nn.Embedding(stop - start, dim) for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
+            nn.Embedding(stop - start, dim, sparse=sparse)
+            for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
         )
         self.projections = nn.ParameterList(torch.empty(dim, map_dim) for dim in self.band_dims[1:])
         self.reset_parameters()
@@ -87,6 +88,16 @@ class AdaptiveMap(nn.Module):
                 nn.init.zeros_(band.weight[padding - start])
         for projection in self.projections:
             nn.init.normal_(projection, std=projection.shape[0] ** -0.5)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the gradients of the tables are sparse tensors, which have only the rows that a batch uses."""
+        return all(band.sparse for band, _ in self.bands_with_starts())
+
+    @sparse.setter
+    def sparse(self, sparse: bool) -> None:
+        for band, _ in self.bands_with_starts():
+            band.sparse = sparse
 
     def bands_with_starts(self) -> list[tuple[nn.Embedding, int]]:
         """The tables, most frequent first, each with the rank of its first row."""
@@ -106,6 +117,9 @@ class AdaptiveMap(nn.Module):
             inside = (local >= 0) & (local < band.num_embeddings)
             if self.padding_idx is not None:
                 inside &= ids != self.padding_idx
+            if band.sparse:
+                pieces.append(rows_inside(band, local, inside))
+                continue
             # For tokens of other bands the nearest row, or on a GPU different ones, whose gradients add up faster.
             different = each_once and local.is_cuda
             rows = local.remainder(band.num_embeddings) if different else local.clamp(0, band.num_embeddings - 1)
@@ -129,7 +143,7 @@ class AdaptiveMap(nn.Module):
         self.num_embeddings = num_embeddings
 
     def to_config(self) -> dict[str, Any]:
-        names = ("num_embeddings", "map_dim", "cutoffs", "division", "padding_idx", "scale", "std")
+        names = ("num_embeddings", "map_dim", "cutoffs", "division", "padding_idx", "scale", "sparse", "std")
         return {"kind": "adaptive", "ranked": self.ranks is not None} | {name: getattr(self, name) for name in names}
 
     def extra_repr(self) -> str:
@@ -139,6 +153,15 @@ class AdaptiveMap(nn.Module):
             for band, start in self.bands_with_starts()
         ]
         return "\n".join(lines + ([] if self.scale == 1.0 else [f"scale={self.scale:g}"]))
+
+
+def rows_inside(band: nn.Embedding, local: Tensor, inside: Tensor) -> Tensor:
+    """The rows of a band's own tokens and zeros for all others, which leave no entry in its sparse gradient.
+
+    An optimiser of sparse gradients would take an entry of zeros for a use of that row. The host waits for a GPU.
+    """
+    zeros = band.weight.new_zeros(*local.shape, band.embedding_dim)
+    return zeros.index_put((inside,), band(local[inside]))  # (…, n / division^i)
 
 
 def check_cutoffs(cutoffs: Sequence[int], num_embeddings: int) -> tuple[int, ...]:
@@ -185,30 +208,18 @@ def band_dims(map_dim: int, division: int, bands: int) -> tuple[int, ...]:
     return dims
 
 
-def frequency_ranks(
-    num_embeddings: int, counts: Sequence[int] | Tensor | None, ranks: Sequence[int] | Tensor | None = None
-) -> Tensor | None:
+def frequency_ranks(num_embeddings: int, counts: Sequence[int] | Tensor | None) -> Tensor | None:
     """ranks[id]: 0 for the most frequent token. None when the ids are the ranks."""
-    if counts is not None and ranks is not None:
-        raise UserError("Give the bands either counts or ranks, not both.")
-    given, name = (ranks, "ranks") if counts is None else (counts, "counts")
-    if given is None:
+    if counts is None:
         return None
-    if isinstance(given, Tensor) and given.is_meta:  # of a module without weights
-        return torch.empty_like(given)
-    values = torch.as_tensor(given if isinstance(given, Tensor) else list(given), dtype=torch.long, device="cpu")
+    if isinstance(counts, Tensor) and counts.is_meta:  # of a module without weights
+        return torch.empty_like(counts, dtype=torch.long)
+    values = torch.as_tensor(counts if isinstance(counts, Tensor) else list(counts), dtype=torch.long, device="cpu")
     if values.shape != (num_embeddings,):
-        raise UserError(f"{name} has the shape {tuple(values.shape)}, but needs one for each of {num_embeddings} ids.")
-    in_order = torch.arange(num_embeddings, device="cpu")
-    if counts is not None:
-        order = torch.argsort(values, descending=True, stable=True)
-        values = torch.empty_like(order).scatter_(0, order, in_order)
-    elif not torch.equal(values.sort().values, in_order):
-        raise UserError(
-            f"ranks must contain each of 0 … {num_embeddings - 1} exactly once: check them, or pass counts."
-        )
-    here = torch.empty(0).device  # the default device, also of a `with torch.device(…)` in torch 2.6
-    return values.to(here, copy=True)  # another map may hold the caller's tensor
+        raise UserError(f"counts has the shape {tuple(values.shape)}, but needs one for each of {num_embeddings} ids.")
+    order = torch.argsort(values, descending=True, stable=True)
+    ranks = torch.empty_like(order).scatter_(0, order, torch.arange(num_embeddings, device="cpu"))
+    return ranks.to(torch.empty(0).device)  # the default device, also of a `with torch.device(…)` in torch 2.6
 
 
 def grown_ranks(ranks: Tensor, num_embeddings: int) -> Tensor:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from torchdefine import __version__
 from torchdefine.config import to_plain
@@ -43,8 +45,8 @@ class DeFINE(Hub, TokenEmbedding):
         padding_idx: a token whose vector is always zero and never learns.
         unit: a variant by name ("define", "hgt", "glt" …) or a ``UnitConfig``, which has its own ``expand_dim``.
         device, dtype: as in ``nn.Embedding``.
-        settings: any other setting of ``UnitConfig``. ``depth`` is the number of layers, N, the last of which reduces
-            to ``embedding_dim``; 1 is one projection. ``max_groups`` is g_max.
+        settings: ``sparse``, as in ``nn.Embedding``, and any other setting of ``UnitConfig``. ``depth`` is the number
+            of layers, N, the last of which reduces to ``embedding_dim``; 1 is one projection. ``max_groups`` is g_max.
 
     ``DeFINE.over(map_layer, …)`` puts the unit behind another map: projective, or adaptive by frequency. An embedding
     with more parameters than a table of V × m gives a warning.
@@ -62,6 +64,7 @@ class DeFINE(Hub, TokenEmbedding):
         dtype: torch.dtype | None = None,
         **settings: Any,
     ) -> None:
+        sparse = bool(settings.pop("sparse", False))
         map_dim = default_map_dim(embedding_dim) if map_dim is None else map_dim
         config = UnitConfig.of(unit, embedding_dim=embedding_dim, **settings)
         if expand_dim is None and isinstance(unit, str):
@@ -69,7 +72,8 @@ class DeFINE(Hub, TokenEmbedding):
         config = UnitConfig.of(config, expand_dim=expand_dim)
         make_plan(map_dim, config)  # refuses sizes that do not fit before memory is taken for the table
         with nullcontext() if device is None else torch.device(device):
-            table, defined = StandardMap(num_embeddings, map_dim, padding_idx), DefineUnit(map_dim, config)
+            table = StandardMap(num_embeddings, map_dim, padding_idx, sparse=sparse)
+            defined = DefineUnit(map_dim, config)
         super().__init__(table, defined, embedding_dim)
         self.to(dtype)
         own, plain = sum(p.numel() for p in self.parameters()), num_embeddings * embedding_dim
@@ -133,14 +137,22 @@ class DeFINE(Hub, TokenEmbedding):
             config = read_json(file.metadata["settings"], f"The header of {path}")
             check_version(config)
             state = file.read()
-            with torch.random.fork_rng(devices=[]):  # the file's weights replace those drawn here
+            with torch.device("meta"), NothingDrawn():  # so that there is one table in memory, the file's
                 embedding = cls.from_config(config)
-            embedding.to(next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32))
             try:
-                embedding.load_state_dict(state)
+                embedding.load_state_dict(state, assign=True)
             except RuntimeError as error:
                 raise ValueError(str(error).splitlines()[-1].strip()) from None
         return embedding
+
+
+class NothingDrawn(TorchFunctionMode):
+    """Around the making of a module on the meta device, where torch would import its compiler to draw nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.normal_, nn.init.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def check_version(config: dict[str, Any]) -> None:
@@ -172,7 +184,7 @@ def map_from_config(config: dict[str, Any]) -> MapLayer:
     if kind not in MAPS:
         raise UserError(f"The map {kind!r} is unknown: use {', '.join(MAPS)}.")
     if ranked:  # the real ranks come with the weights
-        settings["ranks"] = range(settings["num_embeddings"])
+        settings["counts"] = torch.zeros(settings["num_embeddings"])
     layer = MAPS[kind](**settings)
     for name, value in later.items():  # of the weights to be loaded, so that rows added later are drawn like them
         setattr(layer, name, value)

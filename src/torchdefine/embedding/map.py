@@ -172,7 +172,7 @@ def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
     ``each_once``: of equal ids only one gets a gradient, and the padding row none; a GPU then adds gradients without
     sorting ids first.
     """
-    if each_once and ids.is_cuda:
+    if each_once and ids.is_cuda and not table.sparse:
         return table.weight.index_select(0, ids.reshape(-1)).view(*ids.shape, table.embedding_dim)
     return table(ids.int() if ids.is_cuda else ids)  # backward sorts them, byte by byte: fewer bytes
 
@@ -181,15 +181,31 @@ class StandardMap(nn.Module):
     """One table of V × n; with ``scale`` its vectors are multiplied on the way out."""
 
     kind = "standard"
-    saved: tuple[str, ...] = ("num_embeddings", "map_dim", "padding_idx", "scale", "std")
+    saved: tuple[str, ...] = ("num_embeddings", "map_dim", "padding_idx", "scale", "sparse", "std")
     """What ``to_config`` keeps."""
 
-    def __init__(self, num_embeddings: int, map_dim: int, padding_idx: int | None = None, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        num_embeddings: int,
+        map_dim: int,
+        padding_idx: int | None = None,
+        scale: float = 1.0,
+        sparse: bool = False,
+    ) -> None:
         super().__init__()
         self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
         self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, map_dim
         self.scale, self.std = scale, 1.0
-        self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx)
+        self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx, sparse=sparse)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the table's gradient is a sparse tensor, which has only the rows that a batch uses."""
+        return self.table.sparse
+
+    @sparse.setter
+    def sparse(self, sparse: bool) -> None:
+        self.table.sparse = sparse
 
     def reset_parameters(self, std: float | None = None) -> None:
         """Draw the table anew with standard deviation ``std``, by default the one that it had before."""
@@ -221,9 +237,15 @@ class ProjectiveMap(StandardMap):
     saved = (*StandardMap.saved, "output_dim", "projection_std")
 
     def __init__(
-        self, num_embeddings: int, map_dim: int, output_dim: int, padding_idx: int | None = None, scale: float = 1.0
+        self,
+        num_embeddings: int,
+        map_dim: int,
+        output_dim: int,
+        padding_idx: int | None = None,
+        scale: float = 1.0,
+        sparse: bool = False,
     ) -> None:
-        super().__init__(num_embeddings, map_dim, padding_idx, scale)
+        super().__init__(num_embeddings, map_dim, padding_idx, scale, sparse)
         check_count("output_dim", output_dim)
         self.output_dim, self.projection_std = output_dim, map_dim**-0.5
         self.projection = nn.Linear(map_dim, output_dim, bias=False)
@@ -240,12 +262,12 @@ class ProjectiveMap(StandardMap):
 
 def resized_table(table: nn.Embedding, num_embeddings: int, std: float) -> nn.Embedding:
     """A table with more or fewer rows: old rows are kept bit for bit, new ones drawn like the others."""
-    old = table.weight
-    new = nn.Embedding(num_embeddings, table.embedding_dim, table.padding_idx, device=old.device, dtype=old.dtype)
+    old, width = table.weight, table.embedding_dim
     kept = min(num_embeddings, table.num_embeddings)
-    with torch.no_grad():
-        new.weight[kept:].normal_(std=std)
-        new.weight[:kept] = old[:kept]
+    weight = old.detach().new_empty(num_embeddings, width)
+    weight[:kept] = old.detach()[:kept]
+    weight[kept:].normal_(std=std)
+    new = nn.Embedding(num_embeddings, width, table.padding_idx, sparse=table.sparse, _weight=weight)
     new.weight.requires_grad_(old.requires_grad)
     return new
 

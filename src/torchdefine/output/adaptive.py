@@ -222,7 +222,8 @@ class AdaptiveSoftmax(BandedSoftmax):
 
         ``ranks`` are the places of all ids in the order of frequency, where that is not the order of ids.
         """
-        layer = cls(hidden_dim, AdaptiveMap(num_embeddings, hidden_dim, cutoffs, division, ranks=ranks))
+        counts = None if ranks is None else -torch.as_tensor(ranks)  # the lowest rank is that of the most frequent
+        layer = cls(hidden_dim, AdaptiveMap(num_embeddings, hidden_dim, cutoffs, division, counts=counts))
         layer.own_map = layer.map
         layer.reset_parameters()
         return layer

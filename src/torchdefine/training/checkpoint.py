@@ -59,8 +59,11 @@ def checkpoint_of(step: TrainingStep, average: WeightAverage, processes: Process
     weights = weights_of(step.model, position)
     tensors = {**weights.tensors, **_named("average", average.tensors())}
     for index, values in step.optimizer.state_dict()["state"].items():
-        # All numbers of torch's optimisers are tensors; SGD without momentum has None.
-        tensors |= _named(f"optimizer.{index}", {name: t for name, t in values.items() if t is not None})
+        # SGD without momentum has None; SparseAdam counts its steps by a plain number.
+        own_state = {
+            name: t if isinstance(t, Tensor) else torch.tensor(t) for name, t in values.items() if t is not None
+        }
+        tensors |= _named(f"optimizer.{index}", own_state)
     own = {f"carried.{index}": tensor for index, tensor in enumerate(flat_tensors(step.carried))}
     own |= {"summed_loss": step.summed_loss, "random.cpu": torch.get_rng_state().to(step.device)}
     if step.device.type == "cuda":
@@ -82,10 +85,10 @@ def restore(checkpoint: Checkpoint, step: TrainingStep, average: WeightAverage, 
             f"{processes.count}."
         )
     load_weights(step.model, checkpoint, "the last checkpoint")
-    state: dict[int, dict[str, Tensor]] = {}
+    state: dict[int, dict[str, Any]] = {}
     for dotted, tensor in checkpoint.under("optimizer").items():
         index, name = dotted.split(".", 1)
-        state.setdefault(int(index), {})[name] = tensor
+        state.setdefault(int(index), {})[name] = tensor if tensor.is_floating_point() else int(tensor)
     groups = step.optimizer.state_dict()["param_groups"]
     step.optimizer.load_state_dict({"state": state, "param_groups": groups})
     if facts["loss_scale"]:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import nn
+
 from torchdefine.config import Config, setting
 from torchdefine.errors import MachineError, UserError
 from torchdefine.modes import evaluating, prepare
@@ -106,7 +108,8 @@ class Trainer:
         self.device = next(model.parameters()).device
         self.precision = Precision(config.precision, self.device)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        optimizer = recipe.optim.build(trained.values(), self.device)
+        tables = self._sparse_tables()
+        optimizer = recipe.optim.build_with_tables(trained.values(), tables, self.device)
         self.average = WeightAverage(trained)
         if recipe.averaging.kind == "always":
             self.average.start()
@@ -125,6 +128,30 @@ class Trainer:
         if within_an_epoch and not config.eval_every and not by_validations:
             self.eval_every = for_five_validations(data.total_steps)
         self._rate, self._clock, self._logged = 0.0, 0.0, (0, 0.0)
+
+    def _sparse_tables(self) -> list[nn.Parameter]:
+        """The tables that ``optim.sparse`` gives an optimiser of their own; their gradients are sparse from here on."""
+        sparse = self.recipe.optim.sparse
+        if sparse == "none":
+            return []
+        if self.device.type == "cuda":
+            problem = f"optim.sparse {sparse} makes the host wait for the GPU"
+            if self.config.cuda_graphs and self.processes.count == 1:
+                problem += ", which a CUDA graph cannot hold"
+                raise UserError(f"{problem}: set train.cuda_graphs to false, or optim.sparse to none.")
+            if self.processes.count > 1:
+                problem = "The processes of several GPUs average gradients by NCCL, which has no sparse ones"
+                raise UserError(f"{problem}: set optim.sparse to none, or train with one process.")
+        tables: dict[nn.Parameter, None] = {}
+        for side, embedding in self.model.embeddings().items():
+            if not hasattr(embedding.map, "sparse"):
+                problem = f"optim.sparse {sparse} needs a map with sparse gradients"
+                of = f" ({side})" if side else ""
+                raise UserError(f"{problem}, but {type(embedding.map).__name__}{of} has none: set it to none.")
+            embedding.map.sparse = True
+            parts = embedding.map.modules()
+            tables |= dict.fromkeys(p for part in parts if isinstance(part, nn.Embedding) for p in part.parameters())
+        return [table for table in tables if table.requires_grad]
 
     def resume(self) -> None:
         """Continue the run from its last checkpoint, or from its beginning if it has written none."""

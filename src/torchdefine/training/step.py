@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
 from torchdefine.errors import UserError
 from torchdefine.modes import prepare
 from torchdefine.training.cuda_graphs import CudaGraphs, Hint, copy_state, flat_tensors, own_copy
+from torchdefine.training.optimizers import clip_gradients
 from torchdefine.training.precision import Precision
 
 
@@ -110,7 +110,7 @@ class TrainingStep:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)  # a CUDA graph reads it from there
             else:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("ratio", 1.0)
         for weight, part in zip(self._weights, batch.parts, strict=True):
             weight.fill_(part.weight)
         hints = [self.model.host_hint(part.host_targets) for part in batch.parts]
@@ -133,7 +133,7 @@ class TrainingStep:
             step_loss += losses.cross_entropy.detach() * weight
             copy_state(state, after)
         scaler.unscale_(self.optimizer)
-        norm = clip_grad_norm_(self.parameters, self.clip)
+        norm = clip_gradients(self.parameters, self.clip)
         scaler.step(self.optimizer)
         scaler.update()
         self._note(step_loss, norm.detach())

@@ -59,3 +59,4 @@ class LanguageRecipe(Recipe):
 
     def __post_init__(self) -> None:
         self.output.check(self.embedding)
+        self.optim.check_sparse(self.output.tied != "none", self.train.compile)

@@ -56,6 +56,7 @@ class MaskedRecipe(Recipe):
 
     def __post_init__(self) -> None:
         self.output.check(self.embedding)
+        self.optim.check_sparse(self.output.tied != "none", self.train.compile)
         self.require(
             self.train.length <= self.context.most_places,
             f"train.length {self.train.length} is more than the encoder's places: set context.most_places to it.",

@@ -62,6 +62,7 @@ class TranslationRecipe(Recipe):
 
     def __post_init__(self) -> None:
         self.output.check(self.embedding)
+        self.optim.check_sparse(self.output.tied != "none", self.train.compile)
         joint = self.data.joint or self.data.tokenizer is not None
         self.require(
             joint or self.source.share != "embedding",
