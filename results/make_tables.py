@@ -1,4 +1,4 @@
-"""Writes results/README.md from the JSON of the runs beside it: `make results`."""
+"""Writes results/README.md and the measured parts of docs/ from the JSON of the runs: `make results`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from demo_table import write_demo_page
 from equalised_tables import equalised_section
 from look_up_tables import look_up_section
 from map_tables import correlation_section
+from paper_page import write_paper_page
 from recipe_tables import recipe_section
 from stage_tables import all_stages
 from translation_tables import translation_section, write_translation_page
@@ -48,6 +49,7 @@ def main() -> None:
     write_translation_page(HERE / "europarl")
     write_evidence_page(stages)
     write_demo_page(HERE / "demo.json")
+    write_paper_page()
 
 
 def section(folder: Path) -> str:
