@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import yaml
 from paper_runs import Ran, common_training, counted, mean_of, milliseconds, model_of, number, origin, ran, share
 
 from torchdefine.config import shown
+from torchdefine.embedding import DefineUnit
 from torchdefine.recipe import load_recipe, recipe_names, standing
 
 HERE = Path(__file__).parent
@@ -29,6 +32,10 @@ and ours. `make results` writes the page from stored runs. [Does DeFINE deliver?
 - **"M"** is millions of parameters. "counted" is what `torchdefine params RECIPE` counts.
 - **Two seeds** give a mean. Perplexities on different texts do not compare.
 """
+
+
+PLANS_SAY = """The same n, k, m and N give two units. `unit.plan wide`, the default, reaches k and has no norm. `published` has
+the paper's counts. There the reduce layer takes the place of the layer of width k."""
 
 
 class Metric(NamedTuple):
@@ -85,6 +92,7 @@ def paper_page(paper: dict[str, Any]) -> str:
         places("Figures and equations", paper["figures"]),
         places("What the paper compares with or builds on", paper["citations"]),
         "The paper cites its other references as background. It does not compare with them.\n",
+        plans(paper["plans"]),
         section("Where our numbers come from", [origin(folder, shows) for folder, shows in by_folder.items()]),
         section("Open in the paper, and our choice", choices(recipes)),
         section("Our own recipes beside the paper's", variants(recipes)),
@@ -171,6 +179,30 @@ def hyper_parameters(table: dict[str, Any]) -> str:
         own = ", ".join(f"`{section}.{name}` {shown(settings[section][name])}" for section, name in places)
         lines.append(f"| {row['row']} | {row['published']} | {own or row['here']} |")
     return "\n".join([*lines, ""])
+
+
+def plans(recipes: list[str]) -> str:
+    """The unit's layers by the library's plan and by the published one, for recipes that have the latter."""
+    lines = ["## The library's unit and the published one", "", PLANS_SAY, ""]
+    lines += ["| recipe | wide: width / groups of each layer | M | published: width / groups | M |"]
+    lines += ["|---|---|---:|---|---:|"]
+    for name in recipes:
+        cells = []
+        for plan in ("wide", "published"):
+            layers, size = unit_of(name, plan)
+            cells += [layers, f"{size / 1e6:.2f}"]
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def unit_of(name: str, plan: str) -> tuple[str, int]:
+    """The layers of a recipe's unit in a plan, and its parameters."""
+    recipe = load_recipe(name)
+    read = getattr(recipe.embedding, "output_dim", None) or recipe.embedding.map_dim
+    with torch.device("meta"):
+        unit = DefineUnit(read, replace(recipe.unit, plan=plan))
+    layers = " · ".join(f"{layer.output_width:,} / {layer.groups}" for layer in unit.plan)
+    return layers, sum(weight.numel() for weight in unit.parameters())
 
 
 def places(title: str, rows: list[dict[str, str]]) -> str:
