@@ -34,8 +34,8 @@ and ours. `make results` writes the page from stored runs. [Does DeFINE deliver?
 """
 
 
-PLANS_SAY = """The same n, k, m and N give two units. `unit.plan wide`, the default, reaches k and has no norm. `published` has
-the paper's counts. There the reduce layer takes the place of the layer of width k."""
+PLANS_SAY = """The same n, k, m and N give two units. `unit.plan wide`, the default, reaches k and has no norm.
+`published` has the paper's counts. There the reduce layer takes the place of the layer of width k."""
 
 
 class Metric(NamedTuple):
