@@ -9,11 +9,23 @@ from typing import Any, NamedTuple
 
 import torch
 import yaml
-from paper_runs import Ran, common_training, counted, mean_of, milliseconds, model_of, number, origin, ran, share
+from paper_runs import (
+    Ran,
+    common_training,
+    counted,
+    mean_of,
+    milliseconds,
+    model_of,
+    number,
+    origin,
+    ran,
+    recipe_called,
+    share,
+)
 
 from torchdefine.config import shown
 from torchdefine.embedding import DefineUnit
-from torchdefine.recipe import load_recipe, recipe_names, standing
+from torchdefine.recipe import recipe_names, standing
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "paper.md"
@@ -135,7 +147,7 @@ def row_cells(
 ) -> Iterator[list[str]]:
     """A line for each run of a row, or one that says why there is none."""
     name = row.get("recipe")
-    papers = {**(load_recipe(name).published if name else {}), **row.get("published", {})}
+    papers = {**(recipe_called(name).published if name else {}), **row.get("published", {})}
     said = [row["row"], f"`{name}`" if name else "–", number(papers.get("total")), counted(name) if name else "–"]
     said += [number(papers.get(metric.published)) for metric in published(metrics)]
     for shows in ours:
@@ -153,12 +165,12 @@ def section(title: str, points: list[str]) -> str:
 
 def choices(recipes: list[str]) -> list[str]:
     """What the paper leaves open, and how the recipes have it."""
-    return _grouped({name: load_recipe(name).chosen for name in recipes})
+    return _grouped({name: recipe_called(name).chosen for name in recipes})
 
 
 def variants(recipes: list[str]) -> list[str]:
     """Our own recipes that change a row of the paper, and in what."""
-    own = {name: recipe for name in recipe_names() if (recipe := load_recipe(name)).varies in recipes}
+    own = {name: recipe for name in recipe_names() if (recipe := recipe_called(name)).varies in recipes}
     return _grouped({name: standing(own[name]).removeprefix(f"{own[name].varies} ") for name in own})
 
 
@@ -171,7 +183,7 @@ def _grouped(said: dict[str, str]) -> list[str]:
 
 
 def hyper_parameters(table: dict[str, Any]) -> str:
-    settings = load_recipe(table["recipe"]).to_plain()
+    settings = recipe_called(table["recipe"]).to_plain()
     lines = ["## Table 9: hyper-parameters of the LSTMs", "", f"Those of `{table['recipe']}`:", ""]
     lines += ["| hyper-parameter | published | recipe |", "|---|---:|---|"]
     for row in table["rows"]:
@@ -197,7 +209,7 @@ def plans(recipes: list[str]) -> str:
 
 def unit_of(name: str, plan: str) -> tuple[str, int]:
     """The layers of a recipe's unit in a plan, and its parameters."""
-    recipe = load_recipe(name)
+    recipe = recipe_called(name)
     read = getattr(recipe.embedding, "output_dim", None) or recipe.embedding.map_dim
     with torch.device("meta"):
         unit = DefineUnit(read, replace(recipe.unit, plan=plan))

@@ -23,6 +23,7 @@ NOT_TOLD = {"steps", "epochs", "seed", "eval_every", "log_every", "checkpoint_ev
 """Settings of training that say how long, how often and by what chance; of the length, the share of tokens tells."""
 
 Settings = dict[str, Any]
+recipe_called = cache(load_recipe)
 
 
 class Ran(NamedTuple):
@@ -59,7 +60,7 @@ def _is_of_another_kind(place: str, differs: Settings) -> bool:
 
 @cache
 def _plain(recipe: str) -> Settings:
-    return settings_of(load_recipe(recipe))
+    return settings_of(recipe_called(recipe))
 
 
 @cache
@@ -82,14 +83,14 @@ def stored(pattern: str, part: str | None = None) -> list[Settings]:
 @cache
 def counted(name: str) -> str:
     """Parameters in millions of the model that a recipe builds."""
-    recipe = load_recipe(name)
+    recipe = recipe_called(name)
     model, _ = find_task(recipe.task).count(recipe)
     return f"{model.parameters_by_part()['total'] / 1e6:.2f}"
 
 
 def share(shows: Ran) -> str:
     """Tokens of training, as a part of those that the recipe has: of its epochs over the paper's text, or its steps."""
-    recipe, tokens = load_recipe(shows.row["recipe"]), shows.runs[0]["tokens"]
+    recipe, tokens = recipe_called(shows.row["recipe"]), shows.runs[0]["tokens"]
     train = recipe.train
     if train.epochs:
         whole = train.epochs * shows.row["corpus_tokens"]
