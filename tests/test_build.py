@@ -42,6 +42,26 @@ def test_an_lstm_gets_its_settings() -> None:
     assert model.embedding.map.projection_std == 0.07
 
 
+@pytest.mark.parametrize("kind", ["adaptive", "mixture"])
+def test_an_adaptive_embedding_gets_its_width(kind: str) -> None:
+    """An LSTM whose width is left open ends as wide as the vectors that tied projections take."""
+    changes = {
+        "embedding": {"map_dim": 16, "output_dim": 24, "cutoffs": [10, 30]},
+        "unit": {"kind": "define", "embedding_dim": 20, "expand_dim": 32},
+        "context": {"output_dim": None, "hidden_dim": 28},
+        "output": {"kind": kind},
+    }
+    model = build_language_model(load_recipe("demo/adaptive-define", changes), VOCABULARY)
+    assert [tuple(projection.shape) for projection in model.embedding.map.projections] == [(16, 24), (8, 24), (4, 24)]
+    assert model.embedding.unit.plan.map_dim == 24
+    component = model.output if kind == "adaptive" else model.output.component
+    assert (component.hidden_dim, component.projection) == (24, None)
+    assert model.context.layers[0].weight_hh_l0.shape[1] == (24 if kind == "adaptive" else 16)
+    changes["output"] = {"kind": "adaptive", "tied_projections": [True, True, False]}
+    tied = build_language_model(load_recipe("demo/adaptive-define", changes), VOCABULARY).output
+    assert set(tied.projections) == {"2"}
+
+
 @pytest.mark.parametrize(("same_length", "eval_same_length"), [(True, False), (False, True)])
 def test_a_transformer_xl_gets_its_settings(same_length: bool, eval_same_length: bool) -> None:
     context = {

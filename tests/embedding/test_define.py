@@ -28,6 +28,9 @@ EMBEDDINGS = {
     },
     "projective": lambda: DeFINE.over(ProjectiveMap(50, 8, 16, padding_idx=2), 24, expand_dim=64),
     "adaptive": lambda: DeFINE.over(AdaptiveMap(50, 16, (10, 30), padding_idx=2), 24, expand_dim=64),
+    "adaptive-projected": lambda: DeFINE.over(
+        AdaptiveMap(50, 16, (10, 30), padding_idx=2, output_dim=32), 24, expand_dim=64
+    ),
     "ranked": lambda: DeFINE.over(AdaptiveMap(50, 16, (10,), padding_idx=2, counts=range(50)), 24, expand_dim=64),
     "weight_scaling": lambda: small(weight_scaling=True, padding_idx=2),
     "normed": lambda: small(unit=UnitConfig(norm="layer", dropout=0.1), padding_idx=2),
