@@ -46,6 +46,9 @@ class MapConfig(Config):
     )
     init_std: float | None = setting(None, "Standard deviation of the fresh table; else 1 / sqrt(map_dim).", above=0)
     row_dropout: float = rate("Dropout rate of whole rows: token types whose vectors are zeroed in a step.")
+    map_dropout: float = rate(
+        "Dropout rate of the map's vectors, before the unit, as in DeLighT: one mask for all positions of a text."
+    )
 
     @abstractmethod
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> MapLayer:

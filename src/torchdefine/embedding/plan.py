@@ -110,6 +110,7 @@ class UnitConfig(Config):
         None, "Affine norm of the expansion layers: over all features, or within each group; else the plan's."
     )
     activation: Activation = setting("gelu", "Activation of the expansion layers.")
+    output_norm: bool = setting(False, "Whether an affine layer norm follows the last layer, as in DeLighT.")
     dropout: float = rate("Dropout rate after every expansion layer.")
     bias: bool = setting(True, "Whether the expansion layers have biases; the reduce layer has none.")
     weight_scaling: bool = setting(
