@@ -5,6 +5,7 @@ from torchdefine.embedding.adaptive_map import AdaptiveConfig, AdaptiveMap, shri
 from torchdefine.embedding.bag import DeFINEBag
 from torchdefine.embedding.define import DeFINE, build_embedding
 from torchdefine.embedding.group_linear import GroupLinear
+from torchdefine.embedding.host_map import HostMap
 from torchdefine.embedding.map import (
     MapConfig,
     MapLayer,
