@@ -18,6 +18,7 @@ from torchdefine.embedding.map import (
 from torchdefine.embedding.plan import VARIANTS, Plan, UnitConfig, make_plan
 from torchdefine.embedding.table import LooksUp, finished_table
 from torchdefine.embedding.token_embedding import TokenEmbedding
+from torchdefine.embedding.torchrec_map import TorchRecMap
 from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, MLPConfig, NoUnitConfig, ProjectionConfig
 
 EMBEDDINGS = Kinds("embedding", StandardConfig, ProjectiveConfig, AdaptiveConfig)
