@@ -14,7 +14,7 @@ from torchdefine.modes import Prepared, twins
 
 TOKENS_AT_ONCE = 16_384
 """Enough to keep a device busy; a unit 4,096 wide then needs about 1 GiB of working memory in float32."""
-TOKENS_AT_ONCE_ON_CPU = 2_048
+TOKENS_AT_ONCE_ON_CPU = 1_024
 """There the system would hand the memory of larger layers out anew, page by page, in every chunk."""
 
 
