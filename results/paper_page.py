@@ -102,6 +102,7 @@ def paper_page(paper: dict[str, Any]) -> str:
         INTRODUCTION,
         *(table_section(table, told) for table in tables),
         hyper_parameters(paper["hyper_parameters"]),
+        places("Claims of the text", paper["claims"]),
         places("Figures and equations", paper["figures"]),
         places("What the paper compares with or builds on", paper["citations"]),
         "The paper cites its other references as background. It does not compare with them.\n",
