@@ -86,7 +86,7 @@ class AttentionByKernels(torch.autograd.Function):
         sizes = Sizes(streams, length, memory, heads, width, columns)
         distances = distances.contiguous()
         with torch.autocast(own.device.type, enabled=False):  # the dtype is already chosen
-            own, remembered = own.reshape(streams * length, -1), remembered.reshape(streams * memory, -1)
+            own, remembered = own.flatten(0, 1), remembered.flatten(0, 1)
             projected = own.new_empty(3 * len(own) * sizes.features + 2 * len(remembered) * sizes.features)
             of_own, of_memory = sizes.parts(projected)
             torch.addmm(bias, own, weight.T, out=of_own)
