@@ -120,9 +120,9 @@ class AttentionByKernels(torch.autograd.Function):
             grad_weight[features:].addmm_(of_memory.T, remembered)
             grad_own, grad_remembered = None, None
             if ctx.needs_input_grad[0]:
-                grad_own = (of_own @ weight).view(sizes.streams, sizes.queries, -1)
+                grad_own = (of_own @ weight).unflatten(0, (sizes.streams, sizes.queries))
             if ctx.needs_input_grad[1]:
-                grad_remembered = (of_memory @ weight[features:]).view(sizes.streams, sizes.remembered, -1)
+                grad_remembered = (of_memory @ weight[features:]).unflatten(0, (sizes.streams, sizes.remembered))
         return grad_own, grad_remembered, grad_weight, grad_bias, grad_distances.transpose(0, 1), None
 
 
