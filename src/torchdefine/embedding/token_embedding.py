@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.finished import Kept, through_unit
 from torchdefine.embedding.group_linear import GroupLinear
+from torchdefine.embedding.host_map import HostMap
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import LooksUp, finished_table, in_evaluation
 from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, ExpansionLayer
@@ -22,7 +23,7 @@ from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import locked_dropout
 
 PARTS = (
-    *(StandardMap, ProjectiveMap, AdaptiveMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
+    *(StandardMap, ProjectiveMap, AdaptiveMap, HostMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
     *(DefineUnit, ExpansionLayer, GroupLinear, nn.LayerNorm, nn.GroupNorm),
 )
 """What our maps and units are made of: each handles every token independently."""
