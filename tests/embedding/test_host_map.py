@@ -188,6 +188,13 @@ def test_what_would_not_be_the_same_is_refused(sentence: str) -> None:
         REFUSED[sentence](embedding(True))
 
 
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(UserError, match="learns in one process only"):
+        optimizer_of(embedding(True), "rowwise-adagrad")
+
+
 def test_other_weights_are_refused_as_torch_does() -> None:
     ours = embedding(True)
     state = ours.state_dict()
