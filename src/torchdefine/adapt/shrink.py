@@ -49,7 +49,7 @@ class ShrinkOptions(Config):
     held_out: int = setting(2_000, "Sentences that the result is judged on; no choice has seen them.", at_least=2)
     distill_steps: int = setting(200, "Steps of self-distillation; 0 for none.", at_least=0)
     quick: bool = setting(False, "Whether to leave out methods that take minutes: units and codes.")
-    trust_code: bool = setting(False, "Whether to run code that lies in the model's folder, which is never run else.")
+    trust_code: bool = setting(False, "Whether to run code that lies in the model's folder.")
     device: str = setting("cpu", "Where the model is run and the tables are made.")
 
 
