@@ -112,6 +112,10 @@ def test_it_is_saved_as_the_map_that_it_was_made_of(tmp_path: Path) -> None:
     assert type(loaded.map) is StandardMap
     assert loaded.map.sparse
     same(loaded.state_dict(), ours.state_dict())
+    loaded.map = HostMap(loaded.map, CACHE)
+    ids = torch.arange(20)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids), ours(ids))
     assert ours.map.resting.table.weight.data_ptr() == ours.state_dict()["map.table.weight"].data_ptr()
 
 
