@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     parser.add_argument("--items", type=int, default=50_000)
     parser.add_argument("--rows", type=int, default=32_768, help="of DeFINE's table")
     parser.add_argument(
-        "--rates", type=float, nargs="+", default=[0.2, 0.6, 2.0], help="of the tables; the best counts"
+        "--rates", type=float, nargs="+", default=[0.5, 1.5, 5.0, 15.0], help="of the tables; the best counts"
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
