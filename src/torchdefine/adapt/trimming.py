@@ -133,38 +133,3 @@ def _reloaded(tokenizer: Any, settings: Mapping[str, Any]) -> Any:
         kind = type(tokenizer).__name__
         raise UserError(f"A {kind} adds tokens to its file when it is loaded, so it cannot be trimmed: keep all.")
     return again
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """What a trimmed tokenizer does to sentences that it was not trimmed for."""
-
-    tokens_kept: float
-    """The share of tokens, as the old tokenizer makes them, that are still there."""
-    sentences_alike: float
-    """The share of sentences that are split as before."""
-    lengthened: float
-    """New tokens for each old one, less 1."""
-    unknown: float
-    """The share of unknown tokens, less that before."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.tokens_kept:.2%} of their tokens are kept, and {self.sentences_alike:.1%} of them are split as "
-            f"before; they have {self.lengthened:.2%} more tokens, and {self.unknown:.2%} more are unknown."
-        )
-
-
-def coverage(tokenizer: Any, trimmed: Trimmed, sentences: Sequence[str]) -> Coverage:
-    """How much of other sentences the tokens that were kept cover."""
-    old, new = (one(list(sentences), verbose=False)["input_ids"] for one in (tokenizer, trimmed.tokenizer))
-    flat_old, flat_new = ([id_ for row in rows for id_ in row] for rows in (old, new))
-    kept = set(trimmed.old_ids)
-    alike = sum([trimmed.old_ids[id_] for id_ in after] == before for before, after in zip(old, new, strict=True))
-    unknown = flat_new.count(trimmed.tokenizer.unk_token_id) / len(flat_new)
-    return Coverage(
-        sum(id_ in kept for id_ in flat_old) / len(flat_old),
-        alike / len(old),
-        len(flat_new) / len(flat_old) - 1,
-        unknown - flat_old.count(tokenizer.unk_token_id) / len(flat_old),
-    )
