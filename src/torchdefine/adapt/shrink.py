@@ -53,7 +53,7 @@ class ShrinkOptions(Config):
     )
     distill_steps: int = setting(200, "Steps of self-distillation; 0 for none.", at_least=0)
     quick: bool = setting(False, "Whether to leave out methods that take minutes: units and codes.")
-    trust_code: bool = setting(False, "Whether to run code that lies in the model's folder, which is never run else.")
+    trust_code: bool = setting(False, "Whether to run code that lies in the model's folder.")
     device: str = setting("cpu", "Where the model is run and the tables are made.")
 
 

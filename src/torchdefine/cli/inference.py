@@ -78,7 +78,9 @@ def add_commands(command: Command) -> None:
     option("--choosing", type=whole, default=300, help="sentences to compare candidates on (default: 300)")
     option("--held-out", type=whole, default=2000, help="sentences to judge the result on (default: 2000)")
     option(
-        "--trust-code", action="store_true", help="run code that lies in the model's folder, which is never run else"
+        "--trust-code",
+        action="store_true",
+        help="run code that lies in the model's folder; without this it is never run",
     )
     add_shared(option, "--device", "--json")
 

@@ -105,6 +105,7 @@ class DeFINE(Hub, TokenEmbedding):
             "version": FORMAT_VERSION,
             "map": self.map.to_config(),
             "row_dropout": self.row_dropout,
+            "map_dropout": self.map_dropout,
             "unit": {**to_plain(self.plan.config), "embedding_dim": self.embedding_dim},
         }
 
@@ -113,7 +114,7 @@ class DeFINE(Hub, TokenEmbedding):
         check_version(config)
         unit = UnitConfig.read(config["unit"], "unit")
         embedding = cls.over(map_from_config(config["map"]), unit.embedding_dim, unit)
-        embedding.row_dropout = config["row_dropout"]
+        embedding.row_dropout, embedding.map_dropout = config["row_dropout"], config.get("map_dropout", 0.0)
         return embedding
 
     def save(self, folder: str | Path) -> None:
@@ -172,20 +173,20 @@ def build_embedding(embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts
     else:
         built = TokenEmbedding(map_layer, unit.build(map_layer.output_dim), width)
     map_layer.reset_parameters(embedding.std)
-    built.row_dropout = embedding.row_dropout
+    built.row_dropout, built.map_dropout = embedding.row_dropout, embedding.map_dropout
     return built
 
 
 def map_from_config(config: dict[str, Any]) -> MapLayer:
     """Build a map layer from what its ``to_config`` gave; weights are drawn anew."""
     settings = dict(config)
-    later = {name: settings.pop(name) for name in ("std", "projection_std") if name in settings}
+    later = {name: settings.pop(name) for name in ("std", "projection_std", "sparse") if name in settings}
     kind, ranked = settings.pop("kind", None), settings.pop("ranked", False)
     if kind not in MAPS:
         raise UserError(f"The map {kind!r} is unknown: use {', '.join(MAPS)}.")
     if ranked:  # the real ranks come with the weights
         settings["counts"] = torch.zeros(settings["num_embeddings"])
     layer = MAPS[kind](**settings)
-    for name, value in later.items():  # of the weights to be loaded, so that rows added later are drawn like them
+    for name, value in later.items():  # rows added later are drawn like the weights to be loaded
         setattr(layer, name, value)
     return layer

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,19 @@ def plain_torch() -> Iterator[None]:
 def kernels_allowed() -> bool:
     """Whether kernels may run at all. Under torch.compile they may not: it generates its own."""
     return _allowed and not torch.compiler.is_compiling()
+
+
+def only_values(*tensors: Tensor | None) -> bool:
+    """Whether nothing but values is asked of operations on these: no gradient, and nobody follows what is done.
+
+    Then they may run by ways that autograd, autocast, compilers, exporters and torch.func know nothing of.
+    """
+    if not kernels_allowed() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return False
+    if torch._C._functorch.maybe_current_level() is not None or torch.is_autocast_enabled("cpu"):
+        return False
+    learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return not learns and all(tensor is None or type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
 
 
 def by_kernel(impl: Impl, like: Tensor) -> bool:
