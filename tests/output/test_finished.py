@@ -27,7 +27,7 @@ EMBEDDINGS: dict[str, Callable[[], TokenEmbedding]] = {
     "standard, DeFINE": lambda: define(StandardMap(V, N, scale=0.5)),
     "standard, padding": lambda: define(StandardMap(V, N, padding_idx=3)),
     "projective, DeFINE": lambda: define(ProjectiveMap(V, 6, N)),
-    "adaptive, DeFINE": lambda: define(AdaptiveMap(V, N, CUTOFFS, division=2, ranks=RANKS)),
+    "adaptive, DeFINE": lambda: define(AdaptiveMap(V, N, CUTOFFS, division=2, counts=(V - RANKS).tolist())),
     "standard, projection": lambda: TokenEmbedding(StandardMap(V, N), DenseProjection(N, M), M),
     "standard, MLP": lambda: TokenEmbedding(StandardMap(V, N), DenseMLP(N, 20, M), M),
     "projective alone": lambda: TokenEmbedding(ProjectiveMap(V, N, M)),

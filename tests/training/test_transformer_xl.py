@@ -21,6 +21,8 @@ from torchdefine.training import Interrupted
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses_transformer_xl.json"
 SMALLER = {
     "data.max_size": 1500,
+    "embedding.scale": 8.0,
+    "embedding.projection_std": 0.18,
     "output.cutoffs": "300,800",
     "train.steps": 200,
     "train.eval_every": 100,

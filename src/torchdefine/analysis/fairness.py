@@ -79,7 +79,8 @@ def _implied(recipe: Any) -> dict[str, Any]:
         }
     if isinstance(unit, UnitConfig):
         known |= {"unit.max_groups": default_max_groups(unit.depth)}
-        known |= {f"unit.{name}": value for name, value in vars(unit.planned()).items() if value is not None}
+        planned = {name: value for name, value in vars(unit.planned()).items() if value != getattr(unit, name)}
+        known |= {f"unit.{name}": value for name, value in planned.items()}
     known["context.eval_memory"] = getattr(context, "memory", None)
     known["eval.valid_batch_size"] = getattr(evaluation, "batch_size", None)
     known["train.epochs"] = 1.0 if getattr(train, "steps", None) is None else None
