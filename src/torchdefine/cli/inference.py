@@ -69,6 +69,9 @@ def add_commands(command: Command) -> None:
     option("--budget", required=True, help="for the table: 4MB, 512KiB, or '4M parameters' in float32")
     option("--text", required=True, help="a file of plain text like the text that the model will read")
     option("--out", required=True, help="the new model's folder")
+    explained = "keep: the tokenizer as it is (default); trim: only the tokens that the text uses, letters and special "
+    explained += "ones, so that other words are split further; auto: try both and take what measures better"
+    option("--vocabulary", choices=["keep", "trim", "auto"], default="keep", help=explained)
     option("--quick", action="store_true", help="leave out methods that are trained: units and codes")
     option("--distill", type=whole, default=200, help="steps of self-distillation, 0 for none (default: 200)")
     option("--choosing", type=whole, default=300, help="sentences to compare candidates on (default: 300)")
@@ -170,7 +173,7 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     their_log.set_verbosity_error()
     their_log.disable_progress_bar()
     sizes = {"choosing": options.choosing, "held_out": options.held_out, "distill_steps": options.distill}
-    asked = {"quick": options.quick, "trust_code": options.trust_code}
+    asked = {"quick": options.quick, "trust_code": options.trust_code, "vocabulary": options.vocabulary}
     settings = ShrinkOptions(**sizes, **asked, device=str(Processes().device(options.device)))
     shrunk = shrink_model(options.folder, options.text, options.out, options.budget, options=settings, stage=_stage)
     if not options.json:
@@ -179,6 +182,7 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     likeness, (before, after) = shrunk.likeness, (size / 1e6 for size in shrunk.file_bytes)
     lines = [
         str(shrunk.replacement),
+        str(shrunk.vocabulary),
         f"On {shrunk.held_out:,} held-out sentences, mean cosine {likeness.mean_cosine:.4f} and rank "
         f"correlation {likeness.rank_correlation:.4f} to the old model.",
     ]
