@@ -209,11 +209,11 @@ def _projection(packed: Rows, matrix: Tensor, mean: Tensor, weights: Tensor, sta
 
 @dataclass(frozen=True)
 class Bits(Method):
-    """As many bits for each number as it is worth; or whole ranks by frequency, in 4 and in 8 bits, or in float32."""
+    """As many bits for each number as it is worth; or whole ranks by frequency, in float32."""
 
     sure_of_its_size: ClassVar[bool] = False
 
     def within(self, rows: int, width: int, budget: Budget) -> Iterator[Candidate]:
-        for storage in ("float32",) if budget.floats_only else ("mixed", "int4", "int8"):
-            label = "bits by importance" if storage == "mixed" else f"ranks by frequency, {storage}"
-            yield Candidate(label, partial(transform_table, budget=budget.bytes, storage=storage))
+        storage = "float32" if budget.floats_only else "mixed"
+        label = f"ranks by frequency, {storage}" if budget.floats_only else "bits by importance"
+        yield Candidate(label, partial(transform_table, budget=budget.bytes, storage=storage))
