@@ -119,6 +119,18 @@ def test_it_is_saved_as_the_map_that_it_was_made_of(tmp_path: Path) -> None:
     assert ours.map.resting.table.weight.data_ptr() == ours.state_dict()["map.table.weight"].data_ptr()
 
 
+def test_a_copy_is_its_own_table_with_the_newest_rows() -> None:
+    ours = embedding(True)
+    own = optimizer_of(ours, "rowwise-adagrad")
+    step(ours, own, *batches(1))
+    twin = copy.deepcopy(ours)
+    before = copy.deepcopy(ours.state_dict())
+    same(twin.state_dict(), before)
+    step(ours, own, *batches(1, 2))
+    same(twin.state_dict(), before)
+    step(twin, optimizer_of(twin, "rowwise-adagrad"), *batches(1))
+
+
 def test_only_the_cache_moves() -> None:
     ours = embedding(True).to("meta")
     assert ours.map.cache.is_meta
