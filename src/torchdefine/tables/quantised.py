@@ -1,10 +1,10 @@
-"""Rows rounded to a few bits: in groups that share a float16 step, or in columns of many levels and of few."""
+"""Rows rounded to a few bits, in groups that share a float16 step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.ops import only_values
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.rows import FLOATS, DenseRows, Rows, frozen, pack, packed_width, stored_as, unpack
 from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike, centred
@@ -21,14 +22,13 @@ _BITS = {f"int{bits}": bits for bits in range(8, 0, -1)}
 ROWS_AT_ONCE = 8_192
 _CLIPS = {1: (0.6, 1.1), 2: (0.5, 1.0), 3: (0.6, 1.0), 4: (0.7, 1.0)}  # where the best step lies, by bits
 _STEPS_TRIED = 12
-LLOYD_ITERATIONS = 20
-VALUES_LOOKED_AT = 200_000
 
 
 class QuantisedRows(Rows):
     """Each number is one of 2^bits levels, evenly spaced around zero: (code - (2^bits - 1) / 2) × the group's step."""
 
     kind = "quantised"
+    refuses = True
 
     def __init__(self, num_rows: int, width: int, bits: int = 4, group_size: int = 32) -> None:
         super().__init__(num_rows, width)
@@ -38,10 +38,37 @@ class QuantisedRows(Rows):
         self.steps = frozen(torch.zeros(num_rows, self.num_groups, dtype=torch.float16))
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        codes = unpack(self.codes[rows], self.bits, self.width).to(dtype)  # (…, width)
-        steps = self.steps[rows].to(dtype)  # (…, groups)
-        steps = steps.repeat_interleave(self.group_size, dim=-1)[..., : self.width]
-        return (codes - (2**self.bits - 1) / 2) * steps
+        kept: dict[str, Any] = {**self._buffers, **self._parameters}  # nn.Module takes half a microsecond for each
+        levels = self._levels(torch.embedding(kept["codes"], rows), dtype)  # (…, width)
+        steps = torch.embedding(kept["steps"], rows)  # (…, groups)
+        if dtype is not torch.float32:
+            steps = steps.to(dtype)
+        if self.width % self.group_size:
+            return levels * steps.repeat_interleave(self.group_size, dim=-1)[..., : self.width]
+        if steps.requires_grad:
+            return (levels.unflatten(-1, (self.num_groups, -1)) * steps.unsqueeze(-1)).flatten(-2)
+        levels.view(-1, self.num_groups, self.group_size).mul_(steps.view(-1, self.num_groups, 1))
+        return levels
+
+    def _levels(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Codes as numbers around zero, in new memory: (…, bytes) → (…, width)."""
+        if self.bits == 8:
+            return packed.to(dtype).sub_(127.5)
+        if self.bits == 4 and dtype in _PAIRS and self.width % 2 == 0 and packed.is_cpu and only_values(packed):
+            pairs = _pairs(dtype).index_select(0, packed.view(-1).int()).view(dtype)
+            return pairs.view(*packed.shape[:-1], self.width)
+        return unpack(packed, self.bits, self.width).to(dtype) - (2**self.bits - 1) / 2
+
+
+_PAIRS = {torch.float32: torch.int64, torch.float16: torch.int32, torch.bfloat16: torch.int32}
+
+
+@lru_cache(maxsize=len(_PAIRS))
+def _pairs(dtype: torch.dtype) -> Tensor:
+    """For every byte its two codes of four bits as numbers around zero, as one whole number."""
+    with torch.inference_mode(False), torch.device("cpu"):
+        codes = torch.arange(256).unsqueeze(1) >> torch.tensor([0, 4]) & 15
+        return (codes - 7.5).to(dtype).view(_PAIRS[dtype]).squeeze(1)
 
 
 @torch.no_grad()
@@ -83,68 +110,6 @@ def best_steps(grouped: Tensor, bits: int) -> Tensor:
         error = (grouped - levels * step.unsqueeze(-1)).square().sum(-1)
         best, least = torch.where(error < least, step, best), torch.minimum(error, least)
     return best
-
-
-class MixedBitRows(Rows):
-    """Columns come in ``runs`` of [bits, columns]; a number is one of its run's 2^bits levels × its column's scale."""
-
-    kind = "mixed bits"
-
-    def __init__(self, num_rows: int, runs: Sequence[Sequence[int]]) -> None:
-        super().__init__(num_rows, sum(columns for _, columns in runs))
-        self.runs, self.own_codes = [list(run) for run in runs], num_rows * self.width
-        packed = sum(packed_width(columns, bits) for bits, columns in self.runs)
-        self.codes: Tensor = nn.Buffer(torch.zeros(num_rows, packed, dtype=torch.uint8))
-        self.levels = frozen(torch.zeros(sum(2**bits for bits, _ in self.runs), dtype=torch.float16))
-        self.scales = frozen(torch.zeros(self.width, dtype=torch.float16))
-
-    def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        packed, levels = self.codes[rows], self.levels.to(dtype)
-        first_byte = first_level = 0
-        parts = []
-        for bits, columns in self.runs:
-            here = packed[..., first_byte : first_byte + packed_width(columns, bits)]
-            parts.append(levels[unpack(here, bits, columns).long() + first_level])  # (…, columns)
-            first_byte += packed_width(columns, bits)
-            first_level += 2**bits
-        return torch.cat(parts, dim=-1) * self.scales.to(dtype)
-
-
-@torch.no_grad()
-def mixed_bit_rows(matrix: Tensor, runs: Sequence[Sequence[int]]) -> MixedBitRows:
-    """Round a matrix; each run's levels are fitted to its numbers (Lloyd's algorithm), each column is scaled to one."""
-    made = MixedBitRows(len(matrix), runs)
-    if matrix.is_meta:  # only to see what they would take
-        return made
-    scales = stored_as(matrix.float().square().mean(0).sqrt().clamp(min=1e-7), torch.float16)
-    levels, codes, start = [], [], 0
-    for bits, columns in runs:
-        part = matrix[:, start : start + columns].float() / scales[start : start + columns].float()
-        fitted = stored_as(fitted_levels(part, bits), torch.float16)
-        levels.append(fitted)
-        codes.append(pack(nearest_levels(part, fitted.float()), bits))
-        start += columns
-    made.codes, made.levels, made.scales = torch.cat(codes, -1), frozen(torch.cat(levels)), frozen(scales)
-    return made
-
-
-def nearest_levels(values: Tensor, levels: Tensor) -> Tensor:
-    """The number of the nearest of some ascending levels, for each value."""
-    return torch.bucketize(values.contiguous(), (levels[1:] + levels[:-1]) / 2)
-
-
-def fitted_levels(values: Tensor, bits: int) -> Tensor:
-    """2^bits ascending levels with little squared error for values of unit variance, (V,) or (V, columns)."""
-    values = values[:: -(-values.numel() // VALUES_LOOKED_AT)].flatten()  # whole rows, so that no column is left out
-    count = 2**bits
-    quantiles = (torch.arange(count, device=values.device) + 0.5) / count
-    levels = torch.erfinv(2 * quantiles - 1) * 6**0.5  # of a normal with variance 3: about as dense as the best levels
-    for _ in range(LLOYD_ITERATIONS):
-        codes = nearest_levels(values, levels)
-        sums = torch.zeros_like(levels).index_add_(0, codes, values)
-        masses = torch.zeros_like(levels).index_add_(0, codes, torch.ones_like(values))
-        levels = torch.where(masses > 0, sums / masses.clamp(min=1), levels).sort().values
-    return levels
 
 
 def stored_rows(matrix: Tensor, how: str, group_size: int = GROUP) -> Rows:

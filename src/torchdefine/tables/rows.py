@@ -8,7 +8,9 @@ first number takes the lowest bits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from inspect import signature
 from typing import Any, ClassVar
 
@@ -16,9 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.config import Config, to_plain
+from torchdefine.embedding.kept import Kept
 from torchdefine.errors import UserError
+from torchdefine.ops import only_values
 
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+BLOCK = 128
+"""Rows that are looked at together to find one's place in its band."""
 _LARGEST_SHORT = 1 << 16
 _KINDS: dict[str, type[Rows]] = {}
 
@@ -34,6 +40,8 @@ class Rows(nn.Module, ABC):
     kind: ClassVar[str]
     own_codes: int = 0
     """How many packed whole numbers there are; a code is a parameter as much as a float is."""
+    refuses: bool = False
+    """Whether looking a row up that does not exist raises an error on the CPU, by itself."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -42,6 +50,7 @@ class Rows(nn.Module, ABC):
     def __init__(self, num_rows: int, width: int) -> None:
         super().__init__()
         self.num_rows, self.width = num_rows, width
+        self._constants: defaultdict[torch.dtype, Kept] = defaultdict(Kept)
 
     @abstractmethod
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -50,6 +59,17 @@ class Rows(nn.Module, ABC):
     def matrix(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """All rows, (num_rows, width)."""
         return self(torch.arange(self.num_rows, device=next(self.parameters()).device), dtype)
+
+    def kept_matrix(self, dtype: torch.dtype) -> Tensor:
+        """All rows, to be read in every look-up."""
+        return self.constant(lambda: self.matrix(dtype), dtype, *self.parameters(), *self.buffers())
+
+    def constant(self, make: Callable[[], Tensor], dtype: torch.dtype, *tensors: Tensor) -> Tensor:
+        """What ``make`` gives, of a dtype, from some of the tensors here; it is kept while these stay as they are."""
+        if any(tensor.requires_grad for tensor in tensors) or not only_values(*tensors):
+            return make()
+        made: Tensor = self._constants[dtype].of(make, *tensors)
+        return made
 
     def described(self) -> dict[str, Any]:
         """Kind and settings as plain values, for a file."""
@@ -104,6 +124,7 @@ class DenseRows(Rows):
     """Rows as they are, in float32, float16 or bfloat16."""
 
     kind = "dense"
+    refuses = True
 
     def __init__(self, num_rows: int, width: int, dtype: str = "float32") -> None:
         super().__init__(num_rows, width)
@@ -126,10 +147,11 @@ class DenseRows(Rows):
 
 
 class BandedRows(Rows):
-    """Bands of rows one after another, most frequent first, and the place of each row in that order.
+    """Bands of rows one after another, most frequent first, and for each row the band that it is in.
 
     Each band is held in its own way: whole, in many bits, in few. It may be narrower than the table: its rows then end
-    in zeros. With ``ranked`` False the rows are in that order already and no places are stored.
+    in zeros. Within a band rows are in the order of their numbers. With ``ranked`` False they are so in the whole
+    table, and nothing is stored about it.
     """
 
     kind = "banded"
@@ -139,16 +161,38 @@ class BandedRows(Rows):
         self.bands: Sequence[Rows] = nn.ModuleList(bands)  # type: ignore[assignment]
         self.ranked = ranked
         if ranked:
+            blocks, self.band_bits = -(-self.num_rows // BLOCK), max((len(bands) - 1).bit_length(), 1)
+            packed = packed_width(BLOCK, self.band_bits)
+            self.band_of: Tensor = nn.Buffer(torch.zeros(blocks, packed, dtype=torch.uint8))
             short = torch.int16 if self.num_rows <= _LARGEST_SHORT else torch.int32  # read as unsigned
-            self.places: Tensor = nn.Buffer(torch.zeros(self.num_rows, dtype=short))
+            self.first_places: Tensor = nn.Buffer(torch.zeros(blocks, len(bands), dtype=short))
+
+    def rank(self, order: Tensor) -> None:
+        """Note which rows the bands hold: row numbers, band after band, ascending in each."""
+        sizes = torch.tensor([band.num_rows for band in self.bands], device=order.device)
+        band = torch.empty_like(order)
+        band[order] = torch.arange(len(sizes), device=order.device).repeat_interleave(sizes)
+        spare = len(self.band_of) * BLOCK - len(order)
+        blocks = nn.functional.pad(band, (0, spare), value=-1).view(-1, BLOCK)
+        counts = torch.stack([(blocks == one).sum(-1) for one in range(len(sizes))], -1)  # (blocks, bands)
+        self.first_places = (counts.cumsum(0) - counts + sizes.cumsum(0) - sizes).to(self.first_places.dtype)
+        self.band_of = pack(blocks.clamp(min=0), self.band_bits)
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Where rows stand when the bands are one after another: those of its band before its block, and in it."""
+        block, at = rows // BLOCK, (rows % BLOCK).unsqueeze(-1)
+        bands = unpack(self.band_of[block], self.band_bits, BLOCK)  # (…, BLOCK)
+        own = bands.gather(-1, at)
+        before = (bands == own) & (torch.arange(BLOCK, device=rows.device) < at)
+        first = self.first_places[block].gather(-1, own.long()).squeeze(-1).long()
+        first = torch.where(first < 0, first + _LARGEST_SHORT, first)
+        return first + before.sum(-1)
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        if self.ranked:
-            place = self.places[rows].long()
-            rows = torch.where(place < 0, place + _LARGEST_SHORT, place)
+        place = self.places(rows) if self.ranked else rows
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():
-            return self._each_its_own(rows, dtype)
-        return self._all_and_pick(rows, dtype)
+            return self._each_its_own(place, dtype)
+        return self._all_and_pick(place, dtype)
 
     def _each_its_own(self, place: Tensor, dtype: torch.dtype) -> Tensor:
         """Every band decodes only its own rows: least work, but shapes that depend on the ids."""
@@ -182,13 +226,16 @@ def in_order(order: Tensor) -> bool:
     return torch.equal(order, torch.arange(len(order), device=order.device))
 
 
+def sorted_within(order: Tensor, sizes: list[int]) -> Tensor:
+    """Row numbers of bands one after another, ascending in each."""
+    return torch.cat([part.sort().values for part in order.split(sizes)])
+
+
 def in_bands(bands: list[Rows], order: Tensor) -> BandedRows:
-    """Bands whose rows stand in ``order``, row numbers; no places are stored if that is the order of the ids."""
+    """Bands whose rows stand in ``order``, row numbers ascending in each; nothing is stored if they are in all."""
     made = BandedRows(bands, ranked=not in_order(order)).to(order.device)
     if made.ranked:
-        places = torch.empty_like(order)
-        places[order] = torch.arange(len(order), device=order.device)
-        made.places = places.to(made.places.dtype)
+        made.rank(order)
     return made
 
 
@@ -211,7 +258,9 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """(…, bytes) uint8 → (…, count) int32."""
+    """(…, bytes) uint8 → (…, count) int32; uint8 where bytes are looked up in a table of what they hold."""
+    if packed.device.type == "cpu" and only_values(packed):
+        return _unpacked_by_table(packed, bits, count)
     wide = packed.to(torch.int32)  # ONNX cannot shift bytes
     if bits == 8:
         return wide
@@ -223,6 +272,28 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
         codes = codes * 2**field + values if start else values
         start = stop
     return codes
+
+
+def _unpacked_by_table(packed: Tensor, bits: int, count: int) -> Tensor:
+    if bits == 8:
+        return packed
+    codes, start = packed, 0
+    for field in _fields(bits):
+        stop = start + _field_bytes(count, field)
+        which = packed[..., start:stop].int()  # (…, bytes)
+        values = _spread(field).index_select(0, which.view(-1)).view(torch.uint8)
+        values = values.view(*which.shape[:-1], which.shape[-1] * (8 // field))[..., :count]
+        codes = codes * 2**field + values if start else values
+        start = stop
+    return codes
+
+
+@lru_cache(maxsize=3)
+def _spread(field: int) -> Tensor:
+    """For every byte the fields that it holds, a byte for each, as one whole number."""
+    with torch.inference_mode(False), torch.device("cpu"):
+        fields = (torch.arange(256).unsqueeze(1) >> _shifts(field, torch.empty(0, dtype=torch.int64))) & (2**field - 1)
+        return fields.to(torch.uint8).view({4: torch.int16, 2: torch.int32, 1: torch.int64}[field]).squeeze(1)
 
 
 def _shifts(field: int, like: Tensor) -> Tensor:
