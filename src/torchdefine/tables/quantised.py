@@ -14,7 +14,8 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.ops import only_values
 from torchdefine.tables.compact_table import CompactTable, table_bytes
-from torchdefine.tables.rows import FLOATS, DenseRows, Rows, frozen, pack, packed_width, stored_as, unpack
+from torchdefine.tables.fields import pack, packed_width, unpack
+from torchdefine.tables.rows import FLOATS, DenseRows, Rows, frozen, stored_as
 from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike, centred
 
 GROUP = 32
@@ -128,15 +129,21 @@ class MixedBitRows(Rows):
         self.scales = frozen(torch.zeros(self.width, dtype=torch.float16))
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        packed, levels = self.codes[rows], self.levels.to(dtype)
-        first_byte = first_level = 0
-        parts = []
+        packed = torch.embedding(self.codes, rows)
+        levels = self.constant(lambda: self.levels.to(dtype), dtype, self.levels)
+        first, parts = 0, []
         for bits, columns in self.runs:
-            here = packed[..., first_byte : first_byte + packed_width(columns, bits)]
-            parts.append(levels[unpack(here, bits, columns).long() + first_level])  # (…, columns)
-            first_byte += packed_width(columns, bits)
-            first_level += 2**bits
-        return torch.cat(parts, dim=-1) * self.scales.to(dtype)
+            last = first + packed_width(columns, bits)
+            parts.append(unpack(packed[..., first:last], bits, columns))  # (…, columns)
+            first = last
+        codes = torch.cat(parts, dim=-1).int() + self.constant(self._first_levels, torch.int32)
+        return levels.index_select(0, codes.reshape(-1)).view(codes.shape) * self.scales.to(dtype)
+
+    def _first_levels(self) -> Tensor:
+        """Where the levels of each column begin, (width,)."""
+        starts = [sum(2**bits for bits, _ in self.runs[:index]) for index in range(len(self.runs))]
+        numbers = [start for start, (_, columns) in zip(starts, self.runs, strict=True) for _ in range(columns)]
+        return torch.tensor(numbers, dtype=torch.int32, device=self.codes.device)
 
 
 @torch.no_grad()
