@@ -228,7 +228,7 @@ def test_recipes_and_help_teach(torchdefine: Command) -> None:
     names = [row["name"] for row in json.loads(torchdefine("recipes", "--json").stdout)]
     assert "table1a/r3" in names
     listing = torchdefine("recipes").stdout
-    assert listing.index("demo/standard ") < listing.index("tatoeba/laptop ") < listing.index("table1a/r3 ")
+    assert listing.index("demo/standard ") < listing.index("tatoeba/laptop ") < listing.index("\ntable1a/r3 ")
     line = next(line for line in listing.splitlines() if line.startswith("table1a/r3 "))
     assert line.split()[-4:] == ["33.02", "39.99", "41.17", "–"]
     assert all(listing.count(f"{name} ") >= 1 for name in names)

@@ -59,7 +59,9 @@ def recipe_of(values: Mapping[str, Any]) -> Any:
     recipe = find_task(values.get("task")).recipe
     _check_names(recipe, values)
     published = convert(dict[str, float], values.get("published", {}), "published")
-    given = {name: of.read(values[name], name) for name, of in recipe.sections().items() if name in values}
+    given: dict[str, Any] = {
+        name: of.read(values[name], name) for name, of in recipe.sections().items() if name in values
+    }
     texts = {fact: convert(str, values.get(fact, ""), fact) for fact in ("name", "description", "varies", "chosen")}
     return recipe(published=published, **texts, **given)
 

@@ -25,7 +25,7 @@ def adapted(name: str, method: str, folder: Path) -> None:
     """Save a model whose table was packed by one method."""
     torch.manual_seed(0)
     model = FAMILIES[name].make(True)
-    counts = torch.arange(V, 0, -1)
+    counts = torch.arange(V, 0, -1) - 1
     with_table(model, fit(model.get_input_embeddings().weight, counts, "6KB", options=FitOptions(methods=[method])))
     model.save_pretrained(folder)
 

@@ -201,7 +201,7 @@ def test_misuse_is_refused_before_anything_is_written(
     for arguments, message in (
         (["export", run_folder, "--format", "onnx"], "An export needs a run and two options"),
         (["export", "--format", "onnx", "--out", new], "An export needs a run and two options"),
-        (["export", run_folder, "--format", "tflite", "--out", new], "Argument --format"),
+        (["export", run_folder, "--format", "tflite", "--out", new], "The format 'tflite' is unknown: use one of"),
         (["export", run_folder, "--format", "onnx", "--out", exported], "exists already and is not empty"),
         (["export", tmp_path, "--format", "onnx", "--out", new], "holds no run"),
         (["export", run_folder, "--check", exported], "--check takes the folder of an export and nothing else"),

@@ -65,7 +65,7 @@ def test_what_is_as_published_has_nothing_of_ours(name: str) -> None:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_our_own_models_read_vectors_of_unit_size(name: str) -> None:
-    """Those that are shown to beginners, and those that compare tables at equal budgets; demo/standard is the plain one."""
+    """Those shown to beginners, and those that compare tables at equal budgets; demo/standard is the plain one."""
     ours = name.startswith(("txl/budget/", "txl/small", "europarl/", "tatoeba/", "demo/")) and name != "demo/standard"
     recipe = load_recipe(name)
     if ours:

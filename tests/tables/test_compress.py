@@ -76,7 +76,7 @@ def test_compressed_evaluation_is_near_the_live_one_and_calls_no_unit(run_folder
 def test_every_method_keeps_within_its_bytes_and_most_of_the_vectors(method: str) -> None:
     torch.manual_seed(0)
     embedding = DeFINE(600, 32, map_dim=16, expand_dim=64)
-    counts = [1000 // (i + 1) for i in range(600)]
+    counts = [1000 // (i + 1) - 1 for i in range(600)]  # a sixth is not used
     budget = 26_000 if method in SIZED else None
     made = compress_embedding(embedding, method, budget, counts=counts, **quick(method))
     table = embedding.table()
@@ -100,7 +100,7 @@ def test_the_padding_token_stays_zero(method: str) -> None:
     assert not table(torch.tensor([3])).any()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "used"])
 def test_every_method_does_without_counts(method: str) -> None:
     embedding = DeFINE(200, 16, map_dim=8, expand_dim=32)
     made = compress_embedding(embedding, method, 6_000 if method in SIZED else None, **quick(method))

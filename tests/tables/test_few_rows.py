@@ -11,10 +11,9 @@ from torchdefine.errors import UserError
 from torchdefine.ops import plain_torch
 from torchdefine.tables import CompactTable, coded_table, quantised_table, svd_table, transform_table
 from torchdefine.tables.codes import CodeLearning
-from torchdefine.tables.few_rows import FewRows
-from torchdefine.tables.fields import pack
-from torchdefine.tables.quantised import MixedBitRows
+from torchdefine.tables.fields import packed_width
 from torchdefine.tables.rows import FEW, BandedRows, frozen
+from torchdefine.tables.trellis import TrellisRows
 
 V, M = 700, 48
 GENERATOR = torch.Generator().manual_seed(5)
@@ -120,28 +119,24 @@ def test_gradients_of_the_floats_equal_the_plain_ones(table: CompactTable) -> No
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("runs", [[[8, 8], [7, 16], [1, 8]], [[6, 8], [5, 8], [3, 8]], [[4, 24], [2, 8]], [[7, 40]]])
-def test_the_tables_of_a_layout_find_every_code(runs: list[list[int]]) -> None:
+@pytest.mark.parametrize("runs", [[[8, 8], [7, 16], [1, 8]], [[6, 8], [5, 8], [3, 8]], [[4, 24], [2, 8]], [[7, 35]]])
+@pytest.mark.parametrize("memory", [4, 8])
+def test_the_tables_of_a_layout_find_every_level(runs: list[list[int]], memory: int) -> None:
     """Beside a band of one bit, which has fewer fields and columns."""
-    bands = []
-    for rows, own in ((5, runs), (9, [[1, 16]])):
-        band = MixedBitRows(rows, own)
-        codes = [torch.randint(2**bits, (rows, columns)) for bits, columns in own]
-        band.codes = torch.cat([pack(part, bits) for part, (bits, _) in zip(codes, own, strict=True)], -1)
+    bands = [TrellisRows(5, runs, memory), TrellisRows(9, [[1, 16]], memory)]
+    for band in bands:
+        band.codes = torch.randint(256, band.codes.shape, dtype=torch.uint8)
+        spare = -band.width % 8  # bits of no column are zero
+        band.codes[:, packed_width(band.width, 1) - 1] &= 255 >> spare
         band.levels = frozen(torch.randn(len(band.levels)))
         band.scales = frozen(torch.rand(band.width))
-        bands.append((band, codes))
-    width = max(band.width for band, _ in bands)
-    flat = torch.cat([band.codes.flatten() for band, _ in bands])
-    found = FewRows.of([band for band, _ in bands], flat, width, torch.float32).decoded(torch.arange(14))
-    expected = torch.zeros(14, width)
-    for start, (band, codes) in zip((0, 5), bands, strict=True):
-        first = column = 0
-        for part, (bits, columns) in zip(codes, band.runs, strict=True):
-            here = slice(column, column + columns)
-            expected[start : start + len(part), here] = band.levels[first + part] * band.scales[here]
-            first, column = first + 2**bits, column + columns
-    assert torch.equal(found, expected)
+    flat = torch.cat([band.codes.flatten() for band in bands])
+    found = TrellisRows.together(bands, flat, torch.float32).decoded(torch.arange(14))
+    for band, rows in zip(bands, found.split([5, 9]), strict=True):
+        with plain_torch():
+            assert torch.equal(rows[:, : band.width], band.matrix())
+        assert torch.equal(rows[:, : band.width], band.matrix())
+        assert not rows[:, band.width :].any()
 
 
 def test_joined_codes_take_no_more_memory() -> None:

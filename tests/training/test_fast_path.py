@@ -45,7 +45,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "optim": {"lr": 1e-3},
         "train": {"batch_size": 4, "length": 12, "precision": "fp32"},
     },
-    "ptb/awd-lstm-define": {
+    "ptb/awd-lstm-define-adjusted": {
         "embedding": {"map_dim": 32, "row_dropout": 0.0},
         "unit": {"embedding_dim": 32, "expand_dim": 64, "max_groups": 4},
         "context": {"hidden_dim": 24, "recurrent_dropout": 0.0, **NO_DROPOUT},

@@ -28,25 +28,34 @@ class Behaviour:
         target: the table's name in ``model.named_modules()``, "embeddings.word_embeddings" say.
         encode: runs the model on one batch and gives vectors, (N, d).
         batches: what ``encode`` takes, a fixed list.
+        reference: the behaviour of another model with the same texts, whose outputs count instead of this one's own.
     """
 
-    def __init__(self, model: nn.Module, target: str, encode: Encode, batches: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        target: str,
+        encode: Encode,
+        batches: Sequence[Any],
+        reference: Behaviour | None = None,
+    ) -> None:
         own = dict(model.named_modules()).get(target)
         if own is None or own is model:
             raise UserError(f"The model has no module {target!r}: give a name from model.named_modules().")
         if not batches:
             raise UserError("There is no text to look at: give at least one batch.")
         self.model, self.target, self.encode, self.batches = model, target, encode, list(batches)
+        self.reference = reference
         self._scale = lookup_scale(own) if isinstance(own, nn.Embedding) else None
         self._original: list[Tensor | None] = [None] * len(self.batches)
 
     def similarity(self, table: nn.Module) -> float:
         """Mean cosine between the model's outputs with its own table and with ``table`` in its place."""
         with torch.no_grad():
-            cosines = [self.cosines(table, index) for index in range(len(self.batches))]
+            cosines = [self.agreements(table, index) for index in range(len(self.batches))]
         return sum(float(some.sum()) for some in cosines) / sum(map(len, cosines))
 
-    def cosines(self, table: nn.Module, index: int) -> Tensor:
+    def agreements(self, table: nn.Module, index: int) -> Tensor:
         """(N,) for one batch; the gradient flows into the table."""
         wanted = self.original(index)
         with self.swapped(table):
@@ -55,6 +64,8 @@ class Behaviour:
 
     def original(self, index: int) -> Tensor:
         """What the model gave with its own table for one batch, (N, d); computed once."""
+        if self.reference is not None:
+            return self.reference.original(index)
         known = self._original[index]
         if known is None:
             with torch.no_grad(), evaluating(self.model):
@@ -66,7 +77,7 @@ class Behaviour:
         """The model with another table for a while, scaled and in the dtype that its own has."""
         place = Place.at(self.model, self.target)
         if self._scale is not None and isinstance(place.module, nn.Embedding):
-            table = StandIn(table, place.module.weight, self._scale)
+            table = StandIn(table, place.module, self._scale)
         setattr(place.parent, place.attribute, table)
         try:
             with evaluating(self.model):

@@ -70,12 +70,14 @@ def sentence_parts(
 
 
 def token_counts(tokenizer: Any, sentences: Sequence[str], vocabulary_size: int) -> Tensor:
-    """How often each token occurs: (V,)."""
+    """How often each token occurs, special ones at least once: (V,)."""
     counts = torch.zeros(vocabulary_size, dtype=torch.long)
     for start in range(0, len(sentences), 1_000):
         encoded = tokenizer(list(sentences[start : start + 1_000]), truncation=False, verbose=False)["input_ids"]
         ids = torch.tensor([token for row in encoded for token in row])
         counts += torch.bincount(ids, minlength=vocabulary_size)[:vocabulary_size]
+    special = [id_ for id_ in tokenizer.all_special_ids if id_ < vocabulary_size]
+    counts[special] = counts[special].clamp(min=1)  # a mask is put into a text later
     return counts
 
 

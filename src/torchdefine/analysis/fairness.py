@@ -23,7 +23,7 @@ PASSES_MAY_DIFFER = 1.01
 MOST_SETTINGS_NAMED = 6
 SPOKEN_OF_ELSEWHERE = ("task", "data", "embedding", "unit", "source", "output", "eval")
 """Sections whose differences are what is compared, or show in texts, vocabularies and protocols …"""
-WAYS_TO_TRAIN = ("embedding.row_dropout",)
+WAYS_TO_TRAIN = ("embedding.row_dropout", "embedding.map_dropout")
 """… but for these, which any embedding may have."""
 IMMATERIAL = {
     *(f"train.{name}" for name in ("seed", "log_every", "checkpoint_every", "keep", "cuda_graphs", "compile")),
@@ -79,7 +79,8 @@ def _implied(recipe: Any) -> dict[str, Any]:
         }
     if isinstance(unit, UnitConfig):
         known |= {"unit.max_groups": default_max_groups(unit.depth)}
-        known |= {f"unit.{name}": value for name, value in vars(unit.planned()).items() if value is not None}
+        planned = {name: value for name, value in vars(unit.planned()).items() if value != getattr(unit, name)}
+        known |= {f"unit.{name}": value for name, value in planned.items()}
     known["context.eval_memory"] = getattr(context, "memory", None)
     known["eval.valid_batch_size"] = getattr(evaluation, "batch_size", None)
     known["train.epochs"] = 1.0 if getattr(train, "steps", None) is None else None

@@ -15,12 +15,13 @@ from torchdefine.packing import METHODS
 
 EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Transformer-XL, the step from token to
   token; a translator its encoder and the step of its decoder. The folder holds them with weights, vocabulary,
-  settings, export.json and a model card. Every program is compared with the model before the folder appears."""
+  settings, export.json and a model card. Every program is compared with the model before the folder appears.
+  A folder of transformers, as adapt writes it, becomes one ONNX program with its packed table."""
 
-ADAPTING = """  Many replacements are made, all are measured by what the model does with them, and the best that fits is
-  taken: low ranks, DeFINE and MLP units, numbers of few bits, codes, and mixtures of them. The new folder holds the
-  model, what lay beside it, adapt.json with every number, and front.svg. After `import torchdefine.adapt.huggingface`
-  it loads by AutoModel."""
+ADAPTING = """  The table is rotated, and its numbers get bits by importance, which takes seconds; --thorough makes many
+  other tables too, measures all, takes the best that fits, and distils it: low ranks, DeFINE and MLP units, codes. The
+  new folder holds the model, what lay beside it, and adapt.json with every number. After `import
+  torchdefine.adapt.huggingface` it loads by AutoModel."""
 
 COMPRESSING = """
 Without a --budget, int8 and int4 take what they need, codes what --codebooks × --entries come to, and all others as
@@ -53,7 +54,7 @@ def add_commands(command: Command) -> None:
 
     summary = "Write a run as programs that run without torchdefine, with a card."
     option = command("export", _export, summary, EXPORTING)
-    option("folder", metavar="RUN", nargs="?", help="a run's folder")
+    option("folder", metavar="RUN", nargs="?", help="a run's folder, or a model's that adapt wrote")
     formats = "needed: torch-export for .pt2 files that torch.export.load reads, onnx for onnxruntime; masked language "
     formats += "models also as transformers"
     option("--format", metavar="FORMAT", help=formats)
@@ -69,12 +70,18 @@ def add_commands(command: Command) -> None:
     option("--budget", required=True, help="for the table: 4MB, 512KiB, or '4M parameters' in float32")
     option("--text", required=True, help="a file of plain text like the text that the model will read")
     option("--out", required=True, help="the new model's folder")
-    option("--quick", action="store_true", help="leave out methods that are trained: units and codes")
-    option("--distill", type=whole, default=200, help="steps of self-distillation, 0 for none (default: 200)")
+    explained = "keep: the tokenizer as it is (default); trim: only the tokens that the text uses, letters and special "
+    explained += "ones, so that other words are split further; auto: try both and take what measures better"
+    option("--vocabulary", choices=["keep", "trim", "auto"], default="keep", help=explained)
+    thorough = "try all methods and distil the best, for minutes; if it is killed, the same command goes on"
+    option("--thorough", action="store_true", help=thorough)
+    option("--distill", type=whole, default=200, help="steps of distillation with --thorough (default: 200; 0: none)")
     option("--choosing", type=whole, default=300, help="sentences to compare candidates on (default: 300)")
-    option("--held-out", type=whole, default=2000, help="sentences to judge the result on (default: 2000)")
+    option("--held-out", type=whole, default=500, help="sentences to judge the result on (default: 500)")
     option(
-        "--trust-code", action="store_true", help="run code that lies in the model's folder, which is never run else"
+        "--trust-code",
+        action="store_true",
+        help="run code that lies in the model's folder; without this it is never run",
     )
     add_shared(option, "--device", "--json")
 
@@ -145,9 +152,12 @@ def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
         folder, facts = Path(options.check), check_export(options.check).facts
         lines.append(f"{folder} is whole, and its programs run.")
     elif options.folder and options.out and options.format:
+        from torchdefine.adapt.model_folder import is_model_folder
         from torchdefine.files import check_new_folder
 
         check_new_folder(options.out)
+        if is_model_folder(Path(options.folder)):
+            return _export_model(options)
         options.device, options.checkpoint = "cpu", options.checkpoint or "best"
         folder, run = Path(options.out), open_run(options)
         with bar("exporting") as progress:
@@ -161,6 +171,20 @@ def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
     show(options, {"folder": str(folder), **facts}, [*lines, f"The card is {folder / 'README.md'}."])
 
 
+def _export_model(options: argparse.Namespace) -> None:
+    """A model of transformers, with a packed table or its own."""
+    of_a_run = (options.license, options.checkpoint, options.cached, options.compressed)
+    if options.format != "onnx" or any(of_a_run):
+        raise UserError("For a model of transformers, write: torchdefine export MODEL_DIR --format onnx --out FOLDER.")
+    from torchdefine.adapt.onnx_folder import export_onnx
+
+    with bar("exporting"):
+        facts = export_onnx(options.folder, options.out)
+    size, apart = facts["bytes"], facts["largest_difference"]
+    line = f"{Path(options.out) / facts['file']}: {size:,} bytes, largest difference to the model {apart:.1e}"
+    show(options, {"folder": options.out, **facts}, [line, f"The card is {Path(options.out) / 'README.md'}."])
+
+
 def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.adapt.huggingface import transformers
     from torchdefine.adapt.shrink import ShrinkOptions, shrink_model
@@ -170,7 +194,7 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     their_log.set_verbosity_error()
     their_log.disable_progress_bar()
     sizes = {"choosing": options.choosing, "held_out": options.held_out, "distill_steps": options.distill}
-    asked = {"quick": options.quick, "trust_code": options.trust_code}
+    asked = {"thorough": options.thorough, "trust_code": options.trust_code, "vocabulary": options.vocabulary}
     settings = ShrinkOptions(**sizes, **asked, device=str(Processes().device(options.device)))
     shrunk = shrink_model(options.folder, options.text, options.out, options.budget, options=settings, stage=_stage)
     if not options.json:
@@ -179,6 +203,7 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     likeness, (before, after) = shrunk.likeness, (size / 1e6 for size in shrunk.file_bytes)
     lines = [
         str(shrunk.replacement),
+        str(shrunk.vocabulary),
         f"On {shrunk.held_out:,} held-out sentences, mean cosine {likeness.mean_cosine:.4f} and rank "
         f"correlation {likeness.rank_correlation:.4f} to the old model.",
     ]

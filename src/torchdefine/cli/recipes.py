@@ -96,10 +96,11 @@ def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 
 def _print_recipes(recipes: list[Recipe]) -> None:
-    """Our own first, which are smaller, then those of published rows."""
+    """Our own first, of which those that change a published row come last, then those of published rows."""
     from torchdefine.analysis.tables import print_table
 
-    if own := [[r.name, r.description, r.varies or "–"] for r in recipes if not r.published]:
+    ours = sorted((recipe for recipe in recipes if not recipe.published), key=lambda recipe: bool(recipe.varies))
+    if own := [[r.name, r.description, r.varies or "–"] for r in ours]:
         smallest = "demo/… are the smallest: minutes on two cores, with the text that comes with the package."
         has_demo = any(name.startswith("demo/") for name, *_ in own)
         print_table(["our own", "what it trains", "changes the published"], own, note=smallest * has_demo + "\n")
@@ -115,8 +116,8 @@ def _print_recipes(recipes: list[Recipe]) -> None:
         )
         print_table(["as published", "what it trains", *PUBLISHED.values()], rows, note)
     print(
-        "`torchdefine recipes RECIPE` shows its settings, what it changes and what was left open; `torchdefine params RECIPE` builds the "
-        "model and counts."
+        "`torchdefine recipes RECIPE` shows its settings, what it changes and what was left open; "
+        "`torchdefine params RECIPE` builds the model and counts."
     )
 
 

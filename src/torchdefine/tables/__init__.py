@@ -10,3 +10,4 @@ from torchdefine.tables.quantised import dense_table, quantised_table
 from torchdefine.tables.rows import DenseRows, Rows
 from torchdefine.tables.source import Budget, Candidate, Method, Source
 from torchdefine.tables.units import UnitFitting, unit_table
+from torchdefine.tables.used import used_table

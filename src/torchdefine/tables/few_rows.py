@@ -1,37 +1,23 @@
-"""A few rows out of many bands, decoded by as many operations as one band needs.
+"""A few trellis-coded rows out of many bands, decoded by as many operations as one band needs.
 
 Where a number stands in its row follows from its band and its column. Here that is a table, so all bytes of all rows
-are fetched at once, and then the levels that they select.
+are fetched at once, and then the levels that they select. Bands are ``TrellisRows``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from torchdefine.tables.fields import field_bytes, fields_of
-
-Run = Sequence[int]
-"""Bits of a number, and how many columns have so many."""
-LARGEST = 2**31 - 1
-
-
-class Band(Protocol):
-    """Rows in ``runs`` of columns: the codes of each select levels, and these are multiplied by the columns' scales."""
-
-    num_rows: int
-    width: int
-    runs: list[list[int]]
-    codes: Tensor
-    levels: Tensor
-    scales: Tensor
+from torchdefine.tables.fields import field_bytes, fields_of, packed_width
 
 
 class Field(NamedTuple):
-    """Some bits of a number's code: where they stand in a row, and in its code."""
+    """Some bits of a row: where they stand in it, and what one of them adds to the number of a level."""
 
     byte: int
     bits: int
@@ -39,100 +25,106 @@ class Field(NamedTuple):
     weight: int
 
 
-def fields_by_column(runs: Sequence[Run]) -> Iterator[list[Field]]:
-    """For each column of a band the fields of its codes, the highest first."""
-    start = 0
-    for bits, columns in runs:
-        parts, rest = [], bits
-        for field in fields_of(bits):
+def fields_by_column(band: Any, weight: int) -> Iterator[list[Field]]:
+    """For each column the fields of its choice within a subset, the highest first."""
+    start = packed_width(band.width, 1)
+    for bits, columns in band.runs:
+        parts, rest = [], bits - 1
+        for field in fields_of(bits - 1):
             rest -= field
             parts.append((start, field, rest))
             start += field_bytes(columns, field)
         for column in range(columns):
             yield [
-                Field(first + column * field // 8, field, column * field % 8, 2**rest) for first, field, rest in parts
+                Field(first + column * field // 8, field, column * field % 8, weight * 2**rest)
+                for first, field, rest in parts
             ]
 
 
-class Layout(NamedTuple):
-    """What the bands and columns of some rows say, in tables; a column has a place for every field of a code.
+def slots_of(band: Any, columns: list[list[Field]], widths: Sequence[int]) -> list[Field | None]:
+    """The bytes of coded bits, one more that is zero, and the fields of all columns, first ones first."""
+    coded = packed_width(band.width, 1)
+    slots: list[Field | None] = [Field(byte, 8, 0, 1) if byte < coded else None for byte in range(widths[0])]
+    for index, width in enumerate(widths[1:]):
+        held = [fields[index] if index < len(fields) else None for fields in columns[:width]]
+        slots += held + [None] * (width - len(held))
+    return slots
 
-    A column that a band does not have is a number of scale zero.
-    """
 
-    widths: list[int]
-    """How many columns have a first field in any band, a second, a third."""
+class FewRows(NamedTuple):
+    """What bands and columns say, in tables. A column that a band does not have is a number of scale zero."""
+
+    flat: Tensor
+    """The codes of all bands, one after another."""
     ends: Tensor
     """The first row after each band, (bands,)."""
     starts: Tensor
     """The bytes of a row, and where row 0 of all bands would begin if they had so many, (bands, 2)."""
+    widths: list[int]
+    """How many slots hold coded bits, how many a column's first field, how many its second."""
     bytes: Tensor
-    """Where the byte of a field is in its row, (bands, fields)."""
+    """Where the byte of a slot is in its row, (bands, slots)."""
     kinds: Tensor
-    """Where in ``parts`` the fields of this kind begin, (bands, fields)."""
+    """Where in ``parts`` slots of this kind begin, (bands, slots)."""
     parts: Tensor
-    """What a byte adds to a code, for every kind of field."""
-    first_levels: Tensor
-    """Where the levels of a column begin among all levels, (bands, columns)."""
-
-
-def layout_of(bands: Sequence[Band], width: int) -> Layout:
-    columns = [list(fields_by_column(band.runs)) for band in bands]
-    depth = max(len(fields) for band in columns for fields in band)
-    widths = [max(c + 1 for band in columns for c, fields in enumerate(band) if len(fields) > k) for k in range(depth)]
-    widths[0] = width
-    kinds: dict[tuple[int, ...], int] = {}
-    places, which, first_levels, starts = [], [], [], []
-    flat = first_row = first_level = 0
-    for band, of_columns in zip(bands, columns, strict=True):
-        of_columns = of_columns + [[]] * (width - len(of_columns))
-        slots = [fields[k] if k < len(fields) else None for k in range(depth) for fields in of_columns[: widths[k]]]
-        places.append([slot.byte if slot else 0 for slot in slots])
-        which.append([256 * kinds.setdefault(tuple(slot[1:]) if slot else (), len(kinds)) for slot in slots])
-        levels: list[int] = []
-        for bits, count in band.runs:
-            levels += [first_level] * count
-            first_level += 2**bits
-        first_levels.append(levels + [0] * (width - len(levels)))
-        row_bytes = band.codes.shape[1]
-        starts.append([row_bytes, flat - first_row * row_bytes])
-        flat, first_row = flat + band.num_rows * row_bytes, first_row + band.num_rows
-    byte = torch.arange(256)
-    parts = [(byte >> kind[1] & (2 ** kind[0] - 1)) * kind[2] if kind else 0 * byte for kind in kinds]
-    ends = torch.tensor([band.num_rows for band in bands]).cumsum(0)
-    tables = (torch.tensor(table, dtype=torch.int32) for table in (places, which, first_levels))
-    places_table, which_table, level_table = tables
-    return Layout(widths, ends, torch.tensor(starts), places_table, which_table, torch.cat(parts).int(), level_table)
-
-
-class FewRows(NamedTuple):
-    """The tables of a layout with the numbers of its bands."""
-
-    layout: Layout
-    flat: Tensor
-    """The codes of all bands, one after another."""
+    """What a byte adds, for every kind of slot."""
+    subsets: Tensor
+    """The subsets of eight columns, for each two bytes of coded bits."""
+    first_levels: Tensor  # (bands, width)
     levels: Tensor
     scales: Tensor  # (bands, width)
 
     @classmethod
-    def of(cls, bands: Sequence[Band], flat: Tensor, width: int, dtype: torch.dtype) -> FewRows:
-        scales = [torch.nn.functional.pad(band.scales.to(dtype), (0, width - band.width)) for band in bands]
-        levels = torch.cat([band.levels for band in bands]).to(dtype)
-        return cls(layout_of(bands, width), flat, levels, torch.stack(scales))
+    def of(cls, bands: Sequence[Any], flat: Tensor, subsets: Tensor, weight: int, dtype: torch.dtype) -> FewRows:
+        width = max(band.width for band in bands)
+        columns = [list(fields_by_column(band, weight)) for band in bands]
+        depth = max(len(fields) for band in columns for fields in band)
+        widths = [packed_width(width, 1) + 1]
+        widths += [max(c + 1 for band in columns for c, f in enumerate(band) if len(f) > k) for k in range(depth)]
+        kinds: dict[tuple[int, ...], int] = {}
+        places, which, starts, first_levels = [], [], [], []
+        first_byte = first_row = first_level = 0
+        for band, of_columns in zip(bands, columns, strict=True):
+            slots = slots_of(band, of_columns, widths)
+            places.append([slot.byte if slot else 0 for slot in slots])
+            which.append([256 * kinds.setdefault(slot[1:] if slot else (), len(kinds)) for slot in slots])
+            row_bytes = band.codes.shape[1]
+            starts.append([row_bytes, first_byte - first_row * row_bytes])
+            first_levels.append(pad(band.first_levels() + first_level, (0, width - band.width)))
+            first_byte, first_row = first_byte + band.codes.numel(), first_row + band.num_rows
+            first_level += len(band.levels)
+        byte = torch.arange(256)
+        parts = [(byte >> kind[1] & (2 ** kind[0] - 1)) * kind[2] if kind else 0 * byte for kind in kinds]
+        scales = [pad(band.scales.to(dtype), (0, width - band.width)) for band in bands]
+        return cls(
+            flat=flat,
+            ends=torch.tensor([band.num_rows for band in bands]).cumsum(0),
+            starts=torch.tensor(starts),
+            widths=widths,
+            bytes=torch.tensor(places, dtype=torch.int32),
+            kinds=torch.tensor(which, dtype=torch.int32),
+            parts=torch.cat(parts).int(),
+            subsets=subsets,
+            first_levels=torch.stack(first_levels),
+            levels=torch.cat([band.levels for band in bands]).to(dtype),
+            scales=torch.stack(scales),
+        )
 
     def decoded(self, place: Tensor) -> Tensor:
         """(T,) → (T, width)."""
-        layout, width = self.layout, self.scales.shape[1]
-        band = torch.bucketize(place, layout.ends, right=True)  # (T,)
-        starts = layout.starts.index_select(0, band)
+        band = torch.bucketize(place, self.ends, right=True)  # (T,)
+        starts = self.starts.index_select(0, band)
         begin = torch.addcmul(starts[:, 1], place, starts[:, 0]).int()  # (T,)
-        where = layout.bytes.index_select(0, band).add_(begin.unsqueeze(1))  # (T, fields)
+        where = self.bytes.index_select(0, band).add_(begin.unsqueeze(1))  # (T, slots)
         held = self.flat.index_select(0, where.view(-1)).view(where.shape)
-        kinds = layout.kinds.index_select(0, band).add_(held)
-        parts = layout.parts.index_select(0, kinds.view(-1)).view(kinds.shape)
-        codes, start = layout.first_levels.index_select(0, band).add_(parts[:, :width]), width  # (T, width)
-        for more in layout.widths[1:]:
-            codes[:, :more] += parts[:, start : start + more]
-            start += more
-        values = self.levels.index_select(0, codes.view(-1)).view(codes.shape)
+        kinds = self.kinds.index_select(0, band).add_(held)
+        parts = self.parts.index_select(0, kinds.view(-1)).view(kinds.shape)
+        coded, *fields = parts.split(self.widths, 1)
+        words = torch.add(coded[:, :-1], coded[:, 1:], alpha=256)
+        subsets = self.subsets.index_select(0, words.view(-1)).view(torch.uint8).view(len(words), 8 * words.shape[1])
+        levels = self.first_levels.index_select(0, band)  # (T, width)
+        levels += subsets[:, : levels.shape[1]]
+        for field in fields:
+            levels[:, : field.shape[1]] += field
+        values = self.levels.index_select(0, levels.view(-1)).view(levels.shape)
         return values.mul_(self.scales.index_select(0, band))

@@ -71,7 +71,7 @@ def test_tuning_finds_the_best_of_its_choices_in_one_pass(run: Run, corpus: Path
     best = run.tune_cache(batch_size=2, choices=choices)
     assert best == choices[int(np.argmin(losses))]
     evaluate(cached := CachedModel(run.model, choices), text, run.tokenization.eos_id, batch_size=2)
-    assert (cached.nats / len(text)).tolist() == pytest.approx(losses, rel=1e-6)
+    assert (cached.seen.nats / len(text)).tolist() == pytest.approx(losses, rel=1e-6)
     assert run.tune_cache(batch_size=2, choices=choices[:1]) == choices[0]
 
 

@@ -151,19 +151,19 @@ def test_any_length_penalty_can_be_searched_with() -> None:
 
 
 def test_a_search_for_the_best_stops_when_nothing_better_can_come() -> None:
-    class Counting(ToyModel):
-        steps = 0
+    taken: list[Tensor] = []
 
+    class Counting(ToyModel):
         def step(self, ids: Tensor, state: ToyState) -> tuple[Tensor, ToyState]:
-            self.steps += 1
+            taken.append(ids)
             return super().step(ids, state)
 
     model, options, steps = Counting(6), BeamConfig(size=5, length_penalty=0.6, max_ratio=0, max_extra=30), {}
     for wanted in (5, 1):
-        model.steps = 0
+        taken.clear()
         for world in range(20):
             beam_search(model, [[world]], TOKENS, options, wanted)
-        steps[wanted] = model.steps
+        steps[wanted] = len(taken)
     assert steps[1] < 0.9 * steps[5]
 
 

@@ -49,6 +49,15 @@ class NeuralCache(Config):
         return f"a neural cache of {self.window} positions, theta {self.theta:g}, weight {self.weight:g}"
 
 
+@dataclass
+class Seen:
+    """What a cache remembers of its text; one for the model and for its twins, which evaluate it."""
+
+    nats: Tensor | None = None  # (choices,): of all targets so far
+    keys: Tensor | None = None  # (B, W, d): the last hidden vectors
+    words: Tensor | None = None  # (B, W): what followed them
+
+
 class CachedModel(nn.Module):
     """A language model with a neural cache, to be evaluated; of several, its losses are those of the first.
 
@@ -60,15 +69,13 @@ class CachedModel(nn.Module):
         self.model: LanguageModel = model
         self.initial_state, self.host_hint, self.carried = model.initial_state, model.host_hint, model.carried
         self.choices, self.window = choices, max(choice.window for choice in choices)
-        self.nats: Tensor | None = None  # (choices,): of all targets so far
-        self.keys: Tensor | None = None  # (B, W, d): the last hidden vectors
-        self.words: Tensor | None = None  # (B, W): what followed them
+        self.seen = Seen()
 
     @property
     def best(self) -> NeuralCache:
         """The cache that made the targets so far most probable."""
-        assert self.nats is not None
-        return self.choices[int(self.nats.argmin())]
+        assert self.seen.nats is not None
+        return self.choices[int(self.seen.nats.argmin())]
 
     def forward(
         self, ids: Tensor, targets: Tensor, state: State, reduction: Literal["sum"], hint: HostHint | None = None
@@ -76,9 +83,10 @@ class CachedModel(nn.Module):
         distinct, bands = hint or HostHint()
         hidden, state = self.model.hidden(ids, state, distinct)  # (B, T, d)
         losses = self.model.output.loss(hidden, targets, reduction="none", hint=bands)  # (B, T)
-        begins = self.keys is None  # the first position of a text has nothing to look back at
-        keys = hidden if self.keys is None else torch.cat((self.keys, hidden), 1)  # (B, W + T, d)
-        words = targets if self.words is None else torch.cat((self.words, targets), 1)  # (B, W + T)
+        seen = self.seen
+        begins = seen.keys is None  # the first position of a text has nothing to look back at
+        keys = hidden if seen.keys is None else torch.cat((seen.keys, hidden), 1)  # (B, W + T, d)
+        words = targets if seen.words is None else torch.cat((seen.words, targets), 1)  # (B, W + T)
         scores = hidden @ keys.transpose(1, 2)  # (B, T, W + T)
         follows = words.unsqueeze(1) == targets.unsqueeze(2)  # (B, T, W + T)
         settings = {(choice.window, choice.theta) for choice in self.choices}
@@ -92,8 +100,8 @@ class CachedModel(nn.Module):
             if begins:
                 mixed[:, 0] = losses[:, 0]
             nats.append(mixed[targets != IGNORE].double().sum())
-        self.keys, self.words = keys[:, -self.window :], words[:, -self.window :]
-        self.nats = torch.stack(nats) if self.nats is None else self.nats + torch.stack(nats)
+        seen.keys, seen.words = keys[:, -self.window :], words[:, -self.window :]
+        seen.nats = torch.stack(nats) if seen.nats is None else seen.nats + torch.stack(nats)
         return Losses(nats[0], nats[0]), state
 
 

@@ -122,8 +122,8 @@ class TranslationScores:
 
 def require_packages(scores: bool = True) -> None:
     """Called before any long work; only a test text is scored."""
-    needed = ("tokenizers", "sacrebleu") if scores else ("tokenizers",)
-    if missing := [name for name in needed if find_spec(name) is None]:
+    missing = [name for name in ("tokenizers", "sacrebleu") if find_spec(name) is None]
+    if "tokenizers" in missing or (scores and missing):
         packages = " and ".join(missing)
         raise UserError(f"Translation needs {packages}, for subwords and BLEU: pip install 'torchdefine[mt]'.")
 
