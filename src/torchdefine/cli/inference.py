@@ -180,18 +180,13 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if not options.json:
         for fitted in shrunk.fitted.values():
             fitted.print()
-    likeness, (before, after) = shrunk.likeness, (size / 1e6 for size in shrunk.file_bytes)
+    before, after = (size / 1e6 for size in shrunk.file_bytes)
+    found = "; ".join(f"{name} {measure}" for name, measure in shrunk.measures.items())
     lines = [
         str(shrunk.replacement),
         str(shrunk.vocabulary),
-        f"On {shrunk.held_out:,} held-out sentences, mean cosine {likeness.mean_cosine:.4f} and rank "
-        f"correlation {likeness.rank_correlation:.4f} to the old model.",
+        f"On {shrunk.held_out:,} held-out sentences, against the old model, with 95 % intervals: {found}.",
     ]
-    if any(table.heads for table in shrunk.replacement.tables):
-        lines.append(
-            "The output layer uses the new table too, but only hidden states were compared: measure the model's "
-            "perplexity before you use it."
-        )
     lines.append(f"Weights {before:,.1f} → {after:,.1f} MB on disk, in {shrunk.seconds:,.0f} s.")
     show(options, shrunk.to_dict(), [*lines, f"The model is in {shrunk.folder}."])
 
