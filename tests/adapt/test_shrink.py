@@ -232,6 +232,32 @@ def test_a_language_model_is_judged_by_its_predictions(
     assert "cosine" not in done.stdout
 
 
+def test_the_rest_in_8_bits(bert_folder: Path, text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    kept, rounded = (
+        shrink_model(bert_folder, text, tmp_path / rest, "5KB", options=replace(OPTIONS, rest=rest))
+        for rest in ("keep", "int8")
+    )
+    model = transformers.AutoModel.from_pretrained(tmp_path / "int8")
+    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear))
+    saved = kept.file_bytes[1] - rounded.file_bytes[1]
+    assert saved > 1.8 * linear  # of 3 bytes that each weight may lose, less scales
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "int8")
+    before = transformers.AutoModel.from_pretrained(bert_folder)
+    held_out = sentence_parts(text, choosing=20, held_out=30).held_out
+    pair = (sentence_vectors(one, tokenizer, held_out) for one in (before, model))
+    assert rounded.measures["cosine"].value == pytest.approx(float(torch.cosine_similarity(*pair).mean()), abs=1e-5)
+    assert rounded.measures["cosine"].value > kept.measures["cosine"].value - 1e-3
+
+
+def test_a_model_without_linear_layers_is_refused_in_8_bits(text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    old = save_with_tokenizer(FAMILIES["gpt2"].make(True), tmp_path / "old")
+    with pytest.raises(UserError, match=r"torchao rounds linear layers, and a GPT2LMHeadModel has none"):
+        shrink_model(old, text, tmp_path / "new", "5KB", options=replace(OPTIONS, rest="int8"))
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_classifier_is_judged_by_its_classes(text: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}

@@ -25,6 +25,7 @@ from torchdefine.adapt.measures import Measure
 from torchdefine.adapt.model_folder import carry_over, check_carried_over, open_model, weight_bytes
 from torchdefine.adapt.purposes import Purpose, purpose_of
 from torchdefine.adapt.replace import ReplacementReport, replace_embeddings
+from torchdefine.adapt.rest import Rest, int8_config, round_rest
 from torchdefine.adapt.sentences import SENTENCES_AT_ONCE, SentenceParts, sentence_parts, token_counts
 from torchdefine.adapt.survey import Table, choose
 from torchdefine.adapt.vocabulary import KeptVocabulary, Version, Vocabulary, versions_of
@@ -55,6 +56,9 @@ class ShrinkOptions(Config):
         "Which tokens the new model has. keep: all of them. trim: those that the text uses, and letters; the tokenizer "
         "splits the rest. auto: both are tried, and what measures better is taken.",
     )
+    rest: Rest = setting(
+        "keep", "How the rest of the model is stored. int8: its linear layers have 8 bits a weight, by torchao."
+    )
     thorough: bool = setting(
         False, "Whether to try every method, not only the one that is usually best, and to distil what measures best."
     )
@@ -78,6 +82,8 @@ class Shrunk:
     file_bytes: tuple[int, int]
     """Of the weights on disk, before and after."""
     vocabulary: KeptVocabulary
+    rest: Rest
+    """How the rest of the model is stored."""
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,6 +92,7 @@ class Shrunk:
             "version": REPORT_VERSION,
             "torchdefine_version": __version__,
             "held_out": {"sentences": self.held_out} | {name: asdict(one) for name, one in self.measures.items()},
+            "rest": self.rest,
             "weights_bytes_before": self.file_bytes[0],
             "weights_bytes_after": self.file_bytes[1],
             "vocabulary": self.vocabulary.to_dict(),
@@ -114,6 +121,8 @@ def shrink_model(
     options, stage = options or ShrinkOptions(), stage or _silent
     folder, out, allowed = Path(folder), Path(out), Budget.of(budget)
     check_new_folder(out)
+    if options.rest == "int8":
+        int8_config()  # refuses before any work
     parts = sentence_parts(text, choosing=options.choosing, held_out=options.held_out)
     model, tokenizer = open_model(folder, options.device, trust_code=options.trust_code)
     check_carried_over(folder, out)
@@ -135,15 +144,17 @@ def shrink_model(
     numbers = sum(parameter.numel() for parameter in model.parameters())
     smaller = _sharing_copy(version.model)
     report = replace(replace_embeddings(smaller, table=given, targets=list(given)), parameters_before=numbers)
-    with stage("reading the held-out sentences with both models") as progress:
-        measures = purpose.compare((model, tokenizer), (smaller, version.tokenizer), parts.held_out, progress)
     with new_folder(out) as in_making:
         carry_over(folder, in_making)  # first, so that the model's own README stays
         smaller.save_pretrained(in_making)
+        if options.rest == "int8":
+            smaller = round_rest(in_making, smaller)
+        with stage("reading the held-out sentences with both models") as progress:
+            measures = purpose.compare((model, tokenizer), (smaller, version.tokenizer), parts.held_out, progress)
         vocabulary = version.saved(in_making, parts.held_out, {one.name: tried[one] for one in tried})
         sizes = (weight_bytes(folder), weight_bytes(in_making))
         seconds = time.monotonic() - began
-        shrunk = Shrunk(out, fitted, measures, len(parts.held_out), report, sizes, vocabulary, seconds)
+        shrunk = Shrunk(out, fitted, measures, len(parts.held_out), report, sizes, vocabulary, options.rest, seconds)
         write_json(in_making / REPORT_FILE, shrunk.to_dict())
         with suppress(UserError):  # matplotlib is an extra, and the numbers are in the report
             for number, one in enumerate(fitted.values() if options.thorough else (), start=1):
