@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from benchmarks.growth import free_bytes
 from benchmarks.measuring import Contestant, Goal, Group, Prepared, Rows, Setting
 from benchmarks.records import Benchmark
-from torchdefine import DeFINE, StandardMap
+from torchdefine import DeFINE, HostMap, StandardMap
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.token_embedding import embedded
 from torchdefine.modes import prepare
@@ -46,6 +47,11 @@ LINES: dict[str, Callable[[int, Widths], TokenEmbedding]] = {
     ),
     "DeFINE": lambda rows, of: DeFINE(rows, of.width, of.map_dim, of.expand_dim, sparse=True),
 }
+
+
+IN_HOST_MEMORY = "DeFINE, table in host memory"
+CACHE_ROWS = 3 * DIFFERENT
+"""Of a table in host memory: no batch finds rows of the one before its last, so that all of its own are fetched."""
 
 
 def widths(setting: Setting) -> Widths:
@@ -83,6 +89,39 @@ def stepping(model: TokenEmbedding, head: nn.Linear, rows: int, device: torch.de
     return step
 
 
+def prepared_in_host_memory(rows: int, setting: Setting) -> Prepared:
+    of = widths(setting)
+    table = HostMap(StandardMap(rows, of.map_dim), CACHE_ROWS)
+    with setting.device:
+        model, head = DeFINE.over(table, of.width, expand_dim=of.expand_dim), nn.Linear(of.width, 1)
+    return Prepared(
+        stepping_from_host_memory(model.to(setting.device), head, rows, setting.device), lambda: {"rows": rows}
+    )
+
+
+def stepping_from_host_memory(model: DeFINE, head: nn.Linear, rows: int, device: torch.device) -> Callable[[], None]:
+    """The step of ``stepping``, with the rows of the next batch on their way while it runs."""
+    table = cast("HostMap", model.map)
+    config = OPTIMIZERS.read({"kind": "adam", "sparse": "rowwise-adagrad", "sparse_lr": 0.05})
+    optimizer = config.build_with_tables([*model.parameters(), *head.parameters()], [table.cache], device)
+    table.follow(optimizer)
+    some = [some_ids(rows, torch.device("cpu")).unique(return_inverse=True) for _ in range(BATCHES)]
+    batches = cycle([(types, places.to(device)) for types, places in some])
+    prepare(model.train())
+    types, places = next(batches)
+    coming = [(table.prefetch(types), places)]
+
+    def step() -> None:
+        types, places = coming.pop()
+        following, places_then = next(batches)
+        coming.append((table.prefetch(following), places_then))
+        optimizer.zero_grad()
+        head(F.embedding(places, model(types))).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
 def sizes(model: nn.Module) -> dict[str, Any]:
     return {"parameters": sum(p.numel() for p in model.parameters())}
 
@@ -102,6 +141,14 @@ def step_group(setting: Setting) -> Group:
         Contestant(f"{line}, {rows:,} rows", partial(prepared, line, rows, setting), lacks_memory(line, rows, setting))
         for rows in sweep
         for line in LINES
+    ]
+    contestants += [
+        Contestant(
+            f"{IN_HOST_MEMORY}, {rows:,} rows",
+            partial(prepared_in_host_memory, rows, setting),
+            "" if setting.on_gpu else "it is for a GPU, and this is the host",
+        )
+        for rows in sweep
     ]
     pairs = [(f"DeFINE, {rows:,} rows", f"table and linear, {rows:,} rows") for rows in sweep]
     goals = [least_times_as_long(*pair, 1.5) for pair in [*pairs, (pairs[-1][0], pairs[0][0])]]

@@ -1,4 +1,4 @@
-"""Writes results/README.md from the JSON of the runs beside it: `make results`."""
+"""Writes results/README.md and the measured parts of docs/ from the JSON of the runs: `make results`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from demo_table import write_demo_page
 from equalised_tables import equalised_section
 from look_up_tables import look_up_section
 from map_tables import correlation_section
+from paper_page import write_paper_page
 from recipe_tables import recipe_section
+from scale_tables import scales_section
 from stage_tables import all_stages
 from translation_tables import translation_section, write_translation_page
 
@@ -31,7 +33,7 @@ full training on the paper's text. Recipes that are not listed have no result he
 
 
 def main() -> None:
-    others = ("benchmarks", "minilm", "inference", "wiki78m", "equalised", "drill")
+    others = ("benchmarks", "minilm", "inference", "wiki78m", "equalised", "scales", "drill")
     folders = sorted(p for p in HERE.iterdir() if p.is_dir() and p.name not in others and any(p.glob("*.json")))
     stages = HERE / "wiki78m"
     page = "\n".join(
@@ -40,6 +42,7 @@ def main() -> None:
             *(section(folder) + "\n" + correlation_section(folder) for folder in folders),
             all_stages(stages),
             equalised_section(HERE / "equalised"),
+            scales_section(HERE / "scales"),
             look_up_section(HERE / "inference"),
             "",
         ]
@@ -48,6 +51,7 @@ def main() -> None:
     write_translation_page(HERE / "europarl")
     write_evidence_page(stages)
     write_demo_page(HERE / "demo.json")
+    write_paper_page()
 
 
 def section(folder: Path) -> str:

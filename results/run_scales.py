@@ -46,7 +46,7 @@ def small_runs() -> Iterator[SmallRun]:
     for family in described["families"]:
         for seed in described["seeds"]:
             for row in described["rows"]:
-                if row.get("only", family["name"]) == family["name"]:
+                if family["name"] in row.get("only", [family["name"]]):
                     own = {name: row[name] for name in ("plan", "norm") if name in row}
                     unit = family["projection"] if row.get("unit") == "projection" else own
                     common, train = family["common"], {**family["common"]["train"], "seed": seed}

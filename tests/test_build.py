@@ -27,6 +27,7 @@ def test_an_lstm_gets_its_settings() -> None:
             "output_dim": 16,
             "projection_std": 0.07,
             "row_dropout": 0.6,
+            "map_dropout": 0.15,
         },
         "output": {"kind": "full", "tied": "table"},
         "loss": {"label_smoothing": 0.7, "output_dropout": 0.3, "activation_penalty": 2, "temporal_penalty": 1},
@@ -37,9 +38,29 @@ def test_an_lstm_gets_its_settings() -> None:
     assert [layer.recurrent_dropout for layer in model.context.layers] == [0.4] * 3
     assert model.loss == LanguageLossConfig(0.7, 0.3, 2.0, 1.0)
     assert [layer.weight_hh_l0.shape[1] for layer in model.context.layers] == [24, 24, 12]
-    assert model.embedding.row_dropout == 0.6
+    assert (model.embedding.row_dropout, model.embedding.map_dropout) == (0.6, 0.15)
     assert isinstance(model.embedding.map, ProjectiveMap)
     assert model.embedding.map.projection_std == 0.07
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "mixture"])
+def test_an_adaptive_embedding_gets_its_width(kind: str) -> None:
+    """An LSTM whose width is left open ends as wide as the vectors that tied projections take."""
+    changes = {
+        "embedding": {"map_dim": 16, "output_dim": 24, "cutoffs": [10, 30]},
+        "unit": {"kind": "define", "embedding_dim": 20, "expand_dim": 32},
+        "context": {"output_dim": None, "hidden_dim": 28},
+        "output": {"kind": kind},
+    }
+    model = build_language_model(load_recipe("demo/adaptive-define", changes), VOCABULARY)
+    assert [tuple(projection.shape) for projection in model.embedding.map.projections] == [(16, 24), (8, 24), (4, 24)]
+    assert model.embedding.unit.plan.map_dim == 24
+    component = model.output if kind == "adaptive" else model.output.component
+    assert (component.hidden_dim, component.projection) == (24, None)
+    assert model.context.layers[0].weight_hh_l0.shape[1] == (24 if kind == "adaptive" else 16)
+    changes["output"] = {"kind": "adaptive", "tied_projections": [True, True, False]}
+    tied = build_language_model(load_recipe("demo/adaptive-define", changes), VOCABULARY).output
+    assert set(tied.projections) == {"2"}
 
 
 @pytest.mark.parametrize(("same_length", "eval_same_length"), [(True, False), (False, True)])
@@ -72,7 +93,7 @@ def test_a_translator_gets_its_settings() -> None:
             **{"heads": 2, "hidden_dim": 48, "encoder_layers": 1, "decoder_layers": 2, "norm": "post"},
             **{"dropout": 0.1, "attention_dropout": 0.2},
         },
-        "embedding": {"map_dim": 8, "row_dropout": 0.3},
+        "embedding": {"map_dim": 8, "row_dropout": 0.3, "map_dropout": 0.2},
         "unit": {"kind": "define", "embedding_dim": 16, "expand_dim": 32},
         "loss": {"label_smoothing": 0.4},
         "beam": {"size": 3, "length_penalty": 0.7, "max_ratio": 1.7, "max_extra": 11},
@@ -83,5 +104,6 @@ def test_a_translator_gets_its_settings() -> None:
     assert model.transformer.width == 16
     assert model.transformer.config == TransformerConfig("transformer", 1, 2, 2, 48, "post", 0.1, 0.2)
     assert model.source.row_dropout == model.target.row_dropout == 0.3
+    assert model.source.map_dropout == model.target.map_dropout == 0.2
     assert model.label_smoothing == 0.4
     assert recipe.beam == BeamConfig(3, 0.7, 1.7, 11)

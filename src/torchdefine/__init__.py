@@ -16,8 +16,10 @@ if TYPE_CHECKING:  # "as" tells type checkers that a name is meant for others
     from torchdefine.embedding import DeFINEBag as DeFINEBag
     from torchdefine.embedding import DefineUnit as DefineUnit
     from torchdefine.embedding import GroupLinear as GroupLinear
+    from torchdefine.embedding import HostMap as HostMap
     from torchdefine.embedding import ProjectiveMap as ProjectiveMap
     from torchdefine.embedding import StandardMap as StandardMap
+    from torchdefine.embedding import TorchRecMap as TorchRecMap
     from torchdefine.embedding import UnitConfig as UnitConfig
     from torchdefine.embedding import make_plan as make_plan
     from torchdefine.embedding import register_embedding as register_embedding
@@ -33,9 +35,8 @@ if TYPE_CHECKING:  # "as" tells type checkers that a name is meant for others
     from torchdefine.training import Diverged as Diverged
 
 _ROOM_OF = {
-    **dict.fromkeys(
-        ("AdaptiveMap", "DeFINE", "DeFINEBag", "DefineUnit", "GroupLinear", "ProjectiveMap", "StandardMap"), "embedding"
-    ),
+    **dict.fromkeys(("AdaptiveMap", "HostMap", "ProjectiveMap", "StandardMap", "TorchRecMap"), "embedding"),
+    **dict.fromkeys(("DeFINE", "DeFINEBag", "DefineUnit", "GroupLinear"), "embedding"),
     **dict.fromkeys(("UnitConfig", "make_plan", "register_embedding", "register_unit"), "embedding"),
     **dict.fromkeys(("ReplacementReport", "replace_embeddings", "restore"), "adapt.replace"),
     **dict.fromkeys(("MachineError", "UserError"), "errors"),

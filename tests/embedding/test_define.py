@@ -28,8 +28,12 @@ EMBEDDINGS = {
     },
     "projective": lambda: DeFINE.over(ProjectiveMap(50, 8, 16, padding_idx=2), 24, expand_dim=64),
     "adaptive": lambda: DeFINE.over(AdaptiveMap(50, 16, (10, 30), padding_idx=2), 24, expand_dim=64),
+    "adaptive-projected": lambda: DeFINE.over(
+        AdaptiveMap(50, 16, (10, 30), padding_idx=2, output_dim=32), 24, expand_dim=64
+    ),
     "ranked": lambda: DeFINE.over(AdaptiveMap(50, 16, (10,), padding_idx=2, counts=range(50)), 24, expand_dim=64),
     "weight_scaling": lambda: small(weight_scaling=True, padding_idx=2),
+    "output_norm": lambda: small(output_norm=True, padding_idx=2),
     "normed": lambda: small(unit=UnitConfig(norm="layer", dropout=0.1), padding_idx=2),
 }
 
@@ -144,10 +148,10 @@ def test_settings_of_training_are_saved(tmp_path: Path) -> None:
     map_layer = ProjectiveMap(50, 8, 16)
     map_layer.projection_std = 0.01
     embedding = DeFINE.over(map_layer, 24, expand_dim=32)
-    embedding.row_dropout = 0.3
+    embedding.row_dropout, embedding.map_dropout = 0.3, 0.2
     embedding.save(tmp_path)
     loaded = DeFINE.load(tmp_path)
-    assert loaded.row_dropout == 0.3
+    assert (loaded.row_dropout, loaded.map_dropout) == (0.3, 0.2)
     loaded.reset_parameters()
     assert 0.005 < float(loaded.map.projection.weight.detach().std()) < 0.02
 

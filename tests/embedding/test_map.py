@@ -11,6 +11,7 @@ MAPS = {
     "projective": lambda **kw: ProjectiveMap(50, 16, 24, **kw),
     "adaptive": lambda **kw: AdaptiveMap(50, 16, (10, 30), division=4, **kw),
     "adaptive-ranked": lambda **kw: AdaptiveMap(50, 16, (10, 30), counts=torch.randint(0, 9, (50,)), **kw),
+    "adaptive-projected": lambda **kw: AdaptiveMap(50, 16, (10, 30), output_dim=24, **kw),
 }
 
 
@@ -20,16 +21,16 @@ def naive_adaptive(layer: AdaptiveMap, token: int) -> torch.Tensor:
     for band, (start, stop) in enumerate(itertools.pairwise(edges)):
         if start <= rank < stop:
             row = layer.bands[band].weight[rank - start]
-            return row if band == 0 else row @ layer.projections[band - 1]
+            return row if band == 0 and not layer.projects_first else row @ layer.projection_of(band)
     raise AssertionError
 
 
-@pytest.mark.parametrize("kind", ["adaptive", "adaptive-ranked"])
+@pytest.mark.parametrize("kind", ["adaptive", "adaptive-ranked", "adaptive-projected"])
 def test_adaptive_equals_a_look_up_band_by_band(kind: str) -> None:
     layer = MAPS[kind]().double()
     ids = torch.arange(50).reshape(5, 10)
-    theirs = torch.stack([naive_adaptive(layer, int(i)) for i in ids.flatten()]).reshape(5, 10, 16)
-    torch.testing.assert_close(layer(ids), theirs)
+    theirs = torch.stack([naive_adaptive(layer, int(i)) for i in ids.flatten()]).reshape(5, 10, -1)
+    torch.testing.assert_close(layer(ids), theirs, rtol=1e-10, atol=1e-10)
     cotangent = torch.randn_like(theirs)
     parameters = list(layer.parameters())
     for ours, reference in zip(
@@ -37,7 +38,7 @@ def test_adaptive_equals_a_look_up_band_by_band(kind: str) -> None:
         torch.autograd.grad(theirs, parameters, cotangent),
         strict=True,
     ):
-        torch.testing.assert_close(ours, reference)
+        torch.testing.assert_close(ours, reference, rtol=1e-10, atol=1e-10)
 
 
 def test_counts_put_the_most_frequent_ids_into_the_widest_band() -> None:
@@ -160,6 +161,7 @@ def test_bad_tables_are_refused() -> None:
         "num_embeddings is 0": lambda: StandardMap(0, 16),
         "padding_idx 50 is outside": lambda: StandardMap(50, 16, padding_idx=50),
         "output_dim is 0": lambda: ProjectiveMap(50, 16, 0),
+        "output_dim is -1": lambda: AdaptiveMap(50, 16, (10,), output_dim=-1),
         "division is 0": lambda: AdaptiveMap(50, 16, (10,), division=0),
     }
     for message, make in cases.items():
@@ -182,3 +184,4 @@ def test_published_adaptive_size() -> None:
 def test_an_adaptive_map_shows_its_bands_by_id_or_by_rank():
     assert "ids 10 – 29: 4 wide" in repr(AdaptiveMap(50, 16, (10, 30)))
     assert "ranks 10 – 29: 4 wide" in repr(AdaptiveMap(50, 16, (10, 30), counts=range(50)))
+    assert "all projected to 24" in repr(MAPS["adaptive-projected"]())

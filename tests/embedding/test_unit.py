@@ -56,15 +56,15 @@ def naive(unit: DefineUnit, vector: list[float]) -> list[float]:
                 width = len(output) // groups
                 output = [output[g * width + i] for i in range(width) for g in range(groups)]
             if config.norm != "none":
-                output = normalised(output, groups if config.norm == "group" else 1, state, level)
+                output = normalised(output, groups if config.norm == "group" else 1, state, f"expansions.{level}.norm")
             output = [0.5 * o * (1 + math.erf(o / math.sqrt(2))) for o in output]
         if config.skip == "residual" and 0 < level < depth - 1:
             output = [o + h for o, h in zip(output, hidden, strict=True)]
         hidden = output
-    return hidden
+    return normalised(hidden, 1, state, "output_norm") if config.output_norm else hidden
 
 
-def normalised(values: list[float], parts: int, state: dict, level: int) -> list[float]:
+def normalised(values: list[float], parts: int, state: dict, name: str) -> list[float]:
     width = len(values) // parts
     result = []
     for p in range(parts):
@@ -72,18 +72,26 @@ def normalised(values: list[float], parts: int, state: dict, level: int) -> list
         mean = sum(part) / width
         variance = sum((v - mean) ** 2 for v in part) / width
         result += [(v - mean) / math.sqrt(variance + 1e-5) for v in part]
-    weight, bias = state[f"expansions.{level}.norm.weight"], state[f"expansions.{level}.norm.bias"]
+    weight, bias = state[f"{name}.weight"], state[f"{name}.bias"]
     return [r * w + b for r, w, b in zip(result, weight, bias, strict=True)]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
-    ("norm", "bias", "n"),
-    [("none", True, 16), ("layer", True, 16), ("group", True, 16), ("none", False, 16), ("none", True, 32)],
+    ("norm", "bias", "n", "output_norm"),
+    [
+        ("none", True, 16, False),
+        ("layer", True, 16, True),
+        ("group", True, 16, False),
+        ("none", False, 16, True),
+        ("none", True, 32, False),
+    ],
 )
 @pytest.mark.parametrize("weight_scaling", [False, True])
-def test_equals_the_naive_reference(variant: str, norm: str, bias: bool, n: int, weight_scaling: bool) -> None:
-    options = {"norm": norm, "bias": bias, "weight_scaling": weight_scaling}
+def test_equals_the_naive_reference(
+    variant: str, norm: str, bias: bool, n: int, output_norm: bool, weight_scaling: bool
+) -> None:
+    options = {"norm": norm, "bias": bias, "output_norm": output_norm, "weight_scaling": weight_scaling}
     unit = build(variant, n=n, m=32, max_groups=4, **options).double()  # m, or n too, as wide as a residual layer
     assert any(name.endswith("linear.bias") for name in unit.state_dict()) == bias
     for parameter in unit.parameters():  # biases and norms that do something
@@ -100,6 +108,36 @@ def test_gradients_are_those_of_finite_differences(variant: str) -> None:
     unit = build(variant, n=8, k=16, m=4, depth=3, max_groups=4).double()
     x = torch.randn(2, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(unit, (x,))
+
+
+@pytest.mark.parametrize("variant", ["define", "define-no-reduce", "define-residual"])
+def test_an_output_norm_is_a_layer_norm_behind_the_last_layer(variant: str) -> None:
+    unit = build(variant, max_groups=4, output_norm=True).double()
+    for parameter in unit.output_norm.parameters():
+        nn.init.normal_(parameter)
+    without = build(variant, max_groups=4).double()
+    without.load_state_dict({k: v for k, v in unit.state_dict().items() if "output_norm" not in k})
+    x = torch.randn(3, 5, 16, dtype=torch.float64, requires_grad=True)
+
+    def by_hand(x: torch.Tensor) -> torch.Tensor:
+        y = without(x)
+        centred = y - y.mean(-1, keepdim=True)
+        normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return normed * unit.output_norm.weight + unit.output_norm.bias
+
+    ours, theirs = unit(x), by_hand(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(unit.layer_outputs(x)[-1], ours, rtol=0, atol=0)
+    weights = torch.randn_like(ours)
+    found = torch.autograd.grad((ours * weights).sum(), [x, *unit.parameters()])
+    norm = list(unit.output_norm.parameters())
+    expected = torch.autograd.grad((theirs * weights).sum(), [x, *without.parameters(), *norm])
+    for mine, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-10, atol=1e-10)
+    unit.rescale_output(3.0)
+    torch.testing.assert_close(unit(x), 3 * ours)
+    unit.reset_parameters()
+    assert float(unit(x).square().mean()) == pytest.approx(1, rel=1e-3)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -39,6 +39,22 @@ def test_tiny_gpt2(tmp_path: Path) -> None:
     assert results["reloaded alike"] == 1.0
 
 
+def test_click_model() -> None:
+    sizes = ("--impressions", "20000", "--items", "400", "--rows", "4096", "--rates", "0.6")
+    results = run("click_model", *sizes)
+    assert list(results) == ["DeFINE", "full table", "narrow table"]
+    stored = [found["bytes"] for found in results.values()]
+    assert min(stored) > 0.99 * max(stored)
+    assert all(0.7 < found["AUC"] < 0.95 for found in results.values())
+
+
+def test_the_auc_is_the_share_of_pairs_in_order() -> None:
+    example = runpy.run_path(str(EXAMPLES / "click_model.py"))
+    clicked = torch.tensor([0.0, 1, 0, 1, 1])
+    data = example["Impressions"](torch.zeros(5, 8), torch.tensor([[1.0], [5], [3], [2], [4]]), clicked)
+    assert example["auc"](lambda history, item: item[:, 0], data) == pytest.approx(5 / 6)
+
+
 def test_t5_denoising() -> None:
     pytest.importorskip("transformers")
     results = run("t5_denoising", "--steps", "2", "--vocabulary", "2000", "--sentences", "40")

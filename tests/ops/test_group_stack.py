@@ -177,17 +177,27 @@ def test_a_unit_with_dropout_goes_layer_by_layer_in_training(
     assert runs_in_one(unit.eval(), x)
 
 
+def test_the_norm_of_the_output_follows_the_one_operation(runs_in_one: Callable[[DefineUnit, Tensor], bool]) -> None:
+    unit, x = unit_of(16, 48, 16, 3, norm="layer", output_norm=True), torch.randn(2, 16)
+    apart = unit(x)
+    unit.prepare()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert runs_in_one(unit, x)
+        torch.testing.assert_close(unit(x).float(), apart, rtol=0.1, atol=0.1)
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("output_norm", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("n", "k", "m", "depth", "tokens"), [(256, 1024, 256, 3, 3700), (512, 1024, 512, 11, 999), (64, 96, 40, 4, 1)]
 )
 def test_under_autocast_it_is_as_near_to_float64_as_the_unit_layer_by_layer(
-    n: int, k: int, m: int, depth: int, tokens: int, dtype: torch.dtype
+    n: int, k: int, m: int, depth: int, tokens: int, dtype: torch.dtype, output_norm: bool
 ) -> None:
     torch.manual_seed(0)
     rules = {"groups": "cycle", "reach_expand_dim": False, "rounding": "down", "weight_scaling": depth == 3}
-    unit = unit_of(n, k, m, depth, norm="layer", **rules).cuda()
+    unit = unit_of(n, k, m, depth, norm="layer", output_norm=output_norm, **rules).cuda()
     x, upstream = torch.randn(tokens, n, device="cuda"), torch.randn(tokens, m, device="cuda").to(dtype)
     unit.prepare()
     assert not has_fused_kernels(x)

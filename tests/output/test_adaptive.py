@@ -16,16 +16,21 @@ V, WIDTH, CUTOFFS = 60, 16, (10, 30)
 HIDDEN = 20  # differs from WIDTH where a projection is wanted
 
 
-def tied(hidden_dim: int = WIDTH, ranked: bool = False) -> nn.ModuleDict:
-    map_layer = AdaptiveMap(V, WIDTH, CUTOFFS, counts=torch.randperm(V) if ranked else None)
+def tied(
+    hidden_dim: int = WIDTH, ranked: bool = False, output_dim: int | None = None, projections: tuple[bool, ...] = ()
+) -> nn.ModuleDict:
+    map_layer = AdaptiveMap(V, WIDTH, CUTOFFS, counts=torch.randperm(V) if ranked else None, output_dim=output_dim)
     map_layer.reset_parameters(std=0.5)
-    return nn.ModuleDict({"map": map_layer, "out": AdaptiveSoftmax(hidden_dim, map_layer)}).double()
+    return nn.ModuleDict({"map": map_layer, "out": AdaptiveSoftmax(hidden_dim, map_layer, projections)}).double()
 
 
 LAYERS: dict[str, Callable[[], nn.ModuleDict]] = {
     "tied": tied,
     "tied-projected": lambda: tied(HIDDEN),
     "ranked": lambda: tied(HIDDEN, ranked=True),
+    "first-projection": lambda: tied(HIDDEN, output_dim=HIDDEN),
+    "first-projection-tied": lambda: tied(18, output_dim=HIDDEN, projections=(True, True, True)),
+    "own-projections": lambda: tied(projections=(False, True, False)),
     "untied": lambda: nn.ModuleDict({"out": AdaptiveSoftmax.untied(WIDTH, V, CUTOFFS)}).double(),
 }
 
@@ -93,11 +98,13 @@ def test_loss_equals_cross_entropy_of_log_prob(
     roomy = tuple(count + 5 for count in hint)
     inputs = [hidden, *model.parameters()]
     incoming = torch.randn_like(theirs)
-    expected = torch.autograd.grad(theirs, inputs, incoming)
+    expected = torch.autograd.grad(theirs, inputs, incoming, materialize_grads=True)  # not all projections are tied
     for given in (None, hint, roomy):
         ours = model["out"].loss(hidden, targets, hint=given, **options)
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-        for mine, reference in zip(torch.autograd.grad(ours, inputs, incoming), expected, strict=True):
+        for mine, reference in zip(
+            torch.autograd.grad(ours, inputs, incoming, materialize_grads=True), expected, strict=True
+        ):
             torch.testing.assert_close(mine, reference, rtol=1e-10, atol=1e-10)
 
 
@@ -247,6 +254,8 @@ def test_bad_arguments_are_refused() -> None:
     layer = tied()["out"]
     hidden, targets = batch(layer, 4)
     cases: dict[str, Callable[[], object]] = {
+        "has 2 values for 3 bands": lambda: AdaptiveSoftmax(WIDTH, layer.map, (False, True)),
+        "first band has no projection": lambda: AdaptiveSoftmax(WIDTH, layer.map, (True, True, True)),
         "not to StandardMap": lambda: AdaptiveSoftmax(8, StandardMap(V, 8)),  # type: ignore[arg-type]
         "hidden_dim is 0": lambda: AdaptiveSoftmax(0, layer.map),
         "The cutoff 90 does not fit": lambda: AdaptiveSoftmax.untied(WIDTH, V, (90,)),

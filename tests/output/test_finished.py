@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap
 from torchdefine.embedding import DenseMLP, DenseProjection, TokenEmbedding, finished
+from torchdefine.embedding.kept import Kept
 from torchdefine.errors import UserError
 from torchdefine.modes import evaluating, reading
 from torchdefine.output import AdaptiveSoftmax, AdaptiveTableSoftmax, FullSoftmax, MixtureSoftmax
@@ -26,6 +27,7 @@ def define(map_layer: nn.Module, **settings: float) -> TokenEmbedding:
 EMBEDDINGS: dict[str, Callable[[], TokenEmbedding]] = {
     "standard, DeFINE": lambda: define(StandardMap(V, N, scale=0.5)),
     "standard, padding": lambda: define(StandardMap(V, N, padding_idx=3)),
+    "standard, output norm": lambda: define(StandardMap(V, N, padding_idx=3), output_norm=True),
     "projective, DeFINE": lambda: define(ProjectiveMap(V, 6, N)),
     "adaptive, DeFINE": lambda: define(AdaptiveMap(V, N, CUTOFFS, division=2, counts=(V - RANKS).tolist())),
     "standard, projection": lambda: TokenEmbedding(StandardMap(V, N), DenseProjection(N, M), M),
@@ -169,9 +171,10 @@ def test_dropout_keeps_what_it_should_on_average(monkeypatch: pytest.MonkeyPatch
     assert float((mean - whole).square().mean()) < 0.02 * float(whole.square().mean())
 
 
-def test_whole_rows_are_dropped_where_they_are_looked_up_alone() -> None:
+@pytest.mark.parametrize("kind", ["row_dropout", "map_dropout"])
+def test_whole_rows_and_features_are_dropped_where_they_are_looked_up_alone(kind: str) -> None:
     embedding = define(StandardMap(V, N))
-    embedding.row_dropout = 0.9
+    setattr(embedding, kind, 0.9)
     assert not torch.equal(embedding(torch.arange(V)), plain_vectors(embedding.eval()))
     torch.testing.assert_close(embedding.train().finished(), plain_vectors(embedding.eval()))
 
@@ -206,7 +209,7 @@ def is_fresh(pair: nn.ModuleDict) -> bool:
     hidden = torch.linspace(-1, 1, M, dtype=next(pair.parameters()).dtype).expand(2, M)
     twin = copy.deepcopy(pair)
     assert twin["out"]._embedding[0] is twin["embedding"]
-    twin["embedding"]._kept = finished.Kept()
+    twin["embedding"]._kept = Kept()
     return torch.allclose(pair["out"].log_prob(hidden), twin["out"].log_prob(hidden), rtol=1e-6, atol=1e-6)
 
 

@@ -33,7 +33,8 @@ class Model(nn.Module):
         torch.manual_seed(2)
         table: Any = StandardMap(V, M, sparse=sparse)
         if adaptive:
-            table = AdaptiveMap(V, M, (9, 20), 2, sparse=sparse)
+            table = AdaptiveMap(V, M, (9, 20), 2)
+            table.sparse = sparse
         self.embedding = DeFINE.over(table, M, expand_dim=16)
         self.output = FullSoftmax(M, table) if tied else FullSoftmax(M, num_embeddings=V)
         self.double()

@@ -127,7 +127,7 @@ class Behaviour:
         """The model with another table for a while, scaled and in the dtype that its own has, tied heads too."""
         place = Place.at(self.model, self.target)
         if self._scale is not None and isinstance(place.module, nn.Embedding):
-            table = stand_in = StandIn(table, place.module.weight, self._scale)
+            table = stand_in = StandIn(table, place.module, self._scale)
             for head in self._heads:
                 setattr(head.parent, head.attribute, VectorsHead(stand_in, cast(Any, head.module).bias))
         setattr(place.parent, place.attribute, table)

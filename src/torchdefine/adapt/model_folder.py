@@ -22,10 +22,16 @@ _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model",
 """Where tokenizers keep their tokens: without any of these, transformers makes a tokenizer without tokens."""
 
 
-def open_model(folder: Path, device: str = "cpu", *, trust_code: bool = False) -> tuple[Any, Any]:
+def is_model_folder(folder: Path) -> bool:
+    """Whether this is what a model's ``save_pretrained`` writes, and no run of torchdefine."""
+    return (folder / CONFIG_FILE).is_file() and not (folder / RUN_SETTINGS_FILE).is_file()
+
+
+def open_model(folder: Path, device: str = "cpu", *, trust_code: bool = False, packed: bool = False) -> tuple[Any, Any]:
     """The model in a folder that ``save_pretrained`` wrote, frozen, and its tokenizer; nothing is downloaded.
 
-    Code that lies in the folder is run only with ``trust_code``.
+    Code that lies in the folder is run only with ``trust_code``. One whose tables were replaced is opened only if it
+    may be ``packed``.
     """
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: give one that a model's save_pretrained wrote.")
@@ -38,7 +44,7 @@ def open_model(folder: Path, device: str = "cpu", *, trust_code: bool = False) -
         raise UserError(f"{folder} has no {CONFIG_FILE}: give a folder that a model's save_pretrained wrote.")
     if not any(path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
         raise UserError(f"The tokenizer in {folder} is missing: save it beside the model, with save_pretrained.")
-    from torchdefine.adapt.huggingface import transformers
+    from torchdefine.adapt.huggingface import compact_class, transformers
 
     how = {"local_files_only": True, "trust_remote_code": trust_code}
     with _readable(f"The model in {folder}", "save it again"):
@@ -47,7 +53,9 @@ def open_model(folder: Path, device: str = "cpu", *, trust_code: bool = False) -
         is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
         model_class: Any = named if is_model else transformers.AutoModel
         if getattr(config, "torchdefine", None) is not None:
-            raise UserError(f"The tables of the model in {folder} were replaced already: give what it was made of.")
+            if not packed:
+                raise UserError(f"The tables of the model in {folder} were replaced already: give what it was made of.")
+            model_class = compact_class(model_class) if is_model else model_class
         model = model_class.from_pretrained(folder, config=config, **how)
     with _readable(f"The tokenizer in {folder}", "save it beside the model"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how)

@@ -23,7 +23,7 @@ PASSES_MAY_DIFFER = 1.01
 MOST_SETTINGS_NAMED = 6
 SPOKEN_OF_ELSEWHERE = ("task", "data", "embedding", "unit", "source", "output", "eval")
 """Sections whose differences are what is compared, or show in texts, vocabularies and protocols …"""
-WAYS_TO_TRAIN = ("embedding.row_dropout",)
+WAYS_TO_TRAIN = ("embedding.row_dropout", "embedding.map_dropout")
 """… but for these, which any embedding may have."""
 IMMATERIAL = {
     *(f"train.{name}" for name in ("seed", "log_every", "checkpoint_every", "keep", "cuda_graphs", "compile")),

@@ -15,7 +15,8 @@ from torchdefine.packing import METHODS
 
 EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Transformer-XL, the step from token to
   token; a translator its encoder and the step of its decoder. The folder holds them with weights, vocabulary,
-  settings, export.json and a model card. Every program is compared with the model before the folder appears."""
+  settings, export.json and a model card. Every program is compared with the model before the folder appears.
+  A folder of transformers, as adapt writes it, becomes one ONNX program with its packed table."""
 
 ADAPTING = """  The table is rotated, and its numbers get bits by importance, which takes seconds; --thorough makes many
   other tables too, measures all, takes the best that fits, and distils it: low ranks, DeFINE and MLP units, codes. The
@@ -53,7 +54,7 @@ def add_commands(command: Command) -> None:
 
     summary = "Write a run as programs that run without torchdefine, with a card."
     option = command("export", _export, summary, EXPORTING)
-    option("folder", metavar="RUN", nargs="?", help="a run's folder")
+    option("folder", metavar="RUN", nargs="?", help="a run's folder, or a model's that adapt wrote")
     formats = "needed: torch-export for .pt2 files that torch.export.load reads, onnx for onnxruntime; masked language "
     formats += "models also as transformers"
     option("--format", metavar="FORMAT", help=formats)
@@ -80,7 +81,9 @@ def add_commands(command: Command) -> None:
     option("--choosing", type=whole, default=300, help="sentences to compare candidates on (default: 300)")
     option("--held-out", type=whole, default=500, help="sentences to judge the result on (default: 500)")
     option(
-        "--trust-code", action="store_true", help="run code that lies in the model's folder, which is never run else"
+        "--trust-code",
+        action="store_true",
+        help="run code that lies in the model's folder; without this it is never run",
     )
     add_shared(option, "--device", "--json")
 
@@ -151,9 +154,12 @@ def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
         folder, facts = Path(options.check), check_export(options.check).facts
         lines.append(f"{folder} is whole, and its programs run.")
     elif options.folder and options.out and options.format:
+        from torchdefine.adapt.model_folder import is_model_folder
         from torchdefine.files import check_new_folder
 
         check_new_folder(options.out)
+        if is_model_folder(Path(options.folder)):
+            return _export_model(options)
         options.device, options.checkpoint = "cpu", options.checkpoint or "best"
         folder, run = Path(options.out), open_run(options)
         with bar("exporting") as progress:
@@ -165,6 +171,20 @@ def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
         difference = f"largest difference to the model {program['largest_difference']:.1e}"
         lines.append(f"{folder / program['file']}: {size:,} bytes, {difference}")
     show(options, {"folder": str(folder), **facts}, [*lines, f"The card is {folder / 'README.md'}."])
+
+
+def _export_model(options: argparse.Namespace) -> None:
+    """A model of transformers, with a packed table or its own."""
+    of_a_run = (options.license, options.checkpoint, options.cached, options.compressed)
+    if options.format != "onnx" or any(of_a_run):
+        raise UserError("For a model of transformers, write: torchdefine export MODEL_DIR --format onnx --out FOLDER.")
+    from torchdefine.adapt.onnx_folder import export_onnx
+
+    with bar("exporting"):
+        facts = export_onnx(options.folder, options.out)
+    size, apart = facts["bytes"], facts["largest_difference"]
+    line = f"{Path(options.out) / facts['file']}: {size:,} bytes, largest difference to the model {apart:.1e}"
+    show(options, {"folder": options.out, **facts}, [line, f"The card is {Path(options.out) / 'README.md'}."])
 
 
 def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from torchdefine.embedding.adaptive_map import AdaptiveConfig, AdaptiveMap, shri
 from torchdefine.embedding.bag import DeFINEBag
 from torchdefine.embedding.define import DeFINE, build_embedding
 from torchdefine.embedding.group_linear import GroupLinear
+from torchdefine.embedding.host_map import HostMap
 from torchdefine.embedding.map import (
     MapConfig,
     MapLayer,
@@ -17,6 +18,7 @@ from torchdefine.embedding.map import (
 from torchdefine.embedding.plan import VARIANTS, Plan, UnitConfig, make_plan
 from torchdefine.embedding.table import LooksUp, finished_table
 from torchdefine.embedding.token_embedding import TokenEmbedding
+from torchdefine.embedding.torchrec_map import TorchRecMap
 from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, MLPConfig, NoUnitConfig, ProjectionConfig
 
 EMBEDDINGS = Kinds("embedding", StandardConfig, ProjectiveConfig, AdaptiveConfig)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchdefine.config import MOST_DEEP, setting
+from torchdefine.config import MOST_DEEP, MOST_WIDE, setting
 from torchdefine.embedding.map import (
     MapConfig,
     VocabularyFacts,
@@ -32,20 +32,28 @@ class AdaptiveConfig(MapConfig):
     division: int = setting(
         4, "How many times narrower each band is than the one before.", at_least=1, at_most=MOST_DEEP
     )
+    output_dim: int | None = setting(
+        None,
+        "Width of the vectors that every band is projected to, as Baevski & Auli do; else map_dim, and the first band "
+        "has no projection.",
+        at_least=1,
+        at_most=MOST_WIDE,
+    )
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> AdaptiveMap:
         cutoffs = fitting_cutoffs("embedding", self.cutoffs, vocabulary.size, divisors=(8, 2))
         counts = vocabulary.counts_tensor()
-        scale = self.factor(self.map_dim)
-        return AdaptiveMap(vocabulary.size, self.map_dim, cutoffs, self.division, scale=scale, counts=counts)
+        options: Any = {"scale": self.factor(self.output_dim or self.map_dim), "counts": counts}
+        return AdaptiveMap(vocabulary.size, self.map_dim, cutoffs, self.division, output_dim=self.output_dim, **options)
 
 
 class AdaptiveMap(nn.Module):
-    """Tables by frequency band: rarer tokens get narrower vectors, projected to ``map_dim``.
+    """Tables by frequency band: rarer tokens get narrower vectors, projected to the width of the others.
 
-    Band 0 holds the most frequent tokens at full width and has no projection; band i is ``division ** i`` times
-    narrower. Bands go by frequency rank. If ids are not sorted by frequency (subwords, another model's
-    vocabulary), give ``counts``, one per id.
+    Band 0 holds the most frequent tokens, ``map_dim`` wide, and has no projection; band i is ``division ** i`` times
+    narrower. With ``output_dim`` every band is projected to it, band 0 too: the adaptive input of Baevski & Auli
+    (2019). Bands go by frequency rank. If ids are not sorted by frequency (subwords, another model's vocabulary), give
+    ``counts``, one per id. Gradients of the tables are sparse tensors where ``sparse`` is set.
     """
 
     ranks: Tensor | None
@@ -59,13 +67,16 @@ class AdaptiveMap(nn.Module):
         padding_idx: int | None = None,
         scale: float = 1.0,
         counts: Sequence[int] | Tensor | None = None,
+        output_dim: int | None = None,
         sparse: bool = False,
     ) -> None:
         super().__init__()
         self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
         self.cutoffs = check_cutoffs(cutoffs, num_embeddings)
         self.band_dims = band_dims(map_dim, division, len(self.cutoffs) + 1)
-        self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, map_dim
+        if output_dim is not None:
+            check_count("output_dim", output_dim)
+        self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, output_dim or map_dim
         self.division, self.scale, self.std = division, scale, 1.0
         self.register_buffer("ranks", frequency_ranks(num_embeddings, counts))
         edges = [0, *self.cutoffs, num_embeddings]
@@ -73,7 +84,8 @@ class AdaptiveMap(nn.Module):
             nn.Embedding(stop - start, dim, sparse=sparse)
             for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
         )
-        self.projections = nn.ParameterList(torch.empty(dim, map_dim) for dim in self.band_dims[1:])
+        projected = self.band_dims[1:] if output_dim is None else self.band_dims
+        self.projections = nn.ParameterList(torch.empty(dim, self.output_dim) for dim in projected)
         self.reset_parameters()
 
     def reset_parameters(self, std: float | None = None) -> None:
@@ -98,6 +110,15 @@ class AdaptiveMap(nn.Module):
     def sparse(self, sparse: bool) -> None:
         for band, _ in self.bands_with_starts():
             band.sparse = sparse
+
+    @property
+    def projects_first(self) -> bool:
+        """Whether the first band has a projection too."""
+        return len(self.projections) == len(self.bands)
+
+    def projection_of(self, band: int) -> Tensor:
+        """From the width of a band to that of the vectors, (n / division^i, output_dim)."""
+        return self.projections[band if self.projects_first else band - 1]
 
     def bands_with_starts(self) -> list[tuple[nn.Embedding, int]]:
         """The tables, most frequent first, each with the rank of its first row."""
@@ -125,9 +146,10 @@ class AdaptiveMap(nn.Module):
             rows = local.remainder(band.num_embeddings) if different else local.clamp(0, band.num_embeddings - 1)
             vectors = rows_of(band, rows, each_once)
             pieces.append(vectors * inside.unsqueeze(-1))  # (…, n / division^i)
-        vectors = pieces[0]
-        if self.projections:
-            vectors = vectors + torch.cat(pieces[1:], dim=-1) @ torch.cat(list(self.projections))  # (…, n)
+        projected = pieces if self.projects_first else pieces[1:]
+        vectors = torch.cat(projected, dim=-1) @ torch.cat(list(self.projections))  # (…, output_dim)
+        if not self.projects_first:
+            vectors = pieces[0] + vectors
         return vectors * self.scale if self.scale != 1.0 else vectors
 
     def resize(self, num_embeddings: int) -> None:
@@ -144,7 +166,8 @@ class AdaptiveMap(nn.Module):
 
     def to_config(self) -> dict[str, Any]:
         names = ("num_embeddings", "map_dim", "cutoffs", "division", "padding_idx", "scale", "sparse", "std")
-        return {"kind": "adaptive", "ranked": self.ranks is not None} | {name: getattr(self, name) for name in names}
+        config = {"kind": "adaptive", "ranked": self.ranks is not None} | {name: getattr(self, name) for name in names}
+        return config | {"output_dim": self.output_dim if self.projects_first else None}
 
     def extra_repr(self) -> str:
         called = "ids" if self.ranks is None else "ranks"
@@ -152,6 +175,7 @@ class AdaptiveMap(nn.Module):
             f"{called} {start:,} – {start + band.num_embeddings - 1:,}: {band.embedding_dim} wide"
             for band, start in self.bands_with_starts()
         ]
+        lines += [f"all projected to {self.output_dim}"] if self.projects_first else []
         return "\n".join(lines + ([] if self.scale == 1.0 else [f"scale={self.scale:g}"]))
 
 

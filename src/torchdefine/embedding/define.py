@@ -105,6 +105,7 @@ class DeFINE(Hub, TokenEmbedding):
             "version": FORMAT_VERSION,
             "map": self.map.to_config(),
             "row_dropout": self.row_dropout,
+            "map_dropout": self.map_dropout,
             "unit": {**to_plain(self.plan.config), "embedding_dim": self.embedding_dim},
         }
 
@@ -113,7 +114,7 @@ class DeFINE(Hub, TokenEmbedding):
         check_version(config)
         unit = UnitConfig.read(config["unit"], "unit")
         embedding = cls.over(map_from_config(config["map"]), unit.embedding_dim, unit)
-        embedding.row_dropout = config["row_dropout"]
+        embedding.row_dropout, embedding.map_dropout = config["row_dropout"], config.get("map_dropout", 0.0)
         return embedding
 
     def save(self, folder: str | Path) -> None:
@@ -172,7 +173,7 @@ def build_embedding(embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts
     else:
         built = TokenEmbedding(map_layer, unit.build(map_layer.output_dim), width)
     map_layer.reset_parameters(embedding.std)
-    built.row_dropout = embedding.row_dropout
+    built.row_dropout, built.map_dropout = embedding.row_dropout, embedding.map_dropout
     return built
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.errors import UserError, check_count
+from torchdefine.ops import group_linear
 
 
 class UnitVariance(nn.Module):
@@ -74,15 +75,7 @@ class GroupLinear(UnitVariance):
         """(…, in_features) → (…, out_features)."""
         if x.shape[-1] != self.in_features:
             raise UserError(f"The input is {x.shape[-1]} wide, but this layer takes {self.in_features}.")
-        weight, bias = (self.weight, self.bias) if self.gain == 1.0 else (self.used_weight(), self.used_bias())
-        if self.groups == 1:
-            y = x @ weight[0]  # (…, out)
-        else:
-            chunks = x.reshape(-1, self.groups, weight.shape[1]).transpose(0, 1)  # (g, T, in/g)
-            y = torch.bmm(chunks, weight).transpose(0, 1)  # (T, g, out/g)
-            y = y.reshape(*x.shape[:-1], self.out_features)
-        if bias is not None:
-            y = y + bias
+        y = group_linear(x, self.weight, self.bias, self.gain)
         if self.shuffle:
             y = y.unflatten(-1, (self.groups, -1)).transpose(-1, -2).flatten(-2)
         return y

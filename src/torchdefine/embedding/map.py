@@ -40,12 +40,15 @@ class MapConfig(Config):
     map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1, at_most=MOST_WIDE)
     scale: Scale = setting(
         "none",
-        "What the map's vectors are multiplied by: a number; root-dim, the square root of their width; unit-rms, what "
-        "gives fresh ones a root mean square of 1.",
+        "What the map's vectors are multiplied by. root-dim: the square root of their width. unit-rms: what gives "
+        "fresh ones a root mean square of 1. Or a number.",
         above=0,
     )
     init_std: float | None = setting(None, "Standard deviation of the fresh table; else 1 / sqrt(map_dim).", above=0)
     row_dropout: float = rate("Dropout rate of whole rows: token types whose vectors are zeroed in a step.")
+    map_dropout: float = rate(
+        "Dropout rate of the map's vectors, before the unit, as in DeLighT: one mask for all positions of a text."
+    )
 
     @abstractmethod
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> MapLayer:

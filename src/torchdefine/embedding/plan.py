@@ -69,9 +69,9 @@ class UnitConfig(Config):
     )
     plan: PlanName = setting(
         "wide",
-        "Default of groups, max_groups, reach_expand_dim, rounding and norm: wide reaches expand_dim and has no norm; "
-        "published has the parameter counts of the paper's table 1a, Transformer-XL and translation models, -8 those "
-        "of its study of depth and width, -equation and -hgt those of its ablations.",
+        "Groups, widths and norm where they are not set. wide: up to expand_dim, no norm. The others have the paper's "
+        "parameter counts. published: of table 1a, Transformer-XL and translation. published-8: of depth and width. "
+        "published-equation and published-hgt: of DeFINE and HGT in the ablations.",
     )
     max_groups: int | None = setting(
         None,
@@ -81,14 +81,15 @@ class UnitConfig(Config):
     )
     groups: GroupScheme | None = setting(
         None,
-        "halving: max(g_max / 2^(l - 1), 1), the paper's equation; cycle: 1, 2, 4 … g_max counted back from the reduce "
-        "layer, then again, as the published counts need it; fixed: g_max everywhere; dense: 1; else the plan's.",
+        "Groups of each layer, by default the plan's. halving: max(g_max / 2^(l - 1), 1), the paper's equation. cycle: "
+        "1, 2, 4 … g_max counted back from the reduce layer, then again, as the published counts need it. fixed: g_max "
+        "everywhere. dense: 1.",
     )
     skip: Skip = setting(
         "mix",
-        "How a layer after the first sees the unit's input: mix puts chunk i of it beside chunk i of the output in "
-        "every group; concat places it before the output; residual adds the previous output instead; none is a plain "
-        "stack.",
+        "How a layer after the first sees the unit's input. mix: chunk i of it beside chunk i of the previous output, "
+        "in every group. concat: all of it before that output. residual: it does not; each layer adds the previous "
+        "output. none: it does not.",
     )
     reach_expand_dim: bool | None = setting(
         None, "Whether the last expansion layer is expand_dim wide; else the plan's."
@@ -109,6 +110,7 @@ class UnitConfig(Config):
         None, "Affine norm of the expansion layers: over all features, or within each group; else the plan's."
     )
     activation: Activation = setting("gelu", "Activation of the expansion layers.")
+    output_norm: bool = setting(False, "Whether an affine layer norm follows the last layer, as in DeLighT.")
     dropout: float = rate("Dropout rate after every expansion layer.")
     bias: bool = setting(True, "Whether the expansion layers have biases; the reduce layer has none.")
     weight_scaling: bool = setting(

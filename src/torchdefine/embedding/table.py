@@ -14,6 +14,8 @@ from torchdefine.modes import Prepared, twins
 
 TOKENS_AT_ONCE = 16_384
 """Enough to keep a device busy; a unit 4,096 wide then needs about 1 GiB of working memory in float32."""
+TOKENS_AT_ONCE_ON_CPU = 1_024
+"""There the system would hand the memory of larger layers out anew, page by page, in every chunk."""
 
 
 @torch.no_grad()
@@ -27,7 +29,7 @@ def finished_table(
 ) -> Tensor:
     """The vectors of all V tokens, (V, m), as ``embedding`` would give them in evaluation.
 
-    They are computed where the embedding is, ``TOKENS_AT_ONCE`` at a time, and stored on ``device`` as ``dtype``
+    They are computed where the embedding is, a chunk of tokens at a time, and stored on ``device`` as ``dtype``
     (the embedding's own by default). ``progress`` is called with the tokens done and the tokens in all.
     """
     total = int(embedding.num_embeddings)  # type: ignore[arg-type]
@@ -64,10 +66,11 @@ def in_evaluation(embedding: nn.Module, *, computing: bool = False) -> Iterator[
 
 
 def id_chunks(embedding: nn.Module) -> Iterator[Tensor]:
-    """All ids of an embedding where it is, ``TOKENS_AT_ONCE`` at a time."""
+    """All ids of an embedding where it is, as many at a time as suit the device."""
     total, device = int(embedding.num_embeddings), next(embedding.parameters()).device  # type: ignore[arg-type]
-    for start in range(0, total, TOKENS_AT_ONCE):
-        yield torch.arange(start, min(start + TOKENS_AT_ONCE, total), device=device)
+    chunk = min(TOKENS_AT_ONCE, TOKENS_AT_ONCE_ON_CPU) if device.type == "cpu" else TOKENS_AT_ONCE
+    for start in range(0, total, chunk):
+        yield torch.arange(start, min(start + chunk, total), device=device)
 
 
 def _weights_of(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, int]]:

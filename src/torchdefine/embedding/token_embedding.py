@@ -12,16 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
-from torchdefine.embedding.finished import Kept, through_unit
+from torchdefine.embedding.finished import tensors_of, through_unit
 from torchdefine.embedding.group_linear import GroupLinear
+from torchdefine.embedding.host_map import HostMap
+from torchdefine.embedding.kept import Kept
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import LooksUp, finished_table, in_evaluation
 from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, ExpansionLayer
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
+from torchdefine.ops import locked_dropout
 
 PARTS = (
-    *(StandardMap, ProjectiveMap, AdaptiveMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
+    *(StandardMap, ProjectiveMap, AdaptiveMap, HostMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
     *(DefineUnit, ExpansionLayer, GroupLinear, nn.LayerNorm, nn.GroupNorm),
 )
 """What our maps and units are made of: each handles every token independently."""
@@ -39,8 +42,10 @@ class TokenEmbedding(LooksUp, Prepared):
     """A map layer, then a unit from its vectors to the finished ones; (…) → (…, embedding_dim).
 
     ``unit`` is any module from (…, map_layer.output_dim) to (…, embedding_dim), or None to take the map's vectors as
-    they are. ``row_dropout`` is the dropout rate of whole rows: token types whose map vectors are zeroed in a step,
-    where they are looked up; an output layer that is tied to the finished vectors compares with all of them.
+    they are. ``row_dropout`` is the dropout rate of whole rows, token types whose map vectors are zeroed in a step.
+    ``map_dropout`` is that of single features of the map's vectors: one mask for all positions of (B, T) ids, else one
+    for each vector. Both act where ids are looked up; an output layer that is tied to the finished vectors compares
+    with all of them, whole.
     """
 
     shares = False
@@ -51,7 +56,7 @@ class TokenEmbedding(LooksUp, Prepared):
         self.map: MapLayer = map_layer
         self.unit = unit
         self.embedding_dim = map_layer.output_dim if embedding_dim is None else embedding_dim
-        self.row_dropout = 0.0
+        self.row_dropout = self.map_dropout = 0.0
         self._vector_dtype = torch.float32
         self._kept = Kept()
 
@@ -82,6 +87,9 @@ class TokenEmbedding(LooksUp, Prepared):
         if self.training and self.row_dropout:  # 1 / (1 - p) for the types kept in this step and 0 for the others
             types = torch.ones(self.num_embeddings, device=vectors.device, dtype=vectors.dtype)
             vectors = vectors * F.dropout(types, self.row_dropout)[ids.long()].unsqueeze(-1)
+        if self.training and self.map_dropout:
+            locked = vectors.ndim == 3
+            vectors = locked_dropout(vectors, self.map_dropout, 1) if locked else F.dropout(vectors, self.map_dropout)
         if self.unit is None:
             return vectors
         finished: Tensor = self.unit(vectors)  # (…, m)
@@ -102,11 +110,7 @@ class TokenEmbedding(LooksUp, Prepared):
         learns = torch.is_grad_enabled() and any(p.requires_grad for p in self._weights())
         if torch.compiler.is_compiling() or self.training or (learns and table is None):
             return self._all_computed() if table is None else self._looked_up(self._ids(), table)
-        parts = self.map, self.unit, table
-        kept = self._kept.table(*parts)
-        if kept is None:
-            with torch.inference_mode(False):  # it outlives the context, and is then an ordinary tensor
-                kept = self._kept.keep(finished_table(self), *parts)
+        kept: Tensor = self._kept.of(lambda: finished_table(self), *tensors_of(self.map, self.unit, table))
         return kept
 
     def _ids(self) -> Tensor:
@@ -134,7 +138,8 @@ class TokenEmbedding(LooksUp, Prepared):
         if self.training:  # an evaluation has ended, and recorded steps change weights behind torch's back
             self._kept = Kept()
         unit, forward = self.unit, type(self).forward
-        drops = self.training and isinstance(unit, DefineUnit) and unit.config.dropout > 0
+        within = unit.config.dropout if isinstance(unit, DefineUnit) else 0.0
+        drops = self.training and max(self.map_dropout, within) > 0
         ours = unit is None or (type(unit) in PARTS and untouched(unit, *PARTS))
         self.fused = on and ours and not drops and forward is TokenEmbedding.forward and untouched(self, *PARTS)
         # Without a unit, only several projected tables cost more than finding equal tokens.

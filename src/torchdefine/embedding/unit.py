@@ -62,6 +62,7 @@ class DefineUnit(Prepared):
             ExpansionLayer(GroupLinear(*sizes, **options), self.config) for sizes in expanding
         )
         self.last = GroupLinear(*last, bias=False, weight_scaling=scaling)
+        self.output_norm = nn.LayerNorm(self.plan.embedding_dim) if self.config.output_norm else None
         self._residuals = [
             self.config.skip == "residual" and 0 < index < len(expanding) and layer.input_width == layer.output_width
             for index, layer in enumerate(self.plan)
@@ -84,9 +85,9 @@ class DefineUnit(Prepared):
                 hidden_mean += mean
             else:
                 hidden_mean, hidden_square = mean, mean_square
-        for layer in self.expansions:
-            if layer.norm is not None:
-                layer.norm.reset_parameters()
+        for norm in (*(layer.norm for layer in self.expansions), self.output_norm):
+            if norm is not None:
+                norm.reset_parameters()
 
     def _linears(self) -> list[GroupLinear]:
         return [*(layer.linear for layer in self.expansions), self.last]
@@ -94,7 +95,8 @@ class DefineUnit(Prepared):
     @torch.no_grad()
     def rescale_output(self, factor: float) -> None:
         """Multiply the weights that decide how large the unit's vectors are."""
-        self.last.weight.mul_(factor)
+        for weight in [self.last.weight] if self.output_norm is None else self.output_norm.parameters():
+            weight.mul_(factor)
 
     @torch.no_grad()
     def rescale_input(self, factor: float) -> None:
@@ -107,13 +109,18 @@ class DefineUnit(Prepared):
     def forward(self, x: Tensor, outputs: list[Tensor] | None = None, kept: Sequence[Tensor] = ()) -> Tensor:
         """(…, n) → (…, m); ``outputs`` collects what each layer gives; ``kept`` is what ``drawn`` gave."""
         if outputs is None and self.fused and has_fused_kernels(x) and not (self.training and self.config.dropout):
-            return group_stack(x, self._stack(), self._form(), torch.get_autocast_dtype(x.device.type))
+            stacked = group_stack(x, self._stack(), self._form(), torch.get_autocast_dtype(x.device.type))
+            return stacked if self.output_norm is None else self.output_norm(stacked)
         hidden = x
         for index, layer in enumerate([*self.expansions, self.last]):
             output = layer(self._with_skip(x, hidden, index), *kept[index : index + 1])  # (…, width of this layer)
             hidden = output + hidden if self._residuals[index] else output
             if outputs is not None:
                 outputs.append(hidden)
+        if self.output_norm is not None:
+            hidden = self.output_norm(hidden)
+            if outputs is not None:
+                outputs[-1] = hidden
         return hidden
 
     def drawn(self, rows: int, device: torch.device) -> list[Tensor]:

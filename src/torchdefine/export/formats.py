@@ -49,13 +49,13 @@ def opened(name):
 
     def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
         whole = io.BytesIO()  # if torch wrote the file itself, a full disk would end the process
-        with _quiet():
+        with quiet():
             torch.export.save(traced, whole)
         with atomic_file(path) as file:
             file.write(whole.getbuffer())
 
     def open(self, path: Path, inputs: Sequence[Port]) -> Runner:
-        with _quiet():
+        with quiet():
             module = torch.export.load(path).module()
         return lambda tensors: list(module(*tensors))
 
@@ -80,7 +80,7 @@ def opened(name):
     def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
         weights = (*traced.state_dict.values(), *traced.constants.values())
         size = sum(weight.nbytes for weight in weights if isinstance(weight, Tensor))
-        with _quiet():
+        with quiet():
             made: Any = torch.onnx.export(
                 traced,
                 (),
@@ -150,7 +150,7 @@ def trace(program: Program) -> torch.export.ExportedProgram:
         {place: free[name] for place, name in enumerate(port.shape) if isinstance(name, str)} for port in program.inputs
     )
     example = tuple(sampled(program.inputs, TRACED_AT, seed=0))
-    with _quiet():
+    with quiet():
         traced = torch.export.export(_Module(program), example, dynamic_shapes=(shapes,), strict=False)
     specs = traced.graph_signature.input_specs
     nodes = {node.name: node for node in traced.graph.nodes if node.op == "placeholder"}
@@ -168,7 +168,7 @@ def trace(program: Program) -> torch.export.ExportedProgram:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Exporters warn about their own internals and log every step; what matters is checked afterwards."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)

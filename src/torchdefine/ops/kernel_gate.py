@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +18,7 @@ OLDEST_CAPABILITY = 8  # has bfloat16, and Triton still compiles for it
 Impl = Literal["auto", "kernel", "torch"]
 """How an operation runs: as a kernel where one takes the tensors, as one in any case, or in plain torch."""
 
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _allowed = True
 
 
@@ -35,6 +36,22 @@ def plain_torch() -> Iterator[None]:
 def kernels_allowed() -> bool:
     """Whether kernels may run at all. Under torch.compile they may not: it generates its own."""
     return _allowed and not torch.compiler.is_compiling()
+
+
+def only_values(*tensors: Tensor | None) -> bool:
+    """Whether nothing but values is asked of operations on these: no gradient, and nobody follows what is done.
+
+    Then they may run by ways that autograd, autocast, compilers, exporters and torch.func know nothing of.
+    """
+    if not kernels_allowed() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return False
+    if torch._C._functorch.maybe_current_level() is not None or torch.is_autocast_enabled("cpu"):
+        return False
+    learning = torch.is_grad_enabled()
+    for tensor in tensors:  # a few microseconds of Python are as long as a look-up
+        if tensor is not None and (type(tensor) not in _PLAIN or (learning and tensor.requires_grad)):
+            return False
+    return True
 
 
 def by_kernel(impl: Impl, like: Tensor) -> bool:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchdefine.config import setting
 from torchdefine.embedding import (
+    AdaptiveConfig,
     AdaptiveMap,
     MapConfig,
     ProjectiveConfig,
@@ -28,6 +30,13 @@ from torchdefine.ops import exact_dtype, taken_rows
 from torchdefine.output.full import MapSoftmax
 from torchdefine.output.layer import OutputConfig
 from torchdefine.output.linear_cross_entropy import Table, Targets, table_losses
+
+
+def checked_ties(given: Sequence[bool], usual: Sequence[bool]) -> tuple[bool, ...]:
+    """For every band, whether it takes the map's projection; ``usual`` says it where nothing is given."""
+    if given and len(given) != len(usual):
+        raise UserError(f"tied_projections has {len(given)} values for {len(usual)} bands: give one for each.")
+    return tuple(given or usual)
 
 
 class BandedSoftmax(MapSoftmax):
@@ -172,16 +181,33 @@ class AdaptiveSoftmaxConfig(OutputConfig):
     """A softmax over the bands of an adaptive embedding."""
 
     kind: str = "adaptive"
+    tied_projections: tuple[bool, ...] = setting(
+        (), "Of each band: whether it takes the embedding's projection; by default all but the first do."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            self.tied == "table" or not self.tied_projections,
+            "tied_projections are of the embedding's table: leave them out, or use output.tied table.",
+        )
 
     def check(self, embedding: MapConfig) -> None:
         if isinstance(embedding, StandardConfig | ProjectiveConfig):
             problem = f"An adaptive output takes its bands from an adaptive embedding, not from a {embedding.kind} one"
             raise UserError(f"{problem}: use embedding.kind adaptive, output.kind adaptive-table, or output.kind full.")
+        if isinstance(embedding, AdaptiveConfig):
+            checked_ties(self.tied_projections, (False,) * (len(embedding.cutoffs) + 1))
+
+    def width(self, embedding: TokenEmbedding) -> int | None:
+        """Tied projections take vectors as wide as those that the map gives."""
+        return embedding.map.output_dim if self.tied == "table" else super().width(embedding)
 
     def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> AdaptiveSoftmax:
         table: Any = embedding.map
         if self.tied != "none" or not isinstance(table, AdaptiveMap):
-            return AdaptiveSoftmax(hidden_dim, self.tied_to(embedding))
+            tied = self.tied_projections[: len(getattr(table, "cutoffs", ())) + 1]  # a small vocabulary has fewer bands
+            return AdaptiveSoftmax(hidden_dim, self.tied_to(embedding), tied)
         return AdaptiveSoftmax.untied(hidden_dim, embedding.num_embeddings, table.cutoffs, table.division, table.ranks)
 
 
@@ -189,23 +215,43 @@ class AdaptiveSoftmax(BandedSoftmax):
     """Softmax over the bands of an adaptive map, whose tables and projections it shares with the input.
 
     Tied to an embedding over such a map, it compares with finished vectors, which are equally wide in all bands. The
-    layer's own are only ``cluster_weight`` and, where hidden vectors are not as wide as the rows, a bias-free
-    ``projection`` that comes first. ``AdaptiveSoftmax.untied`` makes a layer with tables of its own.
+    layer's own are ``cluster_weight``; where hidden vectors are not as wide as what the map gives, a bias-free
+    ``projection`` that comes first; and ``projections`` of bands that do not take the map's, transposed.
+    ``AdaptiveSoftmax.untied`` makes a layer with tables of its own.
 
     Args:
         hidden_dim: width of the context model's vectors.
         tied_to: the adaptive map, or the embedding over one.
+        tied_projections: for every band, whether it takes the map's projection; by default all but the first do, as
+            with Baevski & Auli (2019), and none where it compares with finished vectors. A first band as wide as the
+            vectors needs no projection, even if the map has one.
     """
 
-    def __init__(self, hidden_dim: int, tied_to: AdaptiveMap | TokenEmbedding) -> None:
-        map_layer: Any = tied_to.map if isinstance(tied_to, TokenEmbedding) else tied_to
+    def __init__(
+        self, hidden_dim: int, tied_to: AdaptiveMap | TokenEmbedding, tied_projections: Sequence[bool] = ()
+    ) -> None:
+        finished = isinstance(tied_to, TokenEmbedding)
+        map_layer: Any = tied_to.map if finished else tied_to
         if not isinstance(map_layer, AdaptiveMap):
             raise UserError(
                 f"An adaptive softmax ties to an adaptive map, not to {type(map_layer).__name__}: "
                 f"pass the embedding's map, or use FullSoftmax or AdaptiveTableSoftmax for another one."
             )
         super().__init__(hidden_dim, tied_to, map_layer.cutoffs)
-        self.projection = nn.Linear(hidden_dim, self.width, bias=False) if self.width != hidden_dim else None
+        self._tied = checked_ties(tied_projections, (False, *[not finished] * len(self.cutoffs)))
+        if any(self._tied) and finished:
+            raise UserError("Finished vectors have no projection to tie to: use no tied_projections.")
+        if self._tied[0] and not map_layer.projects_first:
+            raise UserError("The map's first band has no projection to tie to: give the map an output_dim.")
+        facing = self.width if finished else map_layer.output_dim
+        self.projection = nn.Linear(hidden_dim, facing, bias=False) if facing != hidden_dim else None
+        self.projections = nn.ModuleDict(
+            {
+                str(band): nn.Linear(facing, width, bias=False)
+                for band, width in enumerate(map_layer.band_dims)
+                if not (finished or self._tied[band] or (band == 0 and width == facing))
+            }
+        )
         self.cluster_weight = nn.Parameter(torch.empty(len(self.cutoffs), self.width))
         self.reset_parameters()
 
@@ -231,6 +277,8 @@ class AdaptiveSoftmax(BandedSoftmax):
     def reset_parameters(self) -> None:
         """Draw the layer's own weights; the columns of the bands start like the rows they stand beside."""
         super().reset_parameters()
+        for projection in self.projections.parameters():
+            nn.init.normal_(projection, std=projection.shape[1] ** -0.5)
         nn.init.normal_(self.cluster_weight, std=self._row_std())
 
     @property
@@ -242,7 +290,9 @@ class AdaptiveSoftmax(BandedSoftmax):
         return self.map.ranks
 
     def _facing(self, rows: Tensor, band: int) -> Tensor:
-        return F.linear(rows, self.map.projections[band - 1]) if band and not self._embedding else rows  # (T, n_i)
+        if self._tied[band]:
+            return F.linear(rows, self.map.projection_of(band))  # (T, n_i)
+        return self.projections[str(band)](rows) if str(band) in self.projections else rows  # (T, n_i)
 
     def _bands(self) -> list[Table]:
         if self._embedding:

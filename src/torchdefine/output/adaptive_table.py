@@ -15,7 +15,7 @@ from torchdefine.embedding import AdaptiveConfig, MapConfig, TokenEmbedding, Voc
 from torchdefine.embedding.adaptive_map import check_cutoffs, fitting_cutoffs, frequency_ranks, grown_ranks
 from torchdefine.embedding.map import ProjectiveMap, StandardMap
 from torchdefine.errors import UserError
-from torchdefine.output.adaptive import BandedSoftmax
+from torchdefine.output.adaptive import BandedSoftmax, checked_ties
 from torchdefine.output.layer import OutputConfig
 from torchdefine.output.linear_cross_entropy import Table
 
@@ -85,9 +85,7 @@ class AdaptiveTableSoftmax(BandedSoftmax):
         super().__init__(hidden_dim, tied_to, check_cutoffs(cutoffs, map_layer.num_embeddings))
         width, bands = self.width, len(self.cutoffs) + 1
         self.register_buffer("frequency_ranks", frequency_ranks(map_layer.num_embeddings, counts))
-        self._tied = tuple(tied_projections) or (False,) * bands
-        if len(self._tied) != bands:
-            raise UserError(f"tied_projections has {len(self._tied)} values for {bands} bands: give one for each.")
+        self._tied = checked_ties(tied_projections, (False,) * bands)
         if any(self._tied) and (finished or not isinstance(map_layer, ProjectiveMap)):
             what = "Finished vectors have" if finished else "A standard map has"
             raise UserError(f"{what} no projection to tie to: use a projective map, or no tied_projections.")

@@ -62,8 +62,8 @@ class OutputConfig(Config):
     kind: str = ""
     tied: Tied = setting(
         "table",
-        "Tied weights: what it compares with, the tables of the embedding's map, its finished vectors (those of all "
-        "words, computed in every step), or tables of its own.",
+        "What it compares with. table: the map's tables. finished: the unit's vectors, those of all words computed in "
+        "every step. none: tables of its own.",
     )
 
     def check(self, embedding: MapConfig) -> None:

@@ -49,7 +49,7 @@ class TrellisRows(Rows):
         parts, first_level = [], 0
         for bits, columns in self.runs:
             stop = start + packed_width(columns, bits - 1)
-            within = unpack(packed[..., start:stop], bits - 1, columns) * SUBSETS if bits > 1 else 0
+            within = unpack(packed[..., start:stop], bits - 1, columns).int() * SUBSETS if bits > 1 else 0
             parts.append(torch.as_tensor(within + first_level, device=packed.device).expand(*rows.shape, columns))
             start, first_level = stop, first_level + 2 ** (bits + 1)
         chosen = torch.cat(parts, dim=-1) + 2 * high + low  # (…, width)

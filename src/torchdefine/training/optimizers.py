@@ -132,7 +132,7 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         assert table.grad is not None
         if not table.grad.is_sparse:
             raise UserError(
-                "Row-wise Adagrad takes sparse gradients, but a table has a dense one: build its map with sparse=True, "
+                "Row-wise Adagrad takes sparse gradients, but a table has a dense one: set its map's sparse to True, "
                 "and let nothing but its look-up read it."
             )
         state = self.state[table]

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchdefine import AdaptiveMap, DeFINE, StandardMap
 from torchdefine.context import LSTM, LSTMConfig
@@ -161,6 +161,48 @@ def test_row_dropout_zeroes_whole_token_types() -> None:
     torch.testing.assert_close(vectors[0][kept], 2 * embedding.map.table.weight[kept])
     embedding.eval()
     torch.testing.assert_close(embedding(ids)[0], embedding.map.table.weight)
+
+
+@pytest.mark.parametrize("with_unit", [False, True])
+def test_dropped_features_are_the_same_at_all_positions_of_a_text(with_unit: bool) -> None:
+    table = StandardMap(50, 400)
+    unit = nn.Linear(400, 400).double() if with_unit else None
+    embedding = TokenEmbedding(table, unit).double()
+    embedding.map_dropout = 0.3
+    ids = torch.randint(0, 50, (3, 7))
+    torch.manual_seed(2)
+    vectors = embedding(ids)
+    torch.manual_seed(2)
+    kept = torch.empty(3, 1, 400, dtype=torch.float64).bernoulli_(0.7)
+    assert 0.6 < kept.mean() < 0.8
+    assert not torch.equal(kept[0], kept[1])
+    expected = [[row * mask[0] / 0.7 for row in table.table.weight[text]] for text, mask in zip(ids, kept, strict=True)]
+    expected = torch.stack([torch.stack(rows) for rows in expected])
+    expected = expected if unit is None else unit(expected)
+    torch.testing.assert_close(vectors, expected, rtol=1e-10, atol=1e-10)
+    found = torch.autograd.grad(vectors.square().sum(), table.table.weight, retain_graph=True)
+    wanted = torch.autograd.grad(expected.square().sum(), table.table.weight)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    several = embedding(torch.zeros(5, dtype=torch.long))
+    assert not torch.equal(several[0], several[1]), "ids of no text are dropped each by itself"
+    embedding.eval()
+    torch.testing.assert_close(embedding(ids), table.table.weight[ids] if unit is None else unit(table(ids)))
+
+
+def test_dropped_features_go_by_text_in_a_prepared_model() -> None:
+    """An LSTM reads by position, and equal tokens are computed once; neither may be where a text has its own mask."""
+    model = standard_model()
+    model.embedding.map_dropout = 0.5
+    seen = []
+    model.context.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    prepare(model)
+    assert not model.embedding.fused
+    assert not model.embedding.shares
+    model.hidden(torch.full((4, 30), 7), model.initial_state(4))
+    assert torch.equal(seen[0][:, :1].expand_as(seen[0]), seen[0])
+    assert not torch.equal(seen[0][0], seen[0][1])
+    prepare(model.eval())
+    assert model.embedding.fused
 
 
 def dropping_model() -> LanguageModel:

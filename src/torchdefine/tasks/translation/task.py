@@ -131,7 +131,7 @@ def build_translator(
         own_source = build_embedding(config, UNITS.changed(recipe.unit, recipe.source.unit, "source.unit"), source)
         if recipe.source.share == "unit":
             own_source = TokenEmbedding.beside(own_source.map, own_target)
-            own_source.row_dropout = config.row_dropout
+            own_source.row_dropout, own_source.map_dropout = config.row_dropout, config.map_dropout
     elif source.size != target.size:
         raise UserError("A shared embedding needs one BPE for both languages: use data.joint true.")
     transformer = recipe.context.build(own_target.embedding_dim)

@@ -1,0 +1,68 @@
+"""The card of a model with a smaller table as ONNX: sizes, tokens, measures, and how it is run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchdefine.adapt.shrink import REPORT_FILE
+from torchdefine.files import read_json
+from torchdefine.plain import escaped
+from torchdefine.tables.source import readable_bytes
+
+_RUN = """```python
+import numpy
+import onnxruntime
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("tokenizer.json")
+session = onnxruntime.InferenceSession("{file}")
+tokens = tokenizer.encode("A sentence of yours.")
+named = {{"input_ids": tokens.ids, "attention_mask": tokens.attention_mask, "token_type_ids": tokens.type_ids}}
+given = {{port.name: numpy.array([named[port.name]], dtype=numpy.int64) for port in session.get_inputs()}}
+(found,) = session.run(None, given)
+print(found.shape)
+```"""
+
+
+def adapted_card(folder: Path, architecture: str, program: Mapping[str, Any]) -> str:
+    """The text of ``README.md`` for a folder that holds the program described."""
+    report = read_json(folder / REPORT_FILE) if (folder / REPORT_FILE).is_file() else None
+    takes = ", ".join(f"`{name}`" for name in program["inputs"])
+    size, by = readable_bytes(program["bytes"]), ", ".join(program["operators"]) or "plain operators"
+    sections = [
+        "---\nlibrary_name: onnxruntime\n---",
+        f"# {architecture} with a compact token table, as ONNX",
+        f"`{program['file']}` takes {takes}, whole numbers of the shape (texts, tokens), and gives "
+        f"`{program['output']}`, (texts, tokens, …). Its size is {size}; its table is read by {by}.",
+        "Before this folder appeared, onnxruntime's outputs were compared with the model's. The largest difference was "
+        f"{program['largest_difference']:.1e}, relative for numbers above 1.",
+        *(() if report is None else _measured(report)),
+        "## Run it",
+        _RUN.format(file=program["file"]),
+        "transformers.js and Optimum find the program in this folder, too.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _measured(report: Mapping[str, Any]) -> list[str]:
+    """What was made smaller, by which command, and what it cost."""
+    held, kept = report["held_out"], report["vocabulary"]
+    rows = ["| table | chosen | bytes | of |", "|---|---|---|---|"]
+    for table, fitted in zip(report["tables"], report["fits"].values(), strict=True):
+        names = escaped(", ".join(table["names"]))
+        rows.append(f"| {names} | {fitted['chosen']} | {table['bytes_after']:,} | {table['bytes_before']:,} |")
+    budget = sum(fitted["budget_bytes"] for fitted in report["fits"].values())
+    vocabulary = shlex.quote(kept["choice"])
+    return [
+        "## What was made smaller",
+        "\n".join(rows),
+        f"Tokens: {kept['tokens'][1]:,} of {kept['tokens'][0]:,}. Tokenizer: {kept['tokenizer_bytes'][1]:,} bytes of "
+        f"{kept['tokenizer_bytes'][0]:,}.",
+        f"On {held['sentences']:,} held-out sentences, the mean cosine to the vectors of the model that it was made of "
+        f"is {held['mean_cosine']:.4f}, and the rank correlation {held['rank_correlation']:.4f}.",
+        f"Made by torchdefine {report['torchdefine_version']}: `torchdefine adapt MODEL_DIR --text TEXT --out FOLDER "
+        f"--budget {budget} --vocabulary {vocabulary}`, then `torchdefine export FOLDER --format onnx`.",
+    ]
