@@ -95,13 +95,13 @@ def auc(model: ClickModel, data: Impressions) -> float:
     return (float(ranks[clicked].sum()) - yes * (yes + 1) / 2) / (yes * no)
 
 
-def main(arguments: list[str] | None = None) -> dict[str, float]:
+def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--impressions", type=int, default=300_000, help="to learn from")
     parser.add_argument("--items", type=int, default=50_000)
     parser.add_argument("--rows", type=int, default=32_768, help="of DeFINE's table")
     parser.add_argument(
-        "--rates", type=float, nargs="+", default=[0.2, 0.6, 2.0], help="of the tables; the best counts"
+        "--rates", type=float, nargs="+", default=[0.5, 1.5, 5.0, 15.0], help="of the tables; the best counts"
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     parts = zip(*(part.split([options.impressions, tenth, tenth]) for part in data), strict=True)
     learnt, choosing, held_out = (Impressions(*part) for part in parts)
     size = sum(p.numel() for p in with_define(options.rows).bag.parameters())
-    results: dict[str, float] = {}
+    results: dict[str, dict[str, float]] = {}
     for name, make, rows in (
         ("DeFINE", with_define, options.rows),
         ("full table", full_table, size // WIDTH),
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         _, reached, rate = max(tried)
         stored = sum(p.numel() * p.element_size() for p in model.bag.parameters())
         print(f"{name}: {rows:,} rows, {stored:,} bytes, AUC {reached:.4f} with the rate {rate}", flush=True)
-        results |= {f"{name}, bytes": stored, f"{name}, AUC": reached}
+        results[name] = {"rows": rows, "bytes": stored, "rate": rate, "AUC": reached}
     return results
 
 

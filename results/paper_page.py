@@ -40,6 +40,7 @@ and ours. `make results` writes the page from stored runs. [Does DeFINE deliver?
 - **Our run's model** is "as published" if it has the settings of the recipe. "Our variant" lists every other setting.
 - **How our runs were trained** stands [below](#where-our-numbers-come-from): the command, and every setting of training
   that the recipe has not.
+- **Our own recipes** stand [at the end](#our-own-recipes-beside-the-papers), with all that they change.
 - **What the paper leaves open** stands [there too](#open-in-the-paper-and-our-choice), with our choice.
 - **"M"** is millions of parameters. "counted" is what `torchdefine params RECIPE` counts.
 - **Two seeds** give a mean. Perplexities on different texts do not compare.
@@ -101,6 +102,7 @@ def paper_page(paper: dict[str, Any]) -> str:
         INTRODUCTION,
         *(table_section(table, told) for table in tables),
         hyper_parameters(paper["hyper_parameters"]),
+        places("Claims of the text", paper["claims"]),
         places("Figures and equations", paper["figures"]),
         places("What the paper compares with or builds on", paper["citations"]),
         "The paper cites its other references as background. It does not compare with them.\n",
@@ -148,7 +150,8 @@ def row_cells(
     """A line for each run of a row, or one that says why there is none."""
     name = row.get("recipe")
     papers = {**(recipe_called(name).published if name else {}), **row.get("published", {})}
-    said = [row["row"], f"`{name}`" if name else "–", number(papers.get("total")), counted(name) if name else "–"]
+    recipe = f"`{name}`, {standing(recipe_called(name)).split(';')[0]}" if name else "–"
+    said = [row["row"], recipe, number(papers.get("total")), counted(name) if name else "–"]
     said += [number(papers.get(metric.published)) for metric in published(metrics)]
     for shows in ours:
         measured = [mean_of(map(metric.of_run, shows.runs), metric.digits) for metric in of_runs(metrics)]

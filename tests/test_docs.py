@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import torchdefine
 from torchdefine.cli.command_line import make_parser
@@ -78,6 +79,20 @@ def python_of(page: str) -> str:
 @pytest.mark.parametrize("page", ["unit.md", "transformer-xl.md"])
 def test_the_code_of_a_page_runs(page: str) -> None:
     exec(compile(python_of(page), page, "exec"), {"__name__": "docs"})
+
+
+def test_the_code_on_large_tables_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    torch.distributed.init_process_group("gloo")
+    try:
+        names: dict[str, Any] = {"__name__": "docs"}
+        exec(compile(python_of("large-tables.md"), "large-tables.md", "exec"), names)
+        names["model"](torch.tensor([3, 3])).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    sums = names["tables"].state_dict()["state"][0]["sum"]  # of the table in host memory
+    assert 1400 < int(sums.count_nonzero()) <= 3 * 512
 
 
 def test_a_context_model_of_ones_own_trains_as_the_page_says(

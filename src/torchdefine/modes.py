@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Prepared(nn.Module):
@@ -70,19 +72,21 @@ def _of_twins(value: Any, made: dict[nn.Module, nn.Module]) -> Any:
     return value
 
 
+def prepared_twin(model: M) -> M:
+    """A twin that is prepared for fast operations."""
+    made = twins(model)
+    for twin in made.values():
+        if isinstance(twin, Prepared):
+            twin.prepare(True)
+    return cast(M, made[model])
+
+
 @contextmanager
 def reading(model: Any) -> Iterator[Any]:
     """A model to be computed with: a twin in evaluation mode, prepared, so that whoever else uses the model, or trains
     it, in other threads too, does not notice; what is no module is left alone.
     """
-    if not isinstance(model, nn.Module):
-        yield model
-        return
-    made = twins(model)
-    for twin in made.values():
-        if isinstance(twin, Prepared):
-            twin.prepare(True)
-    yield made[model]
+    yield prepared_twin(model) if isinstance(model, nn.Module) else model
 
 
 @contextmanager

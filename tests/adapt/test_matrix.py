@@ -18,7 +18,7 @@ V, M = 31, 8
 @pytest.fixture
 def stand_in() -> StandIn:
     table = dense_table(torch.randn(V, M), "float32").requires_grad_(True)
-    return StandIn(table, torch.empty(()), scale=2.0)
+    return StandIn(table, nn.Embedding(V, M), scale=2.0)
 
 
 def vectors(stand_in: StandIn) -> Tensor:

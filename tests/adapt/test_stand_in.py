@@ -97,9 +97,17 @@ def test_a_resize_ends_the_cache(given: bool) -> None:
     assert model["source"](torch.tensor([ROWS + 2])).any()
 
 
+def test_the_padding_of_the_replaced_table_is_told_though_its_row_is_not_zero() -> None:
+    model = nn.ModuleDict({"tokens": nn.Embedding(ROWS, WIDTH, padding_idx=2)})
+    nn.init.ones_(model["tokens"].weight)
+    replace_embeddings(model, table=quantised_table(model["tokens"].weight.detach(), 8, 12))
+    assert model["tokens"].padding_idx == 2
+    assert model["tokens"](torch.tensor([2])).all()
+
+
 def test_rows_that_a_compact_table_gets_start_at_the_mean_of_its_own() -> None:
     matrix = torch.randn(ROWS, WIDTH) + 10
-    stand_in = StandIn(quantised_table(matrix, 8, 12), like=matrix)
+    stand_in = StandIn(quantised_table(matrix, 8, 12), nn.Embedding(ROWS, WIDTH))
     stand_in.resize(ROWS + 2, from_mean=True)
     vectors = stand_in(torch.arange(ROWS + 2))
     torch.testing.assert_close(vectors[ROWS:], vectors[:ROWS].mean(0).expand(2, -1))

@@ -34,6 +34,7 @@ _CLIP_TEXT = {**_ENCODER, "projection_dim": 16}
 _QA = {"classifier_dropout": 0.0}
 _WHISPER = {**_PAIR, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 32}
 _WHISPER |= {"begin_suppress_tokens": None, "suppress_tokens": None}
+_PROPHET = {"layers": 2, "attention_heads": 4}
 _BLIP_TEXT = {**_ENCODER, "encoder_hidden_size": 32, "projection_dim": 16, "sep_token_id": 2}
 
 CAUSAL, MASKED, PAIRED = "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM"
@@ -152,6 +153,22 @@ CASES: dict[str, Case] = {
     "biogpt": _causal(
         "BioGptForCausalLM", "BioGpt", {**_ENCODER, "layerdrop": 0.0, "activation_dropout": 0.0}, *_ATTENTION
     ),
+    "gpt-neo": _causal(
+        "GPTNeoForCausalLM",
+        "GPTNeo",
+        {
+            **_TOKENS,
+            **{"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64, "window_size": 8},
+            **{"attention_types": [[["global", "local"], 1]], "embed_dropout": 0.0, "resid_dropout": 0.0},
+        },
+        *_ATTENTION,
+    ),
+    "openai-gpt": _causal("OpenAIGPTLMHeadModel", "OpenAIGPT", _GPT2, "c_attn"),
+    "codegen": _causal("CodeGenForCausalLM", "CodeGen", {**_GPT2, "rotary_dim": 4}, "qkv_proj"),
+    "starcoder2": _causal(
+        "Starcoder2ForCausalLM", "Starcoder2", {**_TIED, "residual_dropout": 0.0, "embedding_dropout": 0.0}, *_ATTENTION
+    ),
+    "bert-decoder": _causal("BertLMHeadModel", "Bert", {**_ENCODER, "is_decoder": True}, *_NAMED),
     # classifiers and reward models over decoders
     "llama-classifier": _case(CLASSES, "LlamaForSequenceClassification", "Llama", _UNTIED, *_ATTENTION),
     "qwen2-reward": _case(CLASSES, "Qwen2ForSequenceClassification", "Qwen2", {**_TIED, "num_labels": 1}, *_ATTENTION),
@@ -175,6 +192,27 @@ CASES: dict[str, Case] = {
     "deberta-v2": _masked("DebertaV2ForMaskedLM", "DebertaV2", _ENCODER, "query_proj"),
     "mpnet": _masked("MPNetForMaskedLM", "MPNet", _ENCODER, "q"),
     "modernbert": _masked("ModernBertForMaskedLM", "ModernBert", _MODERN, "Wqkv"),
+    "rembert": _masked(
+        "RemBertForMaskedLM",
+        "RemBert",
+        {**_ENCODER, "input_embedding_size": 16, "output_embedding_size": 24, "classifier_dropout_prob": 0.0},
+        *_NAMED,
+    ),
+    "xlm": _masked(
+        "XLMWithLMHeadModel",
+        "XLM",
+        {"vocab_size": V, "emb_dim": 32, "n_layers": 2, "n_heads": 4, "dropout": 0.0, "attention_dropout": 0.0},
+        "q_lin",
+    ),
+    "funnel": _masked(
+        "FunnelForMaskedLM",
+        "Funnel",
+        {
+            **{"vocab_size": V, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "block_sizes": [1, 1]},
+            **{"hidden_dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0},
+        },
+        "q_head",
+    ),
     "bert-base": _case(BASE, "BertModel", "Bert", _ENCODER, *_NAMED),
     "bert-pretraining": _case("AutoModelForPreTraining", "BertForPreTraining", "Bert", _ENCODER, *_NAMED),
     "xlm-roberta-classifier": _case(CLASSES, "XLMRobertaForSequenceClassification", "XLMRoberta", _ENCODER, *_NAMED),
@@ -190,6 +228,18 @@ CASES: dict[str, Case] = {
     "pegasus": _paired("PegasusForConditionalGeneration", "Pegasus", _PAIR, *_ATTENTION),
     "m2m100": _paired("M2M100ForConditionalGeneration", "M2M100", _PAIR, *_ATTENTION),
     "blenderbot": _paired("BlenderbotForConditionalGeneration", "Blenderbot", _PAIR, *_ATTENTION),
+    "umt5": _paired("UMT5ForConditionalGeneration", "UMT5", _T5, "q", "v"),
+    "prophetnet": _paired(
+        "ProphetNetForConditionalGeneration",
+        "ProphetNet",
+        {
+            **_TOKENS,
+            **{f"num_{side}_{what}": n for side in ("encoder", "decoder") for what, n in _PROPHET.items()},
+            **{"hidden_size": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64},
+            **{"decoder_start_token_id": 2, **_NO_DROPOUT},
+        },
+        "query_proj",
+    ),
     "marian-own-tables": _paired(
         "MarianMTModel",
         "Marian",
@@ -222,6 +272,7 @@ CASES: dict[str, Case] = {
         {"text_config": _CLIP_TEXT, "vision_config": _VISION, "projection_dim": 16},
         *_ATTENTION,
     ),
+    "siglip": _case(BASE, "SiglipModel", "Siglip", {"text_config": _ENCODER, "vision_config": _VISION}, *_ATTENTION),
     "llava": _case(
         IMAGE_TEXT,
         "LlavaForConditionalGeneration",

@@ -102,14 +102,17 @@ def run(model: TransformerXL, segments: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize(
     "reach",
-    [Reach(5), Reach(3), Reach(5, same_length=True), Reach(4, clamp=3), Reach(7, True, 2), Reach(1)],
+    [
+        *(Reach(5), Reach(3), Reach(5, same_length=True), Reach(4, clamp=3), Reach(7, True, 2), Reach(1)),
+        *(Reach(0), Reach(0, clamp=2)),
+    ],
     ids=str,
 )
 def test_equals_a_loop_over_positions_with_gradients(reach: Reach, pre_norm: bool) -> None:
     model = make(reach, pre_norm=pre_norm)
     segments = [torch.randn(2, length, 6, dtype=torch.float64, requires_grad=True) for length in (4, 3, 4)]
     ours, expected = run(model, segments), naive(model, segments, reach)
-    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
     weights = torch.randn_like(expected)
     inputs = [*model.parameters(), *segments]
     for one, other in zip(
@@ -117,7 +120,7 @@ def test_equals_a_loop_over_positions_with_gradients(reach: Reach, pre_norm: boo
         torch.autograd.grad((expected * weights).sum(), inputs),
         strict=True,
     ):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
@@ -134,6 +137,29 @@ def test_step_by_step_is_the_whole(reach: Reach, pre_norm: bool) -> None:
         y, stepped = model.step(x, stepped)
         torch.testing.assert_close(y, expected)
         torch.testing.assert_close(stepped, state)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("prepared", [False, True])
+def test_without_a_memory_segments_begin_anew_and_steps_go_on_within_one(prepared: bool, pre_norm: bool) -> None:
+    model = make(Reach(0, clamp=5), pre_norm=pre_norm).eval()
+    model.prepare(prepared)
+    x = torch.randn(2, 13, 6, dtype=torch.float64)
+    whole = run(model, [x])
+    parts = [x[:, :6], x[:, 6:7], x[:, 7:]]
+    apart = torch.cat([run(model, [part]) for part in parts], 1)
+    torch.testing.assert_close(run(model, parts), apart, rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(apart, whole)
+    assert model.carried == "no memory (distances clamped at 5)"
+    model.keep_segment(13)
+    state, stepped = model.initial_state(2), []
+    for part in parts:
+        y, state = model.step(part, state)
+        stepped.append(y)
+    torch.testing.assert_close(torch.cat(stepped, 1), whole, rtol=1e-10, atol=1e-10)
+    remembering = make(Reach(4)).eval()
+    remembering.keep_segment(13)
+    assert remembering.evaluation == Reach(4)
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
@@ -281,6 +307,10 @@ def test_evaluation_may_look_back_otherwise_for_a_while(changes: dict[str, int],
     with model.remembering(**changes):
         assert model.evaluation == reach
     assert model.evaluation == Reach(9, True, 5)
+    with make(Reach(2)).remembering(memory=0):
+        pass
+    with pytest.raises(UserError, match="memory of an evaluation is 0"), model.remembering(memory=0):
+        pass
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
@@ -499,7 +529,11 @@ def test_bad_sizes_are_refused() -> None:
         r"10 heads do not divide the width 6: set context\.head_dim": lambda: TransformerXL(
             6, TransformerXLConfig(heads=10)
         ),
-        "memory is 0, but must be at least 1": lambda: TransformerXLConfig(memory=0),
+        "memory is -1, but must be at least 0": lambda: TransformerXLConfig(memory=-1),
+        "^same_length is true, but with memory 0 no position": lambda: TransformerXLConfig(memory=0, same_length=True),
+        "^eval_same_length is true, but with eval_memory 0": lambda: TransformerXLConfig(
+            memory=0, eval_same_length=True
+        ),
         "clamp is 0, but must be at least 1": lambda: TransformerXLConfig(clamp=0),
         "inner_dim is 0, but must be at least 1": lambda: TransformerXLConfig(inner_dim=0),
         r"attention_dropout is 1\.0, but must be at least 0 and below 1": lambda: TransformerXLConfig(

@@ -112,6 +112,10 @@ def test_it_is_saved_as_the_map_that_it_was_made_of(tmp_path: Path) -> None:
     assert type(loaded.map) is StandardMap
     assert loaded.map.sparse
     same(loaded.state_dict(), ours.state_dict())
+    loaded.map = HostMap(loaded.map, CACHE)
+    ids = torch.arange(20)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids), ours(ids))
     assert ours.map.resting.table.weight.data_ptr() == ours.state_dict()["map.table.weight"].data_ptr()
 
 
@@ -186,6 +190,13 @@ def with_momentum(model: DeFINE) -> torch.optim.Optimizer:
 def test_what_would_not_be_the_same_is_refused(sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         REFUSED[sentence](embedding(True))
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(UserError, match="learns in one process only"):
+        optimizer_of(embedding(True), "rowwise-adagrad")
 
 
 def test_other_weights_are_refused_as_torch_does() -> None:

@@ -83,6 +83,7 @@ def naive(own: Tensor, remembered: Tensor, weight: Tensor, bias: Tensor, distanc
 @example(queries=1, remembered=1, filled=0, same_length=True)
 @example(queries=5, remembered=2, filled=2, same_length=True)
 @example(queries=4, remembered=6, filled=3, same_length=False)
+@example(queries=4, remembered=0, filled=0, same_length=False)
 @given(st.integers(1, 6), st.integers(1, 7), st.integers(0, 7), st.booleans())
 @settings(max_examples=10)
 def test_plain_torch_equals_a_loop_over_positions(
@@ -121,6 +122,7 @@ MASKS = [
     (1, 40, 100, 1, 48, 100, True),
     (1, 130, 3, 1, 8, 0, False),
     (1, 33, 130, 1, 8, 9, True),
+    (2, 70, 0, 2, 16, 0, False),
 ]
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap
 from torchdefine.embedding import DenseMLP, DenseProjection, TokenEmbedding, finished
+from torchdefine.embedding.kept import Kept
 from torchdefine.errors import UserError
 from torchdefine.modes import evaluating, reading
 from torchdefine.output import AdaptiveSoftmax, AdaptiveTableSoftmax, FullSoftmax, MixtureSoftmax
@@ -208,7 +209,7 @@ def is_fresh(pair: nn.ModuleDict) -> bool:
     hidden = torch.linspace(-1, 1, M, dtype=next(pair.parameters()).dtype).expand(2, M)
     twin = copy.deepcopy(pair)
     assert twin["out"]._embedding[0] is twin["embedding"]
-    twin["embedding"]._kept = finished.Kept()
+    twin["embedding"]._kept = Kept()
     return torch.allclose(pair["out"].log_prob(hidden), twin["out"].log_prob(hidden), rtol=1e-6, atol=1e-6)
 
 

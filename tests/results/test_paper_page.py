@@ -55,6 +55,7 @@ def line_of(row: str, **given: Any) -> list[list[str]]:
 
 def test_a_run_that_had_our_changes_says_so() -> None:
     (literal,) = line_of("R2", recipe="table1a/r2", runs=["wiki78m/decisive/r2-seed-*"])
+    assert literal[1] == "`table1a/r2`, as published"
     assert literal[4:6] == ["44.87", "as published"]
     (changed,) = line_of("R3", recipe="table1a/r3", runs=["wiki78m/decisive/r3-seed-*"])
     assert changed[5].startswith("our variant: ")

@@ -1,6 +1,7 @@
 """Sparse gradients of the embedding's tables: what dense ones give, wherever the two mean the same."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torchdefine.output import FullSoftmax
 from torchdefine.recipe import load_recipe
 from torchdefine.run import RunFolder
 from torchdefine.tasks.language import LanguageModel
-from torchdefine.training import OPTIMIZERS
+from torchdefine.training import OPTIMIZERS, Trainer
 from torchdefine.training.averaging import WeightAverage
 from torchdefine.training.optimizers import RowwiseAdagrad, clip_gradients
 from torchdefine.training.precision import Precision
@@ -157,6 +158,35 @@ def test_rowwise_adagrad_refuses_a_dense_gradient() -> None:
     table(torch.tensor([2])).sum().backward()
     with pytest.raises(UserError, match="takes sparse gradients, but a table has a dense one"):
         RowwiseAdagrad(table.parameters()).step()
+
+
+def test_a_tied_output_layer_makes_the_gradient_dense_and_right() -> None:
+    gradients = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        table = StandardMap(V, 8, sparse=sparse)
+        output = FullSoftmax(8, table)
+        ids = torch.tensor([1, 7, 7])
+        output.loss(table(ids), ids).backward()
+        gradients.append(table.table.weight.grad)
+    torch.testing.assert_close(*gradients)
+    with pytest.raises(UserError, match="takes sparse gradients, but a table has a dense one"):
+        RowwiseAdagrad(table.parameters()).step()
+
+
+@pytest.mark.parametrize(
+    ("processes", "cuda_graphs", "sentence"),
+    [
+        (1, True, r"which a CUDA graph cannot hold: set train\.cuda_graphs to false"),
+        (2, False, "average gradients by NCCL, which has no sparse ones"),
+    ],
+)
+def test_a_gpus_limits_are_named(processes: int, cuda_graphs: bool, sentence: str) -> None:
+    recipe = SimpleNamespace(optim=OPTIMIZERS.read({"kind": "adam", "sparse": "sparse-adam"}))
+    config, group = SimpleNamespace(cuda_graphs=cuda_graphs), SimpleNamespace(count=processes)
+    trainer: Any = SimpleNamespace(recipe=recipe, device=torch.device("cuda"), config=config, processes=group)
+    with pytest.raises(UserError, match=sentence):
+        Trainer._sparse_tables(trainer)
 
 
 class Stops(Reporter):

@@ -13,9 +13,12 @@ from tests.test_cli import Command, torchdefine  # noqa: F401
 from tests.training.test_loop import StopAt, assert_same_run, with_the_golden_torch
 from torchdefine import load_run, train
 from torchdefine.data import encode_corpus, resolve_corpus
+from torchdefine.export import load_export
+from torchdefine.export.formats import OLDEST_TORCH
+from torchdefine.export.program import DTYPES, TOLERANCE
 from torchdefine.run import Run, RunFolder
 from torchdefine.tasks.language import evaluate, generate
-from torchdefine.tasks.sampling import SamplingOptions
+from torchdefine.tasks.sampling import SamplingOptions, draw
 from torchdefine.training import Interrupted
 
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses_transformer_xl.json"
@@ -136,6 +139,79 @@ def test_a_stopped_run_resumes_with_its_memory(corpus: Path, tmp_path: Path) -> 
         train("txl/small", out=tmp_path / "broken", device="cpu", reporter=StopAt(8, signal.SIGTERM), **settings)
     train("txl/small", out=tmp_path / "broken", device="cpu", resume=True, **settings)
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+WITHOUT_MEMORY = {"memory": 0, "eval_memory": 0, "eval_same_length": False, "eval_clamp": None}
+
+
+@pytest.fixture(scope="module")
+def without_memory(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stopped and resumed, beside one that was not."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("without-memory")
+    settings = {
+        "data": {"corpus": str(corpus)},
+        "context": WITHOUT_MEMORY,
+        "output": {"cutoffs": (10, 30)},
+        "train": {"steps": 24, "eval_every": 12, "log_every": 4, "length": 10},
+        "eval": {"length": 16},
+    }
+    train("txl/small", out=folder / "whole", device="cpu", **settings)
+    with pytest.raises(Interrupted):
+        train("txl/small", out=folder / "broken", device="cpu", reporter=StopAt(8, signal.SIGTERM), **settings)
+    train("txl/small", out=folder / "broken", device="cpu", resume=True, **settings)
+    assert_same_run(folder / "whole", folder / "broken")
+    return folder / "whole"
+
+
+def test_without_a_memory_it_learns_and_every_segment_begins_anew(without_memory: Path, corpus: Path) -> None:
+    run = load_run(without_memory, device="cpu")
+    first, *_, last = (record["loss"] for record in run.folder.records("train"))
+    assert last < first
+    text = encode_corpus(corpus, vocabulary=run.tokenization).splits["test"]
+    eos, tokens = run.tokenization.eos_id, torch.from_numpy(np.asarray(text.tokens).astype(np.int64))
+    inputs, total = torch.cat((torch.tensor([eos]), tokens[:-1])), 0.0
+    with torch.no_grad():
+        for given, targets in zip(inputs.split(16), tokens.split(16), strict=True):
+            hidden, _ = run.model.hidden(given[None], run.model.initial_state(1))
+            total += float(run.model.output.loss(hidden[0], targets, reduction="sum"))
+    found = run.evaluate("test")
+    assert found.loss == pytest.approx(total / len(tokens), rel=1e-5)
+    assert "no memory carried over segments of 16 tokens" in found.protocol
+    assert run.evaluate("test", memory=4).loss != found.loss
+
+
+def test_without_a_memory_a_generated_text_is_one_segment(without_memory: Path) -> None:
+    """Drawn token by token as from the whole text anew for every token."""
+    run = load_run(without_memory, device="cpu")
+    model, options = run.model.double().eval(), SamplingOptions(temperature=1.3)
+    text = [run.tokenization.eos_id, 5, 9]
+    continuation = generate(model, text, 40, options, generator=torch.Generator().manual_seed(4))
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for token in continuation:
+            log_probs, _ = model.log_prob(torch.tensor([text]), model.initial_state(1))
+            assert draw(log_probs[0, -1], options, generator) == token
+            text.append(token)
+    assert model.context.evaluation.memory == 0
+
+
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH, reason="exports need a newer torch"
+)
+def test_without_a_memory_an_exported_step_goes_on_within_a_segment(without_memory: Path, tmp_path: Path) -> None:
+    run = load_run(without_memory, device="cpu")
+    run.export(tmp_path / "exported")
+    step = load_export(tmp_path / "exported").programs["step"]
+    ids = torch.randint(len(run.tokenization), (2, 16))  # as many as a segment of its evaluation has
+    with torch.no_grad():
+        expected, _ = run.model.eval().log_prob(ids, run.model.initial_state(2))
+    carried = [torch.zeros(port.sized({"batch": 2}), dtype=DTYPES[port.dtype]) for port in step.inputs[1:]]
+    for place in range(16):
+        log_probs, *carried = step.runner([ids[:, place : place + 1], *carried])
+        torch.testing.assert_close(log_probs, expected[:, place], atol=TOLERANCE, rtol=TOLERANCE)
+    assert "a memory of 16 positions" in (tmp_path / "exported" / "README.md").read_text()
+    assert run.model.context.evaluation.memory == 0
 
 
 @pytest.mark.parametrize(

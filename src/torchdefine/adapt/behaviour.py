@@ -77,7 +77,7 @@ class Behaviour:
         """The model with another table for a while, scaled and in the dtype that its own has."""
         place = Place.at(self.model, self.target)
         if self._scale is not None and isinstance(place.module, nn.Embedding):
-            table = StandIn(table, place.module.weight, self._scale)
+            table = StandIn(table, place.module, self._scale)
         setattr(place.parent, place.attribute, table)
         try:
             with evaluating(self.model):

@@ -45,7 +45,8 @@ class Face(nn.Embedding):
 
     @property
     def padding_idx(self) -> int | None:  # type: ignore[override]
-        found: int | None = self.stand_in.table.padding_idx
+        """That of the replaced table, whose row need not be zero: what PEFT adds does not learn there."""
+        found: int | None = self.stand_in.old_padding_idx
         return found
 
     @property
@@ -92,10 +93,11 @@ class StandIn(LooksUp, Face):
     on with random numbers. ``heads`` says what an output layer that shared the old table gets.
     """
 
-    def __init__(self, table: nn.Module, like: Tensor, scale: float = 1.0, heads: HeadKind = "own") -> None:
+    def __init__(self, table: nn.Module, old: nn.Embedding, scale: float = 1.0, heads: HeadKind = "own") -> None:
         super().__init__()
         self.table = table
-        self.scale, self.heads = scale, heads
+        self.scale, self.heads, self.old_padding_idx = scale, heads, old.padding_idx
+        like = old.weight
         self._buffers["weight"] = torch.full((1,), LAYOUT_VERSION, dtype=like.dtype, device=like.device)
 
     @property

@@ -74,7 +74,7 @@ def swap_of(
     if isinstance(old.module, nn.EmbeddingBag):
         new: list[nn.Module] = [DeFINEBag(made, cast(Any, old.module.mode), old.module.include_last_offset)]
     else:
-        stand_in = StandIn(made, weight, factors[0], kind)
+        stand_in = StandIn(made, old.module, factors[0], kind)
         new = [stand_in, *(SharedStandIn(stand_in, factor) for factor in factors[1:])]
         new += [_head(place.module, stand_in, kind, fresh) for place in old.heads]
     swap = Swap(old, tuple(new), size)

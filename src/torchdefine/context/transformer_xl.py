@@ -51,16 +51,31 @@ class TransformerXLConfig(Config):
         None, "Width inside the feed-forward layers; else 4 × the embedding's.", at_least=1, at_most=MOST_WIDE
     )
     pre_norm: bool = setting(False, "Whether norms come before attention and feed-forward layers; otherwise after.")
-    memory: int = setting(150, "Positions of earlier segments that are remembered.", at_least=1)
+    memory: int = setting(
+        150, "Positions of earlier segments that are remembered; with 0 every segment begins anew.", at_least=0
+    )
     same_length: bool = setting(False, "Whether all positions see equally many others: as many as memory says.")
     clamp: int | None = setting(None, "Distances beyond this one count as this one.", at_least=1)
-    eval_memory: int | None = setting(None, "The memory in evaluation; the same as in training by default.", at_least=1)
+    eval_memory: int | None = setting(None, "The memory in evaluation; the same as in training by default.", at_least=0)
     eval_same_length: bool = setting(False, "The same_length of evaluation.")
     eval_clamp: int | None = setting(None, "The clamp of evaluation.", at_least=1)
     input_dropout: float = rate("Dropout rate of the inputs, and of the distances' vectors.")
     hidden_dropout: float = rate("Dropout rate after attention, inside the feed-forward layers and after them.")
     output_dropout: float = rate("Dropout rate of the outputs of the last layer.")
     attention_dropout: float = rate("Dropout rate of the attention weights.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        modes = ("", self.memory, self.same_length), ("eval_", self.memory_in_evaluation, self.eval_same_length)
+        for mode, memory, same_length in modes:
+            self.require(
+                memory > 0 or not same_length,
+                f"{mode}same_length is true, but with {mode}memory 0 no position would see any: leave one of them out.",
+            )
+
+    @property
+    def memory_in_evaluation(self) -> int:
+        return self.memory if self.eval_memory is None else self.eval_memory
 
     def build(self, input_dim: int, tied_dim: int | None) -> TransformerXL:
         """The context model of a recipe."""
@@ -94,7 +109,7 @@ class TransformerXL(Prepared):
             raise UserError(f"{config.heads} heads do not divide the width {input_dim}: set context.head_dim or heads.")
         self.input_dim = self.output_dim = input_dim
         self.reach = Reach(config.memory, config.same_length, config.clamp)
-        self.evaluation = Reach(config.eval_memory or config.memory, config.eval_same_length, config.eval_clamp)
+        self.evaluation = Reach(config.memory_in_evaluation, config.eval_same_length, config.eval_clamp)
         self.pre_norm = config.pre_norm
         head_dim = config.head_dim or input_dim // config.heads
         self.content_bias = nn.Parameter(torch.empty(config.heads, head_dim))
@@ -121,20 +136,28 @@ class TransformerXL(Prepared):
         reach = self.evaluation
         notes = ["same length"] if reach.same_length else []
         notes += [f"distances clamped at {reach.clamp}"] if reach.clamp is not None else []
-        return f"a memory of {reach.memory} positions" + (f" ({', '.join(notes)})" if notes else "")
+        memory = f"a memory of {reach.memory} positions" if reach.memory else "no memory"
+        return memory + (f" ({', '.join(notes)})" if notes else "")
 
     @contextmanager
     def remembering(self, memory: int | None = None, clamp: int | None = None) -> Iterator[None]:
         """Change for a while how far evaluation looks back; None leaves a setting as it is."""
         before = self.evaluation
-        for name, value in (("memory", memory), ("clamp", clamp)):
-            if value is not None:
-                check_count(f"The {name} of an evaluation", value)
-        self.evaluation = Reach(memory or before.memory, before.same_length, clamp or before.clamp)
+        memory = before.memory if memory is None else memory
+        if memory != 0 or before.same_length:
+            check_count("The memory of an evaluation", memory)
+        if clamp is not None:
+            check_count("The clamp of an evaluation", clamp)
+        self.evaluation = Reach(memory, before.same_length, clamp or before.clamp)
         try:
             yield
         finally:
             self.evaluation = before
+
+    def keep_segment(self, length: int) -> None:
+        """Remember ``length`` positions in evaluation if it has no memory: steps then go on within one segment."""
+        if self.evaluation.memory == 0:
+            self.evaluation = self.evaluation._replace(memory=length)
 
     def initial_state(self, batch_size: int) -> TransformerXLState:
         """Empty memories; under autocast in its dtype, since only products read them and would round them anyway."""

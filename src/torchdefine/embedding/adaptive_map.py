@@ -68,6 +68,7 @@ class AdaptiveMap(nn.Module):
         scale: float = 1.0,
         counts: Sequence[int] | Tensor | None = None,
         output_dim: int | None = None,
+        sparse: bool = False,
     ) -> None:
         super().__init__()
         self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
@@ -80,7 +81,8 @@ class AdaptiveMap(nn.Module):
         self.register_buffer("ranks", frequency_ranks(num_embeddings, counts))
         edges = [0, *self.cutoffs, num_embeddings]
         self.bands = nn.ModuleList(
-            nn.Embedding(stop - start, dim) for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
+            nn.Embedding(stop - start, dim, sparse=sparse)
+            for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
         )
         projected = self.band_dims[1:] if output_dim is None else self.band_dims
         self.projections = nn.ParameterList(torch.empty(dim, self.output_dim) for dim in projected)

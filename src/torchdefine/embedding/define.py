@@ -180,13 +180,13 @@ def build_embedding(embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts
 def map_from_config(config: dict[str, Any]) -> MapLayer:
     """Build a map layer from what its ``to_config`` gave; weights are drawn anew."""
     settings = dict(config)
-    later = {name: settings.pop(name) for name in ("std", "projection_std", "sparse") if name in settings}
+    later = {name: settings.pop(name) for name in ("std", "projection_std") if name in settings}
     kind, ranked = settings.pop("kind", None), settings.pop("ranked", False)
     if kind not in MAPS:
         raise UserError(f"The map {kind!r} is unknown: use {', '.join(MAPS)}.")
     if ranked:  # the real ranks come with the weights
         settings["counts"] = torch.zeros(settings["num_embeddings"])
     layer = MAPS[kind](**settings)
-    for name, value in later.items():  # rows added later are drawn like the weights to be loaded
+    for name, value in later.items():  # of the weights to be loaded, so that rows added later are drawn like them
         setattr(layer, name, value)
     return layer

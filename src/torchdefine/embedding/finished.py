@@ -36,30 +36,8 @@ def through_unit(unit: nn.Module, mapped: Tensor) -> Tensor:
     return finished[0] if len(finished) == 1 else torch.cat(finished)
 
 
-class Kept:
-    """A table and the tensors that it was made from. It holds until one of them is written to or replaced."""
-
-    def __init__(self) -> None:
-        self._kept: tuple[list[tuple[Tensor, int]], Tensor] | None = None
-
-    def __reduce__(self) -> Any:
-        return Kept, ()  # a copy has other weights
-
-    def table(self, *parts: object) -> Tensor | None:
-        """The table, if it was made from these parts as they are now."""
-        if self._kept is None:
-            return None
-        (before, table), now = self._kept, list(_versions(*parts))
-        same = len(before) == len(now) and all(a is b and v == w for (a, v), (b, w) in zip(before, now, strict=True))
-        return table if same else None
-
-    def keep(self, table: Tensor, *parts: object) -> Tensor:
-        self._kept = list(_versions(*parts)), table
-        return table
-
-
-def _versions(*parts: object) -> Iterator[tuple[Tensor, int]]:
-    """The tensors of modules, and how often each has been written to."""
-    modules = (part for part in parts if isinstance(part, nn.Module))
-    for tensor in chain.from_iterable(chain(module.parameters(), module.buffers()) for module in modules):
-        yield tensor, 0 if tensor.is_inference() else tensor._version
+def tensors_of(*parts: object) -> Iterator[Tensor]:
+    """The parameters and buffers of those that are modules."""
+    for part in parts:
+        if isinstance(part, nn.Module):
+            yield from chain(part.parameters(), part.buffers())

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
-from torchdefine.embedding.finished import Kept, through_unit
+from torchdefine.embedding.finished import tensors_of, through_unit
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.host_map import HostMap
+from torchdefine.embedding.kept import Kept
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.table import LooksUp, finished_table, in_evaluation
 from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, ExpansionLayer
@@ -109,11 +110,7 @@ class TokenEmbedding(LooksUp, Prepared):
         learns = torch.is_grad_enabled() and any(p.requires_grad for p in self._weights())
         if torch.compiler.is_compiling() or self.training or (learns and table is None):
             return self._all_computed() if table is None else self._looked_up(self._ids(), table)
-        parts = self.map, self.unit, table
-        kept = self._kept.table(*parts)
-        if kept is None:
-            with torch.inference_mode(False):  # it outlives the context, and is then an ordinary tensor
-                kept = self._kept.keep(finished_table(self), *parts)
+        kept: Tensor = self._kept.of(lambda: finished_table(self), *tensors_of(self.map, self.unit, table))
         return kept
 
     def _ids(self) -> Tensor:

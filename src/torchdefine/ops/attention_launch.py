@@ -86,7 +86,7 @@ class AttentionByKernels(torch.autograd.Function):
         sizes = Sizes(streams, length, memory, heads, width, columns)
         distances = distances.contiguous()
         with torch.autocast(own.device.type, enabled=False):  # the dtype is already chosen
-            own, remembered = own.reshape(streams * length, -1), remembered.reshape(streams * memory, -1)
+            own, remembered = own.flatten(0, 1), remembered.flatten(0, 1)
             projected = own.new_empty(3 * len(own) * sizes.features + 2 * len(remembered) * sizes.features)
             of_own, of_memory = sizes.parts(projected)
             torch.addmm(bias, own, weight.T, out=of_own)
@@ -120,9 +120,9 @@ class AttentionByKernels(torch.autograd.Function):
             grad_weight[features:].addmm_(of_memory.T, remembered)
             grad_own, grad_remembered = None, None
             if ctx.needs_input_grad[0]:
-                grad_own = (of_own @ weight).view(sizes.streams, sizes.queries, -1)
+                grad_own = (of_own @ weight).unflatten(0, (sizes.streams, sizes.queries))
             if ctx.needs_input_grad[1]:
-                grad_remembered = (of_memory @ weight[features:]).view(sizes.streams, sizes.remembered, -1)
+                grad_remembered = (of_memory @ weight[features:]).unflatten(0, (sizes.streams, sizes.remembered))
         return grad_own, grad_remembered, grad_weight, grad_bias, grad_distances.transpose(0, 1), None
 
 

@@ -18,6 +18,7 @@ OLDEST_CAPABILITY = 8  # has bfloat16, and Triton still compiles for it
 Impl = Literal["auto", "kernel", "torch"]
 """How an operation runs: as a kernel where one takes the tensors, as one in any case, or in plain torch."""
 
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _allowed = True
 
 
@@ -46,8 +47,11 @@ def only_values(*tensors: Tensor | None) -> bool:
         return False
     if torch._C._functorch.maybe_current_level() is not None or torch.is_autocast_enabled("cpu"):
         return False
-    learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    return not learns and all(tensor is None or type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
+    learning = torch.is_grad_enabled()
+    for tensor in tensors:  # a few microseconds of Python are as long as a look-up
+        if tensor is not None and (type(tensor) not in _PLAIN or (learning and tensor.requires_grad)):
+            return False
+    return True
 
 
 def by_kernel(impl: Impl, like: Tensor) -> bool:

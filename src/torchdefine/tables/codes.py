@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torchdefine.config import Config, setting
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.ops import only_values
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.rows import FLOATS, Rows, frozen, pack, packed_width, stored_as, unpack
 from torchdefine.tables.source import Budget, Candidate, Method, RowDraws, Source, TableLike, centred
@@ -40,6 +41,7 @@ class CodedRows(Rows):
     """``books`` codebooks of ``entries`` vectors each; codes are packed: 4 bits for 16 entries."""
 
     kind = "codes"
+    refuses = True
 
     def __init__(self, num_rows: int, width: int, books: int, entries: int, dtype: str = "float16") -> None:
         super().__init__(num_rows, width)
@@ -58,9 +60,12 @@ class CodedRows(Rows):
         return made
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        codes = unpack(self.codes[rows], self.bits, self.books).long()  # (…, M)
+        codes = unpack(torch.embedding(self.codes, rows), self.bits, self.books)  # (…, M)
         entries = codes + torch.arange(0, self.books * self.entries, self.entries, device=codes.device)
-        return F.embedding(entries, self.codebooks.flatten(0, 1).to(dtype)).sum(-2)  # (…, width)
+        books = self.constant(lambda: self.codebooks.flatten(0, 1).to(dtype), dtype, self.codebooks)  # (M K, width)
+        if books.dtype is torch.float32 and books.device.type == "cpu" and only_values(books):
+            return F.embedding_bag(entries.view(-1, self.books), books, mode="sum").view(*rows.shape, self.width)
+        return F.embedding(entries, books).sum(-2)  # (…, width)
 
     def unpacked(self) -> Tensor:
         """All codes, (V, M)."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdefine.errors import UserError
+from torchdefine.ops import product
 from torchdefine.tables.compact_table import CompactTable
 from torchdefine.tables.quantised import stored_rows
 from torchdefine.tables.rows import BandedRows, Rows, in_bands
@@ -27,9 +28,10 @@ class FactorisedRows(Rows):
     def __init__(self, factor: Rows, projection: Rows) -> None:
         super().__init__(factor.num_rows, projection.width)
         self.factor, self.projection = factor, projection
+        self.refuses = factor.refuses
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.factor(rows, dtype) @ self.projection.matrix(dtype)  # (…, r) → (…, m)
+        return product(self.factor(rows, dtype), self.projection.kept_matrix(dtype))  # (…, r) → (…, m)
 
 
 def svd_table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.ops import only_values
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.rows import FLOATS, DenseRows, Rows, frozen, pack, packed_width, stored_as, unpack
 from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike, centred
@@ -29,6 +30,7 @@ class QuantisedRows(Rows):
     """Each number is one of 2^bits levels, evenly spaced around zero: (code - (2^bits - 1) / 2) × the group's step."""
 
     kind = "quantised"
+    refuses = True
 
     def __init__(self, num_rows: int, width: int, bits: int = 4, group_size: int = 32) -> None:
         super().__init__(num_rows, width)
@@ -38,10 +40,37 @@ class QuantisedRows(Rows):
         self.steps = frozen(torch.zeros(num_rows, self.num_groups, dtype=torch.float16))
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        codes = unpack(self.codes[rows], self.bits, self.width).to(dtype)  # (…, width)
-        steps = self.steps[rows].to(dtype)  # (…, groups)
-        steps = steps.repeat_interleave(self.group_size, dim=-1)[..., : self.width]
-        return (codes - (2**self.bits - 1) / 2) * steps
+        kept: dict[str, Any] = {**self._buffers, **self._parameters}  # nn.Module takes half a microsecond for each
+        levels = self._levels(torch.embedding(kept["codes"], rows), dtype)  # (…, width)
+        steps = torch.embedding(kept["steps"], rows)  # (…, groups)
+        if dtype is not torch.float32:
+            steps = steps.to(dtype)
+        if self.width % self.group_size:
+            return levels * steps.repeat_interleave(self.group_size, dim=-1)[..., : self.width]
+        if steps.requires_grad:
+            return (levels.unflatten(-1, (self.num_groups, -1)) * steps.unsqueeze(-1)).flatten(-2)
+        levels.view(-1, self.num_groups, self.group_size).mul_(steps.view(-1, self.num_groups, 1))
+        return levels
+
+    def _levels(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """Codes as numbers around zero, in new memory: (…, bytes) → (…, width)."""
+        if self.bits == 8:
+            return packed.to(dtype).sub_(127.5)
+        if self.bits == 4 and dtype in _PAIRS and self.width % 2 == 0 and packed.is_cpu and only_values(packed):
+            pairs = _pairs(dtype).index_select(0, packed.view(-1).int()).view(dtype)
+            return pairs.view(*packed.shape[:-1], self.width)
+        return unpack(packed, self.bits, self.width).to(dtype) - (2**self.bits - 1) / 2
+
+
+_PAIRS = {torch.float32: torch.int64, torch.float16: torch.int32, torch.bfloat16: torch.int32}
+
+
+@lru_cache(maxsize=len(_PAIRS))
+def _pairs(dtype: torch.dtype) -> Tensor:
+    """For every byte its two codes of four bits as numbers around zero, as one whole number."""
+    with torch.inference_mode(False), torch.device("cpu"):
+        codes = torch.arange(256).unsqueeze(1) >> torch.tensor([0, 4]) & 15
+        return (codes - 7.5).to(dtype).view(_PAIRS[dtype]).squeeze(1)
 
 
 @torch.no_grad()

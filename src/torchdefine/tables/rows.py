@@ -8,7 +8,9 @@ first number takes the lowest bits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from inspect import signature
 from typing import Any, ClassVar
 
@@ -16,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.config import Config, to_plain
+from torchdefine.embedding.kept import Kept
 from torchdefine.errors import UserError
+from torchdefine.ops import only_values
 
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _LARGEST_SHORT = 1 << 16
@@ -34,6 +38,8 @@ class Rows(nn.Module, ABC):
     kind: ClassVar[str]
     own_codes: int = 0
     """How many packed whole numbers there are; a code is a parameter as much as a float is."""
+    refuses: bool = False
+    """Whether looking a row up that does not exist raises an error on the CPU, by itself."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -42,6 +48,7 @@ class Rows(nn.Module, ABC):
     def __init__(self, num_rows: int, width: int) -> None:
         super().__init__()
         self.num_rows, self.width = num_rows, width
+        self._constants: defaultdict[torch.dtype, Kept] = defaultdict(Kept)
 
     @abstractmethod
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -50,6 +57,17 @@ class Rows(nn.Module, ABC):
     def matrix(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """All rows, (num_rows, width)."""
         return self(torch.arange(self.num_rows, device=next(self.parameters()).device), dtype)
+
+    def kept_matrix(self, dtype: torch.dtype) -> Tensor:
+        """All rows, to be read in every look-up."""
+        return self.constant(lambda: self.matrix(dtype), dtype, *self.parameters(), *self.buffers())
+
+    def constant(self, make: Callable[[], Tensor], dtype: torch.dtype, *tensors: Tensor) -> Tensor:
+        """What ``make`` gives, of a dtype, from some of the tensors here; it is kept while these stay as they are."""
+        if any(tensor.requires_grad for tensor in tensors) or not only_values(*tensors):
+            return make()
+        made: Tensor = self._constants[dtype].of(make, *tensors)
+        return made
 
     def described(self) -> dict[str, Any]:
         """Kind and settings as plain values, for a file."""
@@ -109,6 +127,7 @@ class DenseRows(Rows):
     """Rows as they are, in float32, float16 or bfloat16."""
 
     kind = "dense"
+    refuses = True
 
     def __init__(self, num_rows: int, width: int, dtype: str = "float32") -> None:
         super().__init__(num_rows, width)
@@ -216,7 +235,9 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """(…, bytes) uint8 → (…, count) int32."""
+    """(…, bytes) uint8 → (…, count) int32; uint8 where bytes are looked up in a table of what they hold."""
+    if packed.device.type == "cpu" and only_values(packed):
+        return _unpacked_by_table(packed, bits, count)
     wide = packed.to(torch.int32)  # ONNX cannot shift bytes
     if bits == 8:
         return wide
@@ -228,6 +249,28 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
         codes = codes * 2**field + values if start else values
         start = stop
     return codes
+
+
+def _unpacked_by_table(packed: Tensor, bits: int, count: int) -> Tensor:
+    if bits == 8:
+        return packed
+    codes, start = packed, 0
+    for field in _fields(bits):
+        stop = start + _field_bytes(count, field)
+        which = packed[..., start:stop].int()  # (…, bytes)
+        values = _spread(field).index_select(0, which.view(-1)).view(torch.uint8)
+        values = values.view(*which.shape[:-1], which.shape[-1] * (8 // field))[..., :count]
+        codes = codes * 2**field + values if start else values
+        start = stop
+    return codes
+
+
+@lru_cache(maxsize=3)
+def _spread(field: int) -> Tensor:
+    """For every byte the fields that it holds, a byte for each, as one whole number."""
+    with torch.inference_mode(False), torch.device("cpu"):
+        fields = (torch.arange(256).unsqueeze(1) >> _shifts(field, torch.empty(0, dtype=torch.int64))) & (2**field - 1)
+        return fields.to(torch.uint8).view({4: torch.int16, 2: torch.int32, 1: torch.int64}[field]).squeeze(1)
 
 
 def _shifts(field: int, like: Tensor) -> Tensor:

@@ -3,5 +3,5 @@
 from torchdefine.training.averaging import AVERAGING
 from torchdefine.training.evaluation import Evaluation
 from torchdefine.training.loop import Diverged, Interrupted, TrainConfig, Trainer
-from torchdefine.training.optimizers import OPTIMIZERS, OptimizerConfig, RowwiseAdagrad
+from torchdefine.training.optimizers import OPTIMIZERS, OptimizerConfig, RowwiseAdagrad, clip_gradients
 from torchdefine.training.schedules import SCHEDULES, ConstantConfig

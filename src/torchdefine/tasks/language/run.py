@@ -16,7 +16,7 @@ from torchdefine.data import UNK, TokenFile, Tokenization, corpus_names, encode_
 from torchdefine.errors import UserError
 from torchdefine.export import Exportable
 from torchdefine.files import Progress, from_home
-from torchdefine.modes import reading
+from torchdefine.modes import prepared_twin, reading
 from torchdefine.run.run import Measured, Run, Sample, check_split
 from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_stream_warning, unigram_perplexity
 from torchdefine.tasks.language.model import LanguageModel
@@ -161,6 +161,10 @@ class LanguageRun(Run):
         return Sample(f"Continuations of “{prompt}”, drawn with seed {seed}.", text, note=note)
 
     def exportable(self, model: LanguageModel) -> Exportable:
+        if hasattr(model.context, "keep_segment"):
+            model = prepared_twin(model)  # since the model may be the run's own
+            keeping: Any = model.context
+            keeping.keep_segment(self.recipe.eval.length)
         return exportable(model, self.tokenization)
 
     @property
@@ -197,7 +201,10 @@ def generate(
     stop_token: int | None = None,
     generator: torch.Generator | None = None,
 ) -> list[int]:
-    """Continue ``prompt``, one id or more, by up to ``length`` tokens; the state is carried, nothing recomputed."""
+    """Continue ``prompt``, one id or more, by up to ``length`` tokens; the state is carried, nothing recomputed.
+
+    A context model without a memory reads the prompt and all that follows as one segment.
+    """
     prompt = [int(token) for token in prompt]
     if not prompt:
         raise UserError("The prompt is empty: begin with the end-of-line token.")
@@ -205,6 +212,8 @@ def generate(
         raise UserError(f"The length is {length!r}, but must be a whole number of at least 1.")
     options, device = options or SamplingOptions(), next(model.parameters()).device
     with reading(model) as model:
+        if hasattr(model.context, "keep_segment"):
+            model.context.keep_segment(len(prompt) + length)
         hidden, state = model.hidden(torch.tensor([prompt], device=device), model.initial_state(1))
         log_probs = model.output.log_prob(hidden[:, -1])  # (1, V)
         continuation = [draw(log_probs[0], options, generator)]
