@@ -52,7 +52,7 @@ def measured(folder: Path, format: str) -> list[str]:
         return []
     report = read_json(folder / REPORT_FILE)
     held, kept = report["held_out"], report["vocabulary"]
-    rows = ["| table | chosen | bytes | of |", "|---|---|---|---|"]
+    rows = ["| table | chosen | bytes | before, with as many tokens |", "|---|---|---|---|"]
     for table, fitted in zip(report["tables"], report["fits"].values(), strict=True):
         names = escaped(", ".join(table["names"]))
         rows.append(f"| {names} | {fitted['chosen']} | {table['bytes_after']:,} | {table['bytes_before']:,} |")
