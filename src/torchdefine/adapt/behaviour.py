@@ -52,10 +52,10 @@ class Behaviour:
     def similarity(self, table: nn.Module) -> float:
         """Mean cosine between the model's outputs with its own table and with ``table`` in its place."""
         with torch.no_grad():
-            cosines = [self.cosines(table, index) for index in range(len(self.batches))]
+            cosines = [self.agreements(table, index) for index in range(len(self.batches))]
         return sum(float(some.sum()) for some in cosines) / sum(map(len, cosines))
 
-    def cosines(self, table: nn.Module, index: int) -> Tensor:
+    def agreements(self, table: nn.Module, index: int) -> Tensor:
         """(N,) for one batch; the gradient flows into the table."""
         wanted = self.original(index)
         with self.swapped(table):

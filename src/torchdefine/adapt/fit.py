@@ -7,19 +7,21 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor, nn
 
 from torchdefine.adapt.fitted import Fitted, Measured, Skipped
+from torchdefine.adapt.kept import Kept
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress
-from torchdefine.tables import METHODS, Budget, CompactTable, Method, Source, table_method
+from torchdefine.tables import METHODS, Budget, Candidate, CompactTable, Method, Source, table_method
 from torchdefine.tables.source import Counts, TableLike, as_matrix, as_weights, lost_variance, readable_bytes
 
 Quality = Callable[[nn.Module], float]
 TICKS = 100
-"""Units of progress for each candidate."""
+"""Units of progress for each second that a candidate takes about."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,10 @@ class FitOptions:
     """From ``Behaviour.sensitivity``: how sensitive the model is to an error in each direction."""
     polish: Callable[[CompactTable, Progress | None], Any] | None = None
     """Trains the best candidate in place (``distill``) and reports its progress; kept if it measures better."""
+    polish_seconds: int = 200
+    """What that takes about; progress goes by it."""
+    kept: Kept | None = None
+    """Where finished candidates are kept, so that they need not be made again."""
     methods: Sequence[str] = tuple(name for name, entry in METHODS.items() if entry.in_fit)
     """Names of ``tables.METHODS``."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -65,36 +71,59 @@ def fit(
     if allowed.bytes >= (whole := 4 * rows * width):
         raise UserError(f"{allowed} are no less than the {readable_bytes(whole)} of the table itself: allow less.")
     planned = [(name, one) for name, method in methods.items() for one in method.within(rows, width, allowed)]
-    parts = len(planned) + (0 if options.polish is None else max(len(planned) // 2, 1))  # it takes long
-    total = parts * TICKS
-    best: tuple[Measured, CompactTable] | None = None
+    ends = list(accumulate(METHODS[name].seconds for name, _ in planned))
+    total = TICKS * ((ends[-1] if ends else 0) + (options.polish_seconds if options.polish else 0))
+    best: tuple[Measured, int, CompactTable | None] | None = None
     for index, (method, candidate) in enumerate(planned):
-        began = time.monotonic()
-        try:
-            made = candidate.build(replace(source, progress=_part(progress, index, total)))
-        except UserError as error:  # a size that this table is too small for
-            judge.skipped.append(Skipped(candidate.label, str(error)))
-            continue
-        finally:
-            if progress:
-                progress((index + 1) * TICKS, total)
-        one = judge.measure(method, candidate.label, made, time.monotonic() - began)
-        if one and (best is None or one.quality > best[0].quality):
-            best = (one, made)
+        seconds = METHODS[method].seconds
+        share = _part(progress, TICKS * (ends[index] - seconds), TICKS * seconds, total)
+        one, made = _candidate(index, method, candidate, replace(source, progress=share), judge, options.kept)
+        if progress:
+            progress(TICKS * ends[index], total)
+        if isinstance(one, Skipped):
+            judge.skipped.append(one)
+        else:
+            judge.measured.append(one)
+            if best is None or one.quality > best[0].quality:
+                best = (one, index, made)
     if best is None:
         raise _nothing_made(len(planned), methods, source, allowed, judge.skipped)
+    chosen, index, made = best
+    if made is None:
+        assert options.kept
+        made = options.kept.table(index).to(source.matrix.device)
     if options.polish is not None:
-        best = judge.polished(*best, options.polish, _part(progress, len(planned), total, parts - len(planned)))
+        chosen = judge.polished(
+            chosen, made, options.polish, _part(progress, TICKS * ends[-1], TICKS * options.polish_seconds, total)
+        )
         if progress:
             progress(total, total)
-    return Fitted(best[1], best[0], judge.measured, judge.skipped, allowed, options.quality_name)
+    return Fitted(made, chosen, judge.measured, judge.skipped, allowed, options.quality_name)
 
 
-def _part(progress: Progress | None, index: int, total: int, parts: int = 1) -> Progress | None:
-    """The progress of one candidate, or of what takes as long as several, as progress of the whole."""
+def _candidate(
+    index: int, method: str, candidate: Candidate, source: Source, judge: _Judge, kept: Kept | None
+) -> tuple[Measured | Skipped, CompactTable | None]:
+    """What came of a candidate, and its table, unless an earlier process made and kept it."""
+    if kept and (known := kept.candidate(index)):
+        return known, None
+    began, made = time.monotonic(), None
+    try:
+        made = candidate.build(source)
+    except UserError as error:  # a size that this table is too small for
+        outcome: Measured | Skipped = Skipped(candidate.label, str(error))
+    else:
+        outcome = judge.measure(method, candidate.label, made, time.monotonic() - began)
+    if kept:
+        kept.keep(index, outcome, made)
+    return outcome, made
+
+
+def _part(progress: Progress | None, start: int, length: int, total: int) -> Progress | None:
+    """The progress of one piece of work as progress of the whole."""
     if progress is None:
         return None
-    return lambda done, of: progress(index * TICKS + parts * TICKS * done // max(of, 1), total)
+    return lambda done, of: progress(start + length * done // max(of, 1), total)
 
 
 class _Judge:
@@ -105,16 +134,13 @@ class _Judge:
         self.measured: list[Measured] = []
         self.skipped: list[Skipped] = []
 
-    def measure(self, method: str, name: str, table: CompactTable, seconds: float) -> Measured | None:
-        """One more candidate; None if its quality is not finite."""
+    def measure(self, method: str, name: str, table: CompactTable, seconds: float) -> Measured | Skipped:
+        """What came of a candidate; one without a finite quality is left out."""
         error = lost_variance(table, self.matrix, self.weights)
         quality = 1 - error if self.quality is None else float(self.quality(table))
         if not math.isfinite(quality):
-            self.skipped.append(Skipped(name, f"Its quality is {quality}, so it cannot be ranked."))
-            return None
-        one = Measured(method, name, table.stored_bytes, table.num_values, quality, error, round(seconds, 2))
-        self.measured.append(one)
-        return one
+            return Skipped(name, f"Its quality is {quality}, so it cannot be ranked.")
+        return Measured(method, name, table.stored_bytes, table.num_values, quality, error, round(seconds, 2))
 
     def polished(
         self,
@@ -122,20 +148,23 @@ class _Judge:
         table: CompactTable,
         polish: Callable[[CompactTable, Progress | None], Any],
         progress: Progress | None,
-    ) -> tuple[Measured, CompactTable]:
-        """The table after distillation, or as it was if that failed or did not help."""
+    ) -> Measured:
+        """Distil a table, and undo that if it failed or did not help; what the table then measures."""
         kept = {name: tensor.clone() for name, tensor in table.state_dict().items()}
         began, name = time.monotonic(), f"{before.name}, distilled"
         try:
             polish(table, progress)
-        except MachineError as error:  # it overflowed; the table before is still good
-            self.skipped.append(Skipped(name, str(error)))
-        else:
             after = self.measure(before.method, name, table, before.seconds + time.monotonic() - began)
-            if after and after.quality > before.quality:
-                return after, table
+        except MachineError as error:  # it overflowed; the table before is still good
+            after = Skipped(name, str(error))
+        if isinstance(after, Skipped):
+            self.skipped.append(after)
+        else:
+            self.measured.append(after)
+            if after.quality > before.quality:
+                return after
         table.load_state_dict(kept)
-        return before, table
+        return before
 
 
 def _nothing_made(

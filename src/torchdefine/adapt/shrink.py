@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from torchdefine import __version__
-from torchdefine.adapt.distill import Distillation, distill
+from torchdefine.adapt.distill import Distillation, distill, has_bfloat16
 from torchdefine.adapt.fit import FitOptions, fit
 from torchdefine.adapt.fitted import Fitted
+from torchdefine.adapt.kept import Kept
 from torchdefine.adapt.model_folder import carry_over, check_carried_over, open_model, weight_bytes
 from torchdefine.adapt.replace import ReplacementReport, replace_embeddings
 from torchdefine.adapt.sentences import (
@@ -32,9 +36,13 @@ from torchdefine.config import Config, setting
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, check_new_folder, new_folder, write_json
 from torchdefine.tables import METHODS, Budget, CompactTable
+from torchdefine.tables.compact_table import sha256_of_tensors
 
 REPORT_FILE, PICTURE_FILE = "adapt.json", "front.svg"
-REPORT_VERSION = 1
+REPORT_VERSION = 2
+USUALLY_BEST = "bits"
+STEP_SECONDS = 1
+"""Of distillation, on a core or two; progress goes by it."""
 
 Stage = Callable[[str], AbstractContextManager[Progress]]
 """Takes the name of a stage; returns a context with a progress callback."""
@@ -42,17 +50,19 @@ Stage = Callable[[str], AbstractContextManager[Progress]]
 
 @dataclass(frozen=True)
 class ShrinkOptions(Config):
-    """How much is measured, and how long the chosen table learns."""
+    """How much is tried, and how much is measured."""
 
     choosing: int = setting(300, "Sentences that candidates are compared on.", at_least=1)
-    held_out: int = setting(2_000, "Sentences that the result is judged on; no choice has seen them.", at_least=2)
+    held_out: int = setting(500, "Sentences that the result is judged on; no choice has seen them.", at_least=2)
     vocabulary: Vocabulary = setting(
         "keep",
         "Which tokens the new model has. keep: all of them. trim: those that the text uses, and letters; the tokenizer "
         "splits the rest. auto: both are tried, and what measures better is taken.",
     )
-    distill_steps: int = setting(200, "Steps of self-distillation; 0 for none.", at_least=0)
-    quick: bool = setting(False, "Whether to leave out methods that take minutes: units and codes.")
+    thorough: bool = setting(
+        False, "Whether to try every method, not only the one that is usually best, and to distil what measures best."
+    )
+    distill_steps: int = setting(200, "Steps of self-distillation where all is tried; 0 for none.", at_least=0)
     trust_code: bool = setting(False, "Whether to run code that lies in the model's folder.")
     device: str = setting("cpu", "Where the model is run and the tables are made.")
 
@@ -100,7 +110,8 @@ def shrink_model(
 ) -> Shrunk:
     """Replace the token tables of the model in ``folder`` by the best that fit ``budget``, and write it to ``out``.
 
-    ``text`` is a file of plain text like the text that the model will read. Nothing is written until all is done.
+    ``text`` is a file of plain text like the text that the model will read. Nothing is written to ``out`` until all is
+    done. Thorough work is kept beside it until then: the same call goes on after a kill, to the same bytes.
     Several tables share the budget by their sizes; those that fit it already are refused.
     """
     began = time.monotonic()
@@ -117,8 +128,9 @@ def shrink_model(
     _check_too_large(tables, allowed)
     with stage("reading the held-out sentences") as progress:
         before = sentence_vectors(model, tokenizer, parts.held_out, progress)
+    kept = _work_beside(out, model, parts, allowed, options) if options.thorough else None
     fits = {
-        version: _fits(version, parts, allowed, options, stage)
+        version: _fits(version, parts, allowed, options, kept, stage)
         for version in versions_of(whole, parts.fitting, options.vocabulary)
     }
     tried = {version: fmean(one.chosen.quality for one in fitted.values()) for version, fitted in fits.items()}
@@ -138,23 +150,44 @@ def shrink_model(
         shrunk = Shrunk(out, fitted, alike, len(parts.held_out), report, sizes, vocabulary, seconds)
         write_json(in_making / REPORT_FILE, shrunk.to_dict())
         with suppress(UserError):  # matplotlib is an extra, and the numbers are in the report
-            for number, one in enumerate(fitted.values(), start=1):
+            for number, one in enumerate(fitted.values() if options.thorough else (), start=1):
                 one.draw(in_making / (PICTURE_FILE if number == 1 else f"front-{number}.svg"))
+    if kept:
+        shutil.rmtree(kept[0])
     return shrunk
 
 
+def _work_beside(
+    out: Path, model: Any, parts: SentenceParts, allowed: Budget, options: ShrinkOptions
+) -> tuple[Path, dict[str, Any]]:
+    """The folder for unfinished work, and what the work depends on."""
+    facts = {
+        "torchdefine_version": __version__,
+        "model": sha256_of_tensors(model.state_dict()),
+        "text": hashlib.sha256("\n".join(chain(*parts)).encode()).hexdigest(),
+        "budget": asdict(allowed),
+        "options": asdict(options),
+    }
+    return out.with_name(f"{out.name}.work"), facts
+
+
 def _fits(
-    version: Version, parts: SentenceParts, allowed: Budget, options: ShrinkOptions, stage: Stage
+    version: Version,
+    parts: SentenceParts,
+    allowed: Budget,
+    options: ShrinkOptions,
+    work: tuple[Path, dict[str, Any]] | None,
+    stage: Stage,
 ) -> dict[str, Fitted]:
     """The best replacements of all tables of a model within a budget, by the tables' names."""
     tables = {_place_in_use(version.model, table): table for table in choose(version.model)}
     numbers = sum(table.module.weight.numel() for table in tables.values())
-    return {
-        table.name: _fitted(
-            version, place, table, parts, allowed.part(table.module.weight.numel() / numbers), options, stage
-        )
-        for place, table in tables.items()
-    }
+    found = {}
+    for number, (place, table) in enumerate(tables.items()):
+        kept = work and Kept(work[0] / f"{version.name}-{number}", work[1])
+        share = allowed.part(table.module.weight.numel() / numbers)
+        found[table.name] = _fitted(version, place, table, parts, share, options, kept, stage)
+    return found
 
 
 def _check_too_large(tables: Sequence[Table], allowed: Budget) -> None:
@@ -189,9 +222,11 @@ def _fitted(
     parts: SentenceParts,
     budget: Budget,
     options: ShrinkOptions,
+    kept: Kept | None,
     stage: Stage,
 ) -> Fitted:
-    weight, padding, steps = table.module.weight.detach(), table.module.padding_idx, options.distill_steps
+    weight, padding = table.module.weight.detach(), table.module.padding_idx
+    steps = options.distill_steps if options.thorough else 0
     counts = token_counts(version.tokenizer, parts.fitting, len(weight))
     choosing, teaching = (
         version.behaviour(place, sentences)
@@ -201,11 +236,14 @@ def _fitted(
         sensitivity = choosing.sensitivity(progress=progress)
 
     def distilled(table: CompactTable, progress: Progress | None) -> None:
-        distill(teaching, table, Distillation(steps), progress)
+        learning = Distillation(steps, bfloat16=has_bfloat16(weight.device))
+        distill(teaching, table, learning, progress, kept)
 
     polish = distilled if steps else None
-    methods = [name for name, entry in METHODS.items() if entry.in_fit and (entry.quick or not options.quick)]
-    settings = FitOptions(choosing.similarity, "mean cosine", sensitivity, polish, methods=methods)
+    methods = [name for name, entry in METHODS.items() if entry.in_fit] if options.thorough else [USUALLY_BEST]
+    settings = FitOptions(
+        choosing.similarity, "mean cosine", sensitivity, polish, steps * STEP_SECONDS, kept, methods=methods
+    )
     smaller = Budget(min(budget.bytes, 4 * weight.numel() - 1), budget.floats_only)  # a trimmed table may fit as it is
     zero_padding = padding if padding is not None and not weight[padding].any() else None
     with stage(f"fitting {table.name}{version.described}") as progress:

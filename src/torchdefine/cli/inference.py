@@ -19,10 +19,10 @@ EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Tr
   A folder of transformers, as adapt writes it, becomes one ONNX program with its packed table; or, by the format
   transformers, a folder that loads without torchdefine for users who allow the code beside it."""
 
-ADAPTING = """  Many replacements are made, all are measured by what the model does with them, and the best that fits is
-  taken: low ranks, DeFINE and MLP units, numbers of few bits, codes, and mixtures of them. The new folder holds the
-  model, what lay beside it, adapt.json with every number, and front.svg. After `import torchdefine.adapt.huggingface`
-  it loads by AutoModel."""
+ADAPTING = """  The table is rotated, and its numbers get bits by importance, which takes seconds; --thorough makes many
+  other tables too, measures all, takes the best that fits, and distils it: low ranks, DeFINE and MLP units, codes. The
+  new folder holds the model, what lay beside it, and adapt.json with every number. After `import
+  torchdefine.adapt.huggingface` it loads by AutoModel."""
 
 COMPRESSING = """
 Without a --budget, int8 and int4 take what they need, codes what --codebooks × --entries come to, and all others as
@@ -74,10 +74,11 @@ def add_commands(command: Command) -> None:
     explained = "keep: the tokenizer as it is (default); trim: only the tokens that the text uses, letters and special "
     explained += "ones, so that other words are split further; auto: try both and take what measures better"
     option("--vocabulary", choices=["keep", "trim", "auto"], default="keep", help=explained)
-    option("--quick", action="store_true", help="leave out methods that are trained: units and codes")
-    option("--distill", type=whole, default=200, help="steps of self-distillation, 0 for none (default: 200)")
+    thorough = "try all methods and distil the best, for minutes; if it is killed, the same command goes on"
+    option("--thorough", action="store_true", help=thorough)
+    option("--distill", type=whole, default=200, help="steps of distillation with --thorough (default: 200; 0: none)")
     option("--choosing", type=whole, default=300, help="sentences to compare candidates on (default: 300)")
-    option("--held-out", type=whole, default=2000, help="sentences to judge the result on (default: 2000)")
+    option("--held-out", type=whole, default=500, help="sentences to judge the result on (default: 500)")
     option(
         "--trust-code",
         action="store_true",
@@ -202,7 +203,7 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     their_log.set_verbosity_error()
     their_log.disable_progress_bar()
     sizes = {"choosing": options.choosing, "held_out": options.held_out, "distill_steps": options.distill}
-    asked = {"quick": options.quick, "trust_code": options.trust_code, "vocabulary": options.vocabulary}
+    asked = {"thorough": options.thorough, "trust_code": options.trust_code, "vocabulary": options.vocabulary}
     settings = ShrinkOptions(**sizes, **asked, device=str(Processes().device(options.device)))
     shrunk = shrink_model(options.folder, options.text, options.out, options.budget, options=settings, stage=_stage)
     if not options.json:

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from torchdefine.errors import UserError
 from torchdefine.tables.compact_table import CompactTable, table_bytes
-from torchdefine.tables.low_rank import FactorisedRows, principal_directions
-from torchdefine.tables.quantised import mixed_bit_rows, stored_rows
-from torchdefine.tables.rows import FLOATS, BandedRows, DenseRows, Rows, in_bands, in_order
-from torchdefine.tables.source import ROWS_AT_ONCE, Budget, Candidate, Method, Source, TableLike, centred
+from torchdefine.tables.low_rank import FactorisedRows, second_moments
+from torchdefine.tables.quantised import stored_rows
+from torchdefine.tables.rows import FLOATS, BandedRows, DenseRows, Rows, in_bands, in_order, sorted_within
+from torchdefine.tables.source import ROWS_AT_ONCE, Budget, Candidate, Method, Source, TableLike
+from torchdefine.tables.trellis import trellis_rows
 
 BLOCK = 8
 """Columns that share a bit width: eight numbers of any width fill whole bytes. Floats need no blocks."""
@@ -32,8 +33,10 @@ TRANSFORM_POWER = 0.5
 """The power of counts. Bits by weight favour frequent rows so much already that a milder power measured best."""
 STEADINESS = 0.05
 """The even sensitivity added to a measured one, relative to its mean, so that no direction is forgotten."""
-LOSSES = (1.0, 0.3634, 0.1175, 0.03454, 0.009497, 0.002499, 0.000642, 0.000163, 0.0000412)
-"""What is left of a normal variable's variance after rounding to the best 2^bits levels, for 0 to 8 bits."""
+SMALL_TABLE = 1 << 25
+"""Numbers that the trellis with the most memory codes in a minute or so; larger tables get one with less."""
+LOSSES = (1.0, 0.2917, 0.0824, 0.0225, 0.00607, 0.00167, 0.000454, 0.000121, 0.0000322)
+"""What trellis coding leaves of a normal variable's variance, for 0 to 8 bits a number."""
 
 Ladder = tuple[tuple[float, ...], tuple[float, ...]]
 """Steps of increasing bits for a number, and the fraction of its variance that each still loses: a convex curve."""
@@ -56,20 +59,37 @@ def transform_table(table: TableLike | Source, budget: int, *, storage: str = "m
     if storage not in LADDERS:
         raise UserError(f"Numbers cannot be stored as {storage!r}: use one of {', '.join(LADDERS)}.")
     source = Source.of(table, **known)
-    weights = source.weights(TRANSFORM_POWER)
-    rows, mean = centred(source.matrix, weights)
+    matrix, weights = source.matrix, source.weights(TRANSFORM_POWER)
+    mean = weights @ matrix
+    root, back = metric(source.sensitivity, matrix)
+    directions = _directions(root @ second_moments(matrix, weights, mean).to(root.dtype) @ root, storage)  # (r, m)
+    edges = band_edges(len(matrix))
     order = torch.sort(weights, descending=True, stable=True).indices
-    root, back = metric(source.sensitivity, rows)
-    directions = principal_directions(rows @ root, min(rows.shape), weights)  # (r, m)
-    directions = F.pad(directions, (0, 0, 0, -len(directions) % block_of(storage)))  # the last block may be part empty
-    coefficients = ((rows @ root) @ directions.T)[order]  # (V, r), columns in order of variance
+    order = sorted_within(order, [stop - start for start, stop in pairwise(edges)])
+    coefficients = _coefficients(matrix, order, mean, root @ directions.T)  # (V, r), columns in order of variance
     ranked = not in_order(order)
-    beside = table_bytes(lambda: BandedRows([DenseRows(*rows.shape)], ranked)) - 4 * rows.numel()  # mean and places
-    edges = band_edges(len(rows))
-    steps = _affordable_steps(coefficients, weights[order], edges, rows.shape[1], budget - beside, storage)
-    rebuilt = in_bands([band.to(rows.device) for band in _bands(steps, edges, storage, coefficients)], order)
-    projection = _projection(rebuilt, rows, weights, (directions @ back)[: rebuilt.width], storage)
+    meant = partial(BandedRows, [DenseRows(stop - start, 1) for start, stop in pairwise(edges)], ranked)
+    beside = table_bytes(meant) - 4 * len(matrix) + 4 * (matrix.shape[1] - 1)  # mean and places
+    steps = _affordable_steps(coefficients, weights[order], edges, matrix.shape[1], budget - beside, storage)
+    rebuilt = in_bands([band.to(matrix.device) for band in _bands(steps, edges, storage, coefficients)], order)
+    del coefficients
+    projection = _projection(rebuilt, matrix, mean, weights, (directions @ back)[: rebuilt.width], storage)
     return CompactTable(FactorisedRows(rebuilt, projection), mean, source.padding_idx)
+
+
+def _directions(moments: Tensor, storage: str) -> Tensor:
+    """Orthonormal directions in order of variance, (r, m); empty ones fill the last block."""
+    vectors = torch.linalg.eigh(moments.double()).eigenvectors  # ascending
+    directions = vectors.flip(-1).T.float()
+    return F.pad(directions, (0, 0, 0, -len(directions) % block_of(storage)))
+
+
+def _coefficients(matrix: Tensor, order: Tensor, mean: Tensor, directions: Tensor) -> Tensor:
+    """The rows in another order, less their mean, along directions: (V, m) → (V, r), a part at a time."""
+    made = matrix.new_empty(len(matrix), directions.shape[1])
+    for some, part in zip(order.split(ROWS_AT_ONCE), made.split(ROWS_AT_ONCE), strict=True):
+        torch.mm(matrix[some] - mean, directions, out=part)
+    return made
 
 
 def block_of(storage: str) -> int:
@@ -154,6 +174,7 @@ def _affordable_steps(
 def _bands(steps: Tensor, edges: list[int], storage: str, coefficients: Tensor) -> list[Rows]:
     """Each band's rows in as many columns and bits as its steps say."""
     made: list[Rows] = []
+    memory = 8 if coefficients.numel() <= SMALL_TABLE else 6
     for row, (start, stop) in zip(steps, pairwise(edges), strict=True):
         used = row[row > 0]
         part = coefficients[start:stop, : len(used) * block_of(storage)]
@@ -161,7 +182,7 @@ def _bands(steps: Tensor, edges: list[int], storage: str, coefficients: Tensor) 
             made.append(DenseRows(stop - start, 1, "float32" if storage == "float32" else "float16"))
         elif storage == "mixed":
             runs = [[int(bits), int((used == bits).sum()) * BLOCK] for bits in used.unique().flip(0)]
-            made.append(mixed_bit_rows(part, runs))
+            made.append(trellis_rows(part, runs, memory))
         else:
             made.append(stored_rows(part, storage))
     return made
@@ -171,28 +192,28 @@ def _of_projection(storage: str) -> str:
     return storage if storage in FLOATS else f"int{PROJECTION_BITS}"
 
 
-def _projection(packed: Rows, rows: Tensor, weights: Tensor, start: Tensor, storage: str) -> Rows:
+def _projection(packed: Rows, matrix: Tensor, mean: Tensor, weights: Tensor, start: Tensor, storage: str) -> Rows:
     """The projection that loses least for the rounded rows; a ridge keeps it near its start."""
     rank = len(start)
-    both = torch.zeros(rank, rank, dtype=torch.float64, device=rows.device)
-    towards = torch.zeros(rank, rows.shape[1], dtype=torch.float64, device=rows.device)
-    for ids in torch.arange(len(rows), device=rows.device).split(ROWS_AT_ONCE):
+    both = torch.zeros(rank, rank, dtype=torch.float64, device=matrix.device)
+    towards = torch.zeros(rank, matrix.shape[1], dtype=torch.float64, device=matrix.device)
+    for ids in torch.arange(len(matrix), device=matrix.device).split(ROWS_AT_ONCE):
         decoded = packed(ids, torch.float32).double()
         weighted = decoded * weights[ids, None]
         both += weighted.T @ decoded
-        towards += weighted.T @ rows[ids].double()
-    ridge = 1e-3 * both.diagonal().mean().clamp(min=1e-30) * torch.eye(rank, dtype=torch.float64, device=rows.device)
+        towards += weighted.T @ (matrix[ids] - mean).double()
+    ridge = 1e-3 * both.diagonal().mean().clamp(min=1e-30) * torch.eye(rank, dtype=torch.float64, device=matrix.device)
     best = torch.linalg.solve(both + ridge, towards + ridge @ start.double()).float()
     return stored_rows(best, _of_projection(storage), group_size=best.shape[1])
 
 
 @dataclass(frozen=True)
 class Bits(Method):
-    """As many bits for each number as it is worth; or whole ranks by frequency, in 4 and in 8 bits, or in float32."""
+    """As many bits for each number as it is worth; or whole ranks by frequency, in float32."""
 
     sure_of_its_size: ClassVar[bool] = False
 
     def within(self, rows: int, width: int, budget: Budget) -> Iterator[Candidate]:
-        for storage in ("float32",) if budget.floats_only else ("mixed", "int4", "int8"):
-            label = "bits by importance" if storage == "mixed" else f"ranks by frequency, {storage}"
-            yield Candidate(label, partial(transform_table, budget=budget.bytes, storage=storage))
+        storage = "float32" if budget.floats_only else "mixed"
+        label = f"ranks by frequency, {storage}" if budget.floats_only else "bits by importance"
+        yield Candidate(label, partial(transform_table, budget=budget.bytes, storage=storage))

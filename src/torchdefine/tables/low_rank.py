@@ -14,10 +14,10 @@ from torchdefine.errors import UserError
 from torchdefine.ops import product
 from torchdefine.tables.compact_table import CompactTable
 from torchdefine.tables.quantised import stored_rows
-from torchdefine.tables.rows import BandedRows, Rows, in_bands
+from torchdefine.tables.rows import BandedRows, Rows, in_bands, sorted_within
 from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike, centred
 
-ROWS_AT_ONCE = 65_536
+ROWS_AT_ONCE = 16_384
 
 
 class FactorisedRows(Rows):
@@ -50,6 +50,7 @@ def svd_table(
     if not kept:
         return CompactTable(_low_rank(rows, rank, weights, storage), mean, source.padding_idx)
     order = torch.sort(weights, descending=True, stable=True).indices  # ties stay as they are
+    order = sorted_within(order, [kept, len(rows) - kept])
     whole, rest = order[:kept], order[kept:]
     bands = [stored_rows(rows[whole], storage), _low_rank(rows[rest], rank, weights[rest], storage)]
     return CompactTable(in_bands(bands, order), mean, source.padding_idx)
@@ -72,13 +73,21 @@ def principal_directions(matrix: Tensor, rank: int, weights: Tensor | None = Non
     width = matrix.shape[1]
     if not 1 <= rank <= width:
         raise UserError(f"The rank {rank} does not fit a table {width} wide: use 1 to {width}.")
+    moments = second_moments(matrix, weights)
+    _, vectors = torch.linalg.eigh(moments)  # ascending
+    return vectors.flip(-1)[:, :rank].T.to(matrix.dtype).contiguous()
+
+
+def second_moments(matrix: Tensor, weights: Tensor | None = None, mean: Tensor | None = None) -> Tensor:
+    """The (weighted) sum of the outer products of rows, less ``mean``, with themselves: (V, m) → (m, m), float64."""
+    width = matrix.shape[1]
     moments = torch.zeros(width, width, dtype=torch.float64, device=matrix.device)
     for start in range(0, len(matrix), ROWS_AT_ONCE):
         chunk = matrix[start : start + ROWS_AT_ONCE].double()  # (rows, m)
+        chunk = chunk if mean is None else chunk - mean
         weighted = chunk if weights is None else chunk * weights[start : start + ROWS_AT_ONCE, None].double()
         moments += chunk.T @ weighted
-    _, vectors = torch.linalg.eigh(moments)  # ascending
-    return vectors.flip(-1)[:, :rank].T.to(matrix.dtype).contiguous()
+    return moments
 
 
 @dataclass(frozen=True)

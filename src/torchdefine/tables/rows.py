@@ -23,6 +23,8 @@ from torchdefine.errors import UserError
 from torchdefine.ops import only_values
 
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+BLOCK = 128
+"""Rows that are looked at together to find one's place in its band."""
 _LARGEST_SHORT = 1 << 16
 _KINDS: dict[str, type[Rows]] = {}
 
@@ -150,10 +152,11 @@ class DenseRows(Rows):
 
 
 class BandedRows(Rows):
-    """Bands of rows one after another, most frequent first, and the place of each row in that order.
+    """Bands of rows one after another, most frequent first, and for each row the band that it is in.
 
     Each band is held in its own way: whole, in many bits, in few. It may be narrower than the table: its rows then end
-    in zeros. With ``ranked`` False the rows are in that order already and no places are stored.
+    in zeros. Within a band rows are in the order of their numbers. With ``ranked`` False they are so in the whole
+    table, and nothing is stored about it.
     """
 
     kind = "banded"
@@ -163,16 +166,38 @@ class BandedRows(Rows):
         self.bands: Sequence[Rows] = nn.ModuleList(bands)  # type: ignore[assignment]
         self.ranked = ranked
         if ranked:
+            blocks, self.band_bits = -(-self.num_rows // BLOCK), max((len(bands) - 1).bit_length(), 1)
+            packed = packed_width(BLOCK, self.band_bits)
+            self.band_of: Tensor = nn.Buffer(torch.zeros(blocks, packed, dtype=torch.uint8))
             short = torch.int16 if self.num_rows <= _LARGEST_SHORT else torch.int32  # read as unsigned
-            self.places: Tensor = nn.Buffer(torch.zeros(self.num_rows, dtype=short))
+            self.first_places: Tensor = nn.Buffer(torch.zeros(blocks, len(bands), dtype=short))
+
+    def rank(self, order: Tensor) -> None:
+        """Note which rows the bands hold: row numbers, band after band, ascending in each."""
+        sizes = torch.tensor([band.num_rows for band in self.bands], device=order.device)
+        band = torch.empty_like(order)
+        band[order] = torch.arange(len(sizes), device=order.device).repeat_interleave(sizes)
+        spare = len(self.band_of) * BLOCK - len(order)
+        blocks = nn.functional.pad(band, (0, spare), value=-1).view(-1, BLOCK)
+        counts = torch.stack([(blocks == one).sum(-1) for one in range(len(sizes))], -1)  # (blocks, bands)
+        self.first_places = (counts.cumsum(0) - counts + sizes.cumsum(0) - sizes).to(self.first_places.dtype)
+        self.band_of = pack(blocks.clamp(min=0), self.band_bits)
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Where rows stand when the bands are one after another: those of its band before its block, and in it."""
+        block, at = rows // BLOCK, (rows % BLOCK).unsqueeze(-1)
+        bands = unpack(self.band_of[block], self.band_bits, BLOCK)  # (…, BLOCK)
+        own = bands.gather(-1, at)
+        before = (bands == own) & (torch.arange(BLOCK, device=rows.device) < at)
+        first = self.first_places[block].gather(-1, own.long()).squeeze(-1).long()
+        first = torch.where(first < 0, first + _LARGEST_SHORT, first)
+        return first + before.sum(-1)
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        if self.ranked:
-            place = self.places[rows].long()
-            rows = torch.where(place < 0, place + _LARGEST_SHORT, place)
+        place = self.places(rows) if self.ranked else rows
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():
-            return self._each_its_own(rows, dtype)
-        return self._all_and_pick(rows, dtype)
+            return self._each_its_own(place, dtype)
+        return self._all_and_pick(place, dtype)
 
     def _each_its_own(self, place: Tensor, dtype: torch.dtype) -> Tensor:
         """Every band decodes only its own rows: least work, but shapes that depend on the ids."""
@@ -206,13 +231,16 @@ def in_order(order: Tensor) -> bool:
     return torch.equal(order, torch.arange(len(order), device=order.device))
 
 
+def sorted_within(order: Tensor, sizes: list[int]) -> Tensor:
+    """Row numbers of bands one after another, ascending in each."""
+    return torch.cat([part.sort().values for part in order.split(sizes)])
+
+
 def in_bands(bands: list[Rows], order: Tensor) -> BandedRows:
-    """Bands whose rows stand in ``order``, row numbers; no places are stored if that is the order of the ids."""
+    """Bands whose rows stand in ``order``, row numbers ascending in each; nothing is stored if they are in all."""
     made = BandedRows(bands, ranked=not in_order(order)).to(order.device)
     if made.ranked:
-        places = torch.empty_like(order)
-        places[order] = torch.arange(len(order), device=order.device)
-        made.places = places.to(made.places.dtype)
+        made.rank(order)
     return made
 
 

@@ -176,11 +176,12 @@ def centred(matrix: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tens
 def lost_variance(table: nn.Module, matrix: Tensor, weights: Tensor | None = None) -> float:
     """The fraction of a matrix's (weighted) variance that a table made of it has lost."""
     mass = as_weights(None, matrix) if weights is None else weights
-    rows, _ = centred(matrix, mass)
-    variance = (rows.square().sum(-1) * mass).sum()
-    lost = torch.zeros((), device=matrix.device)
+    mean = mass @ matrix
+    variance = lost = torch.zeros((), device=matrix.device)
     for ids in torch.arange(len(matrix), device=matrix.device).split(ROWS_AT_ONCE):
-        lost += ((table(ids).float() - matrix[ids]).square().sum(-1) * mass[ids]).sum()
+        rows = matrix[ids]
+        variance = variance + ((rows - mean).square().sum(-1) * mass[ids]).sum()
+        lost = lost + ((table(ids).float() - rows).square().sum(-1) * mass[ids]).sum()
     return float(lost / variance.clamp(min=1e-30))
 
 
