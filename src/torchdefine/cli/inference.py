@@ -16,7 +16,8 @@ from torchdefine.packing import METHODS
 EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Transformer-XL, the step from token to
   token; a translator its encoder and the step of its decoder. The folder holds them with weights, vocabulary,
   settings, export.json and a model card. Every program is compared with the model before the folder appears.
-  A folder of transformers, as adapt writes it, becomes one ONNX program with its packed table."""
+  A folder of transformers, as adapt writes it, becomes one ONNX program with its packed table; or, by the format
+  transformers, a folder that loads without torchdefine for users who allow the code beside it."""
 
 ADAPTING = """  The table is rotated, and its numbers get bits by importance, which takes seconds; --thorough makes many
   other tables too, measures all, takes the best that fits, and distils it: low ranks, DeFINE and MLP units, codes. The
@@ -176,15 +177,23 @@ def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
 def _export_model(options: argparse.Namespace) -> None:
     """A model of transformers, with a packed table or its own."""
     of_a_run = (options.license, options.checkpoint, options.cached, options.compressed)
-    if options.format != "onnx" or any(of_a_run):
-        raise UserError("For a model of transformers, write: torchdefine export MODEL_DIR --format onnx --out FOLDER.")
-    from torchdefine.adapt.onnx_folder import export_onnx
+    if options.format not in ("onnx", "transformers") or any(of_a_run):
+        written = "torchdefine export MODEL_DIR --format onnx --out FOLDER"
+        raise UserError(f"A model of transformers becomes onnx or, with code beside it, transformers: {written}.")
+    out = Path(options.out)
+    if options.format == "onnx":
+        from torchdefine.adapt.onnx_folder import export_onnx
 
-    with bar("exporting"):
-        facts = export_onnx(options.folder, options.out)
-    size, apart = facts["bytes"], facts["largest_difference"]
-    line = f"{Path(options.out) / facts['file']}: {size:,} bytes, largest difference to the model {apart:.1e}"
-    show(options, {"folder": options.out, **facts}, [line, f"The card is {Path(options.out) / 'README.md'}."])
+        with bar("exporting"):
+            facts = export_onnx(options.folder, out)
+        apart = f"largest difference to the model {facts['largest_difference']:.1e}"
+        line = f"{out / facts['file']}: {facts['bytes']:,} bytes, {apart}"
+    else:
+        from torchdefine.adapt.standalone import write_standalone
+
+        facts = write_standalone(options.folder, out)
+        line = f"{out}: {facts['bytes']:,} bytes; whoever loads it allows the code in {out / facts['code']}."
+    show(options, {"folder": options.out, **facts}, [line, f"The card is {out / 'README.md'}."])
 
 
 def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from inspect import signature
 from typing import Any, ClassVar
@@ -99,6 +99,11 @@ def rows_from(described: Any) -> Any:
     if kind not in _KINDS:
         raise UserError(f"The row encoding {kind!r} is unknown: this torchdefine knows {', '.join(sorted(_KINDS))}.")
     return _KINDS[kind](**settings)
+
+
+def kinds_of_rows(names: Collection[str]) -> list[type[Rows]]:
+    """The classes of rows of these kinds."""
+    return [_KINDS[name] for name in sorted(names)]
 
 
 def frozen(values: Tensor) -> nn.Parameter:
