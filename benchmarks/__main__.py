@@ -24,6 +24,7 @@ from benchmarks import (
     large_tables,
     look_up,
     output,
+    shrunk_tables,
     step_profile,
     steps,
     unit,
@@ -37,6 +38,7 @@ RESULTS = Path(__file__).parent.parent / "results" / "benchmarks"
 MODULES = (
     unit,
     output,
+    shrunk_tables,
     steps,
     step_profile,
     awd_lstm,

@@ -23,7 +23,7 @@ def int8_config() -> Any:
 
 
 def round_rest(folder: Path, model: Any) -> Any:
-    """Put 8 bits for each weight of a linear layer in the place of the weights in a folder; the model that it now holds.
+    """Store the linear layers of the model in a folder in 8 bits a weight; the model that the folder now holds.
 
     The table, output layers and whatever else is no linear layer stay as they are.
     """
