@@ -23,6 +23,7 @@ ROWS_AT_ONCE = 65_536
 BLOCK = 128
 """Rows that are looked at together to find one's place in its band."""
 _LARGEST_SHORT = 1 << 16
+LARGEST_INT32 = 2**31 - 1
 FEW = 64
 """So many rows are decoded by operations on all bands at once; more of them band by band."""
 _KINDS: dict[str, type[Rows]] = {}
@@ -228,6 +229,8 @@ class BandedRows(Rows):
         if any(one.requires_grad for one in floats):
             return None
         flat = self._joined_codes()
+        if flat.numel() > LARGEST_INT32:
+            return None
         few = self._constants[dtype].of(lambda: self.bands[0].together(self.bands, flat, dtype), flat, *floats)
         rows: Tensor = few.decoded(place.reshape(-1).contiguous())
         return rows.view(*place.shape, self.width)
