@@ -24,6 +24,8 @@ from benchmarks import (
     large_tables,
     look_up,
     output,
+    seals,
+    shrunk_tables,
     step_profile,
     steps,
     unit,
@@ -37,6 +39,7 @@ RESULTS = Path(__file__).parent.parent / "results" / "benchmarks"
 MODULES = (
     unit,
     output,
+    shrunk_tables,
     steps,
     step_profile,
     awd_lstm,
@@ -46,6 +49,7 @@ MODULES = (
     decoding,
     growth,
     large_tables,
+    seals,
     demo_profile,
 )
 BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}

@@ -13,7 +13,7 @@ from torchdefine import replace_embeddings
 from torchdefine.tables import METHODS
 
 DOCS = Path(__file__).parents[2] / "docs"
-NEED_A_TRAINED_MODEL = {"A smaller trained model", "Find the best for a size"}
+NEED_A_TRAINED_MODEL = {"A smaller trained model", "Find the best for a size", "Folders that run elsewhere"}
 """Sections whose code starts from a model, a text or counts of the reader's own."""
 
 

@@ -57,7 +57,9 @@ def compared(model: Any, folder: Path) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_folder_with_one_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_one_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four bits are read by onnxruntime's own operator, from as few bytes."""
     model = adapted(tmp_path / "model", "bert", bits=4)
     given = ["export", str(tmp_path / "model"), "--format", "onnx", "--out"]
@@ -73,6 +75,9 @@ def test_a_folder_with_one_program(tmp_path: Path, capsys: pytest.CaptureFixture
     card = (tmp_path / "onnx" / "README.md").read_text()
     assert "`logits`" in card
     assert "GatherBlockQuantized, 4 bits" in card
+    monkeypatch.chdir(tmp_path / "onnx")
+    exec(card.partition("```python\n")[2].partition("```")[0], {})
+    assert capsys.readouterr().out == "(1, 5, 97)\n"
     assert (tmp_path / "onnx" / "README.before.md").read_text() == "the model's own"
     assert not (tmp_path / "onnx" / "model.safetensors").exists()
     with pytest.raises(SystemExit) as refused:

@@ -188,6 +188,24 @@ def test_bytes_stay_where_characters_fall_back_to_them() -> None:
     assert made.token_to_id("ab") is None
 
 
+def test_bpe_over_whole_texts_with_bytes(lines: list[str]) -> None:
+    """As Llama's and Gemma's: spaces are letters, a text is one word, and unknown characters become bytes."""
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    learner.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=1_500, show_progress=False))
+    learnt = json.loads(learner.to_str())["model"]
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *learnt["vocab"]]
+    merges = [tuple(pair) for pair in learnt["merges"]]
+    options = {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True}
+    tokenizer = Tokenizer(models.BPE(numbered(names), merges, **options))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made = assert_splits_alike(tokenizer, "\n".join(lines[:30]) + " 日本")
+    assert made.get_vocab_size() < tokenizer.get_vocab_size()
+    other = "\n".join(lines[30:60]) + " ελ"
+    assert made.decode(made.encode(other).ids) == tokenizer.decode(tokenizer.encode(other).ids)
+
+
 def test_bert_and_roberta_processors_and_their_sequences() -> None:
     names = ["x", "[CLS]", "y", "[SEP]", "z", "[UNK]"]
     tokenizer = Tokenizer(models.WordLevel(numbered(names), unk_token="[UNK]"))

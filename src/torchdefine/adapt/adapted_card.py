@@ -29,7 +29,6 @@ print(found.shape)
 
 def adapted_card(folder: Path, architecture: str, program: Mapping[str, Any]) -> str:
     """The text of ``README.md`` for a folder that holds the program described."""
-    report = read_json(folder / REPORT_FILE) if (folder / REPORT_FILE).is_file() else None
     takes = ", ".join(f"`{name}`" for name in program["inputs"])
     size, by = readable_bytes(program["bytes"]), ", ".join(program["operators"]) or "plain operators"
     sections = [
@@ -39,7 +38,7 @@ def adapted_card(folder: Path, architecture: str, program: Mapping[str, Any]) ->
         f"`{program['output']}`, (texts, tokens, …). Its size is {size}; its table is read by {by}.",
         "Before this folder appeared, onnxruntime's outputs were compared with the model's. The largest difference was "
         f"{program['largest_difference']:.1e}, relative for numbers above 1.",
-        *(() if report is None else _measured(report)),
+        *measured(folder, "onnx"),
         "## Run it",
         _RUN.format(file=program["file"]),
         "transformers.js and Optimum find the program in this folder, too.",
@@ -47,10 +46,13 @@ def adapted_card(folder: Path, architecture: str, program: Mapping[str, Any]) ->
     return "\n\n".join(sections) + "\n"
 
 
-def _measured(report: Mapping[str, Any]) -> list[str]:
-    """What was made smaller, by which command, and what it cost."""
+def measured(folder: Path, format: str) -> list[str]:
+    """What ``adapt`` made smaller, by which command, and what it cost; nothing if it left no report."""
+    if not (folder / REPORT_FILE).is_file():
+        return []
+    report = read_json(folder / REPORT_FILE)
     held, kept = report["held_out"], report["vocabulary"]
-    rows = ["| table | chosen | bytes | of |", "|---|---|---|---|"]
+    rows = ["| table | chosen | bytes | before, with as many tokens |", "|---|---|---|---|"]
     for table, fitted in zip(report["tables"], report["fits"].values(), strict=True):
         names = escaped(", ".join(table["names"]))
         rows.append(f"| {names} | {fitted['chosen']} | {table['bytes_after']:,} | {table['bytes_before']:,} |")
@@ -64,5 +66,5 @@ def _measured(report: Mapping[str, Any]) -> list[str]:
         f"On {held['sentences']:,} held-out sentences, the mean cosine to the vectors of the model that it was made of "
         f"is {held['mean_cosine']:.4f}, and the rank correlation {held['rank_correlation']:.4f}.",
         f"Made by torchdefine {report['torchdefine_version']}: `torchdefine adapt MODEL_DIR --text TEXT --out FOLDER "
-        f"--budget {budget} --vocabulary {vocabulary}`, then `torchdefine export FOLDER --format onnx`.",
+        f"--budget {budget} --vocabulary {vocabulary}`, then `torchdefine export FOLDER --format {format}`.",
     ]

@@ -16,7 +16,8 @@ from torchdefine.packing import METHODS
 EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Transformer-XL, the step from token to
   token; a translator its encoder and the step of its decoder. The folder holds them with weights, vocabulary,
   settings, export.json and a model card. Every program is compared with the model before the folder appears.
-  A folder of transformers, as adapt writes it, becomes one ONNX program with its packed table."""
+  A folder of transformers, as adapt writes it, becomes one ONNX program with its packed table; or, by the format
+  transformers, a folder that loads without torchdefine for users who allow the code beside it."""
 
 ADAPTING = """  The table is rotated, and its numbers get bits by importance, which takes seconds; --thorough makes many
   other tables too, measures all, takes the best that fits, and distils it: low ranks, DeFINE and MLP units, codes. The
@@ -73,6 +74,8 @@ def add_commands(command: Command) -> None:
     explained = "keep: the tokenizer as it is (default); trim: only the tokens that the text uses, letters and special "
     explained += "ones, so that other words are split further; auto: try both and take what measures better"
     option("--vocabulary", choices=["keep", "trim", "auto"], default="keep", help=explained)
+    rest = "int8: 8 bits a weight for the linear layers too, by torchao; keep: the rest as it is (default)"
+    option("--rest", choices=["keep", "int8"], default="keep", help=rest)
     thorough = "try all methods and distil the best, for minutes; if it is killed, the same command goes on"
     option("--thorough", action="store_true", help=thorough)
     option("--distill", type=whole, default=200, help="steps of distillation with --thorough (default: 200; 0: none)")
@@ -174,15 +177,23 @@ def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
 def _export_model(options: argparse.Namespace) -> None:
     """A model of transformers, with a packed table or its own."""
     of_a_run = (options.license, options.checkpoint, options.cached, options.compressed)
-    if options.format != "onnx" or any(of_a_run):
-        raise UserError("For a model of transformers, write: torchdefine export MODEL_DIR --format onnx --out FOLDER.")
-    from torchdefine.adapt.onnx_folder import export_onnx
+    if options.format not in ("onnx", "transformers") or any(of_a_run):
+        written = "torchdefine export MODEL_DIR --format onnx --out FOLDER"
+        raise UserError(f"A model of transformers becomes onnx or, with code beside it, transformers: {written}.")
+    out = Path(options.out)
+    if options.format == "onnx":
+        from torchdefine.adapt.onnx_folder import export_onnx
 
-    with bar("exporting"):
-        facts = export_onnx(options.folder, options.out)
-    size, apart = facts["bytes"], facts["largest_difference"]
-    line = f"{Path(options.out) / facts['file']}: {size:,} bytes, largest difference to the model {apart:.1e}"
-    show(options, {"folder": options.out, **facts}, [line, f"The card is {Path(options.out) / 'README.md'}."])
+        with bar("exporting"):
+            facts = export_onnx(options.folder, out)
+        apart = f"largest difference to the model {facts['largest_difference']:.1e}"
+        line = f"{out / facts['file']}: {facts['bytes']:,} bytes, {apart}"
+    else:
+        from torchdefine.adapt.standalone import write_standalone
+
+        facts = write_standalone(options.folder, out)
+        line = f"{out}: {facts['bytes']:,} bytes; whoever loads it allows the code in {out / facts['code']}."
+    show(options, {"folder": options.out, **facts}, [line, f"The card is {out / 'README.md'}."])
 
 
 def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
@@ -194,24 +205,24 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     their_log.set_verbosity_error()
     their_log.disable_progress_bar()
     sizes = {"choosing": options.choosing, "held_out": options.held_out, "distill_steps": options.distill}
-    asked = {"thorough": options.thorough, "trust_code": options.trust_code, "vocabulary": options.vocabulary}
+    asked = {
+        "thorough": options.thorough,
+        "rest": options.rest,
+        "trust_code": options.trust_code,
+        "vocabulary": options.vocabulary,
+    }
     settings = ShrinkOptions(**sizes, **asked, device=str(Processes().device(options.device)))
     shrunk = shrink_model(options.folder, options.text, options.out, options.budget, options=settings, stage=_stage)
     if not options.json:
         for fitted in shrunk.fitted.values():
             fitted.print()
-    likeness, (before, after) = shrunk.likeness, (size / 1e6 for size in shrunk.file_bytes)
+    before, after = (size / 1e6 for size in shrunk.file_bytes)
+    found = "; ".join(f"{name} {measure}" for name, measure in shrunk.measures.items())
     lines = [
         str(shrunk.replacement),
         str(shrunk.vocabulary),
-        f"On {shrunk.held_out:,} held-out sentences, mean cosine {likeness.mean_cosine:.4f} and rank "
-        f"correlation {likeness.rank_correlation:.4f} to the old model.",
+        f"On {shrunk.held_out:,} held-out sentences, against the old model, with 95 % intervals: {found}.",
     ]
-    if any(table.heads for table in shrunk.replacement.tables):
-        lines.append(
-            "The output layer uses the new table too, but only hidden states were compared: measure the model's "
-            "perplexity before you use it."
-        )
     lines.append(f"Weights {before:,.1f} → {after:,.1f} MB on disk, in {shrunk.seconds:,.0f} s.")
     show(options, shrunk.to_dict(), [*lines, f"The model is in {shrunk.folder}."])
 

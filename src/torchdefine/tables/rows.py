@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from inspect import signature
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from torchdefine.ops import only_values, product
 from torchdefine.tables.fields import pack, packed_width, unpack
 
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-ROWS_AT_ONCE = 65_536
+ROWS_AT_ONCE = 16_384
 BLOCK = 128
 """Rows that are looked at together to find one's place in its band."""
 _LARGEST_SHORT = 1 << 16
@@ -80,6 +80,11 @@ class Rows(nn.Module, ABC):
         made: Tensor = self._constants[dtype].of(make, *tensors)
         return made
 
+    def products(self, vectors: Tensor) -> Tensor:
+        """Vectors (…, width) times every row: (…, num_rows), with few rows decoded at a time."""
+        ids = torch.arange(self.num_rows, device=vectors.device)
+        return torch.cat([vectors @ self(some, vectors.dtype).T for some in ids.split(ROWS_AT_ONCE)], dim=-1)
+
     def described(self) -> dict[str, Any]:
         """Kind and settings as plain values, for a file."""
         settings = {name: _plain(getattr(self, name)) for name in signature(type(self)).parameters}
@@ -108,6 +113,11 @@ def rows_from(described: Any) -> Any:
     if kind not in _KINDS:
         raise UserError(f"The row encoding {kind!r} is unknown: this torchdefine knows {', '.join(sorted(_KINDS))}.")
     return _KINDS[kind](**settings)
+
+
+def kinds_of_rows(names: Collection[str]) -> list[type[Rows]]:
+    """The classes of rows of these kinds."""
+    return [_KINDS[name] for name in sorted(names)]
 
 
 def frozen(values: Tensor) -> nn.Parameter:
@@ -266,6 +276,14 @@ class BandedRows(Rows):
         width = self.width if matrix is None else matrix.shape[1]
         vectors = torch.cat(parts) if parts else torch.zeros(0, width, dtype=dtype)
         return torch.embedding(vectors, back)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """Band by band, each with no more columns than it has; then in the order of the rows' numbers."""
+        parts = [band.products(vectors[..., : band.width]) for band in self.bands]
+        if not self.ranked:
+            return torch.cat(parts, dim=-1)
+        bands = unpack(self.band_of, self.band_bits, BLOCK).flatten()[: self.num_rows]
+        return torch.cat(parts, dim=-1)[..., bands.argsort(stable=True).argsort()]
 
     def _all_and_pick(self, place: Tensor, dtype: torch.dtype) -> Tensor:
         """Every band decodes for all, and a mask picks: fixed shapes, as compiled and exported programs need."""
