@@ -22,10 +22,11 @@ from torchdefine.run.environment import describe_environment
 FOLDER = Path(__file__).parent / "vocabulary"
 OPENING = """# Fewer tokens for MiniLM
 
-`python results/vocabulary_table.py` writes this page from the JSON files in this folder, which `torchdefine adapt --vocabulary auto` gave. "keep"
-has all tokens; "trim" has those of the text's first part, single characters and special tokens. For each, the better of two kinds of tables was taken:
-one with bits for every row, one with a vector for all unused rows. "cosine" is the mean cosine to the original vectors, on the sentences for
-choosing. Of the choice it is also shown on held-out sentences, which served nothing else. One seed; one text.
+`python results/vocabulary_table.py` writes this page from the JSON files in this folder, which `torchdefine adapt
+--vocabulary auto` gave. "keep" has all tokens; "trim" has those of the text's first part, single characters and special
+tokens. For each, the better of two kinds of tables was taken: one with bits for every row, or one with a single vector
+for all unused rows. "keep" and "trim" are mean cosines to the original vectors, on the sentences for choosing; "held
+out" is that of the choice on sentences that served nothing else. One seed, one text.
 """
 
 
