@@ -25,6 +25,7 @@ from benchmarks import (
     look_up,
     output,
     seals,
+    shrunk_tables,
     step_profile,
     steps,
     unit,
@@ -38,6 +39,7 @@ RESULTS = Path(__file__).parent.parent / "results" / "benchmarks"
 MODULES = (
     unit,
     output,
+    shrunk_tables,
     steps,
     step_profile,
     awd_lstm,

@@ -154,7 +154,7 @@ class Run:
     def __init__(self, contestant: Contestant, setting: Setting) -> None:
         self.device = setting.device
         torch.manual_seed(0)
-        memory = _PeakMemory(self.device)
+        memory = PeakMemory(self.device)
         self.prepared = contestant.prepare()
         memory.start()
         with self.prepared.around():
@@ -213,7 +213,7 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class _PeakMemory:
+class PeakMemory:
     """The most memory beyond what is taken now: a GPU's allocator counts it, and for a CPU the Linux kernel."""
 
     def __init__(self, device: torch.device) -> None:

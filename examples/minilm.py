@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     before, after = (size / 1e6 for size in shrunk.file_bytes)
     print(f"{shrunk.replacement}\nweights on disk: {before:.1f} → {after:.1f} MB, {shrunk.seconds:.0f} s in all")
     print(
-        f"held-out sentences: mean cosine {shrunk.likeness.mean_cosine:.4f}, "
-        f"rank correlation {shrunk.likeness.rank_correlation:.4f}"
+        f"held-out sentences: mean cosine {shrunk.measures['cosine']}, "
+        f"rank correlation {shrunk.measures['rank correlation']}"
     )
 
     model = transformers.AutoModel.from_pretrained(options.out)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     likes, differs = float(unit[0] @ unit[1]), float(unit[0] @ unit[2])
     print(f"loaded from {os.fspath(Path(options.out))}: like sentences {likes:.2f}, unlike ones {differs:.2f}")
     return {
-        "cosine": shrunk.likeness.mean_cosine,
+        "cosine": shrunk.measures["cosine"].value,
         "bytes": shrunk.replacement.tables[0].bytes_after,
         "like": likes,
         "unlike": differs,

@@ -1,4 +1,4 @@
-"""Sentence vectors against a sentence-by-sentence loop, and likeness against scipy."""
+"""Sentence vectors against a sentence-by-sentence loop, and rank correlation against scipy."""
 
 import lzma
 from pathlib import Path
@@ -11,7 +11,14 @@ pytest.importorskip("transformers")
 import transformers
 
 from tests.adapt.tiny_models import WIDTH, V, bert, gpt2, t5
-from torchdefine.adapt.sentences import likeness, sentence_batches, sentence_parts, sentence_vectors, token_counts
+from torchdefine.adapt.measures import measured
+from torchdefine.adapt.sentences import (
+    rank_correlation,
+    sentence_batches,
+    sentence_parts,
+    sentence_vectors,
+    token_counts,
+)
 from torchdefine.errors import UserError
 
 
@@ -74,22 +81,31 @@ def test_tokenizers_that_do_not_fit_are_refused() -> None:
         sentence_vectors(model, Letters(), ["some words"])
 
 
-def test_likeness_is_cosine_and_spearman() -> None:
+def test_rank_correlation_is_spearmans() -> None:
     stats = pytest.importorskip("scipy.stats")
     one = torch.randn(20, 8)
     other = one + 0.5 * torch.randn(20, 8)
-    found = likeness(one, other)
-    assert found.mean_cosine == pytest.approx(torch.cosine_similarity(one, other).mean().item())
 
     def pairs(vectors: torch.Tensor) -> list[float]:
         unit = vectors / vectors.norm(dim=1, keepdim=True)
         return [float(unit[i] @ unit[j]) for i in range(20) for j in range(i + 1, 20)]
 
-    assert found.rank_correlation == pytest.approx(stats.spearmanr(pairs(one), pairs(other)).statistic, abs=1e-3)
-    same = likeness(one, one.clone())
-    assert (same.mean_cosine, same.rank_correlation) == (pytest.approx(1.0), pytest.approx(1.0))
-    with pytest.raises(UserError, match="cannot be compared"):
-        likeness(one, other[:3])
+    wanted = stats.spearmanr(pairs(one), pairs(other)).statistic
+    assert rank_correlation(one, other) == pytest.approx(wanted, abs=1e-3)
+    assert rank_correlation(one, one.clone()) == pytest.approx(1.0)
+
+
+def test_an_interval_of_a_mean_is_the_usual_one() -> None:
+    """Of 400 normal numbers: two standard errors on each side, about; and a change common to all has none."""
+    numbers = torch.randn(400, generator=torch.Generator().manual_seed(0)).double()
+    found = measured(lambda some: float(numbers[some].mean()), 400)
+    assert found.value == pytest.approx(float(numbers.mean()))
+    assert found.high - found.low == pytest.approx(4 * float(numbers.std()) / 20, rel=0.35)
+    shifted = measured(
+        lambda some: float(numbers[some].mean()) + 1, 400, before=lambda some: float(numbers[some].mean())
+    )
+    assert shifted.high - shifted.low == pytest.approx(0, abs=1e-6)
+    assert shifted.before == found.value
 
 
 def test_parts_have_no_sentence_in_common(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.adapt.tiny_models import FAMILIES
 from tests.test_cli import Command, assert_refused, torchdefine  # noqa: F401
 from torchdefine.adapt import FitOptions, Fitted, ShrinkOptions, fit, shrink, shrink_model
 from torchdefine.adapt.model_folder import open_model
-from torchdefine.adapt.sentences import likeness, sentence_parts, sentence_vectors
+from torchdefine.adapt.sentences import sentence_parts, sentence_vectors
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress
 from torchdefine.tables import CodeLearning, UnitFitting
@@ -57,7 +57,7 @@ def save_with_tokenizer(model: Any, folder: Path) -> Path:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", eos_token="[EOS]"
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", eos_token="[EOS]", mask_token="[UNK]"
     )
     model.save_pretrained(folder)
     wrapped.save_pretrained(folder)
@@ -95,11 +95,26 @@ def test_a_folder_in_a_folder_out(name: str, text: Path, tmp_path: Path) -> None
     before = FAMILIES[name].auto_class.from_pretrained(old)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
     held_out = sentence_parts(text, choosing=20, held_out=30).held_out
-    found = likeness(sentence_vectors(before, tokenizer, held_out), sentence_vectors(model, tokenizer, held_out))
-    assert found.mean_cosine == pytest.approx(shrunk.likeness.mean_cosine, abs=1e-6)
-    assert found.mean_cosine > 0.9
+    measures = shrunk.measures
+    model.requires_grad_(False)
+    if name == "llama":  # sentence by sentence, without padding
+        losses, alike = [], []
+        for sentence in held_out:
+            given = tokenizer(sentence, return_tensors="pt")["input_ids"]
+            old_logits, logits = (one(given).logits[0, :-1].double().log_softmax(-1) for one in (before, model))
+            losses.append((old_logits.exp() * (old_logits - logits)).sum(-1))
+            alike.append(old_logits.argmax(-1) == logits.argmax(-1))
+        assert measures["KL"].value == pytest.approx(float(torch.cat(losses).mean()), rel=0.02)  # it is about 1e-5
+        assert measures["top-1 agreement"].value == pytest.approx(float(torch.cat(alike).double().mean()))
+        assert 0 < measures["KL"].low < measures["KL"].high < 0.1
+    if name == "t5":
+        pair = (sentence_vectors(one, tokenizer, held_out) for one in (before, model))
+        assert measures["cosine"].value == pytest.approx(float(torch.cosine_similarity(*pair).mean()), abs=1e-6)
+        assert measures["cosine"].value > 0.9
+    else:
+        assert measures["perplexity"].value == pytest.approx(measures["perplexity"].before, rel=0.05)
     report = json.loads((tmp_path / "new" / "adapt.json").read_text())
-    assert report["held_out"]["mean_cosine"] == shrunk.likeness.mean_cosine
+    assert report["held_out"].keys() == {"sentences", *measures}
     assert report["held_out"]["sentences"] == 30
     assert report["version"] == 2
     assert (tmp_path / "new" / "NOTICE.txt").read_text() == "kept"
@@ -170,7 +185,6 @@ def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_pa
     assert "mean cosine" in done.stdout
     assert tried(out)
     assert not tried(out) & TRAINED
-    assert "perplexity" not in done.stdout
     assert "measuring the sensitivity of embeddings.word_embeddings" in done.stderr
     assert transformers.AutoModel.from_pretrained(out).get_input_embeddings().num_embeddings == 97
 
@@ -204,7 +218,7 @@ def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_pa
     assert not (tmp_path / "new").exists()
 
 
-def test_the_command_says_what_was_not_compared(
+def test_a_language_model_is_judged_by_its_predictions(
     torchdefine: Command,  # noqa: F811
     text: Path,
     tmp_path: Path,
@@ -213,7 +227,45 @@ def test_the_command_says_what_was_not_compared(
     few = ("--choosing", "20", "--held-out", "30", "--distill", "0")
     done = torchdefine("adapt", old, "--budget", "5KB", "--text", text, "--out", tmp_path / "new", *few)
     assert done.returncode == 0, done.stderr
-    assert "only hidden states were compared: measure the model's perplexity before you use it." in done.stdout
+    assert "exp(-KL)" in done.stdout
+    assert "perplexity" in done.stdout
+    assert "cosine" not in done.stdout
+
+
+def test_the_rest_in_8_bits(bert_folder: Path, text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    kept, rounded = (
+        shrink_model(bert_folder, text, tmp_path / rest, "5KB", options=replace(OPTIONS, rest=rest))
+        for rest in ("keep", "int8")
+    )
+    model = transformers.AutoModel.from_pretrained(tmp_path / "int8")
+    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear))
+    saved = kept.file_bytes[1] - rounded.file_bytes[1]
+    assert saved > 1.8 * linear  # of 3 bytes that each weight may lose, less scales
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "int8")
+    before = transformers.AutoModel.from_pretrained(bert_folder)
+    held_out = sentence_parts(text, choosing=20, held_out=30).held_out
+    pair = (sentence_vectors(one, tokenizer, held_out) for one in (before, model))
+    assert rounded.measures["cosine"].value == pytest.approx(float(torch.cosine_similarity(*pair).mean()), abs=1e-5)
+    assert rounded.measures["cosine"].value > kept.measures["cosine"].value - 1e-3
+
+
+def test_a_model_without_linear_layers_is_refused_in_8_bits(text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    old = save_with_tokenizer(FAMILIES["gpt2"].make(True), tmp_path / "old")
+    with pytest.raises(UserError, match=r"torchao rounds linear layers, and a GPT2LMHeadModel has none"):
+        shrink_model(old, text, tmp_path / "new", "5KB", options=replace(OPTIONS, rest="int8"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_classifier_is_judged_by_its_classes(text: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=97, num_labels=3, **sizes))
+    old = save_with_tokenizer(model, tmp_path / "old")
+    shrunk = shrink_model(old, text, tmp_path / "new", "5KB", options=OPTIONS)
+    assert shrunk.measures.keys() == {"agreement", "KL"}
+    assert 0.8 < shrunk.measures["agreement"].value <= 1
 
 
 @pytest.mark.parametrize("within", ["model/smaller", "model/pooling/smaller"])

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tests.adapt.test_tokenizer_json import SAMPLE
 from tests.test_cli import Command, torchdefine  # noqa: F401
 from torchdefine.adapt import ShrinkOptions, shrink_model
-from torchdefine.adapt.sentences import likeness, sentence_parts, sentence_vectors
+from torchdefine.adapt.sentences import sentence_parts, sentence_vectors
 from torchdefine.adapt.vocabulary import Version, versions_of
 from torchdefine.errors import UserError
 
@@ -74,8 +74,8 @@ def test_trimmed(bert_folder: Path, text: Path, tmp_path: Path) -> None:
     assert kept == model.config.vocab_size == model.get_input_embeddings().num_embeddings < 0.8 * len(old)
     assert not (tmp_path / "new" / "vocab.txt").exists()
     held_out = sentence_parts(text, choosing=30, held_out=60).held_out
-    found = likeness(sentence_vectors(before, old, held_out), sentence_vectors(model, tokenizer, held_out))
-    assert found.mean_cosine == pytest.approx(shrunk.likeness.mean_cosine, abs=1e-5)
+    pair = sentence_vectors(before, old, held_out), sentence_vectors(model, tokenizer, held_out)
+    assert shrunk.measures["cosine"].value == pytest.approx(float(torch.cosine_similarity(*pair).mean()), abs=1e-5)
     report = reports(tmp_path / "new")
     assert report["choice"] == "trim"
     assert report["tokens"] == [len(old), kept]

@@ -12,7 +12,7 @@ import torch
 from benchmarks.measuring import Setting
 from benchmarks.records import Benchmark, append_record, run
 
-from benchmarks import awd_lstm, demo_profile, growth, look_up
+from benchmarks import awd_lstm, demo_profile, growth, look_up, shrunk_tables
 from tests.benchmarks.test_steps import tiny
 
 SETTING = Setting(torch.device("cpu"), small=True, repeats=2)
@@ -53,6 +53,20 @@ def test_growth_has_a_row_for_every_point(monkeypatch: pytest.MonkeyPatch, tmp_p
     page = written_page(record, tmp_path)
     assert "![Growth](../figures/growth-" in page
     assert len(list((tmp_path / "figures").glob("growth-*.svg"))) == 1
+
+
+def test_shrunk_tables_tell_what_they_took_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shrunk_tables, "MODELS", {"small": (64 * 300, 64)})
+    monkeypatch.setattr(shrunk_tables, "TOKENS", 100)
+    record = run(shrunk_tables.BENCHMARK, SETTING)
+    assert list(record["groups"]) == ["small, look-up", "small, output layer"]
+    facts = record["groups"]["small, look-up"]["rows"]["bits"]["facts"]
+    assert 0.5 * 300 * 16 * 3 / 8 < facts["stored MiB"] * 2**20 <= 300 * 16 * 3 / 8 + 6_000
+    assert facts["seconds to make"] > 0
+    module, packed, _ = shrunk_tables.made(300, 16, torch.device("cpu"))
+    hidden = torch.randn(2, 16)
+    torch.testing.assert_close(packed.logits(hidden), hidden @ packed(torch.arange(300)).T, rtol=1e-4, atol=1e-5)
+    assert module.shape == (300, 16)
 
 
 def test_a_profile_is_drawn(tmp_path: Path) -> None:

@@ -333,3 +333,17 @@ def test_places_of_large_vocabularies_are_right() -> None:
         x = torch.arange(rows).float().unsqueeze(1)
         banded = in_bands([DenseRows.of(x[order[:100]]), DenseRows.of(x[order[100:]])], order)
         assert torch.equal(banded.matrix(), x)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("padding_idx", [None, 3])
+def test_logits_are_products_with_all_vectors(kind: str, padding_idx: int | None) -> None:
+    """Values and gradients, in float64."""
+    table = TABLES[kind]().double()
+    table.padding_idx = padding_idx
+    hidden = torch.randn(2, 3, M, dtype=torch.float64, requires_grad=True)
+    wanted = hidden @ table(torch.arange(V)).T
+    torch.testing.assert_close(table.logits(hidden), wanted, rtol=1e-10, atol=1e-10)
+    direction = torch.randn_like(wanted)
+    given, expected = (torch.autograd.grad((one * direction).sum(), hidden) for one in (table.logits(hidden), wanted))
+    torch.testing.assert_close(given, expected, rtol=1e-10, atol=1e-10)

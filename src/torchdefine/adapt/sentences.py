@@ -1,4 +1,4 @@
-"""Sentences of a text, a model's vectors for them, and how alike those of two models are."""
+"""Sentences of a text, and a model's vectors for them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,6 @@ class SentenceParts(NamedTuple):
     """For counting tokens, and for distillation."""
     choosing: list[str]
     held_out: list[str]
-
-
-class Likeness(NamedTuple):
-    """Two sets of vectors of the same sentences, compared."""
-
-    mean_cosine: float
-    """Between the two vectors of a sentence, averaged over sentences."""
-    rank_correlation: float
-    """Spearman's, between the similarities of all pairs of sentences in one set and in the other."""
 
 
 def sentence_parts(
@@ -81,8 +72,10 @@ def token_counts(tokenizer: Any, sentences: Sequence[str], vocabulary_size: int)
     return counts
 
 
-def sentence_batches(model: Any, tokenizer: Any, sentences: Sequence[str]) -> list[dict[str, Tensor]]:
-    """Sentences as a model takes them, ``SENTENCES_AT_ONCE`` together, on its device."""
+def sentence_batches(
+    model: Any, tokenizer: Any, sentences: Sequence[str], at_once: int = SENTENCES_AT_ONCE
+) -> list[dict[str, Tensor]]:
+    """Sentences as a model takes them, ``at_once`` together, on its device."""
     if tokenizer.pad_token is None and tokenizer.eos_token is None:
         raise UserError(
             "The tokenizer has neither a padding token nor one that ends a text: set its pad_token, and save it again."
@@ -91,8 +84,8 @@ def sentence_batches(model: Any, tokenizer: Any, sentences: Sequence[str]) -> li
         tokenizer.pad_token = tokenizer.eos_token
     longest, rows = _longest(model), model.get_input_embeddings().num_embeddings
     batches = []
-    for start in range(0, len(sentences), SENTENCES_AT_ONCE):
-        some = list(sentences[start : start + SENTENCES_AT_ONCE])
+    for start in range(0, len(sentences), at_once):
+        some = list(sentences[start : start + at_once])
         batch = tokenizer(some, padding=True, truncation=True, max_length=longest, return_tensors="pt")
         if (largest := int(batch["input_ids"].max())) >= rows:
             raise UserError(
@@ -144,10 +137,8 @@ def sentence_vectors(model: Any, tokenizer: Any, sentences: Sequence[str], progr
     return torch.cat(pieces)[torch.tensor(order).argsort()]
 
 
-def likeness(one: Tensor, other: Tensor) -> Likeness:
-    """Compare two sets of vectors of the same sentences, (sentences, width) each."""
-    if one.shape != other.shape or one.ndim != 2:
-        raise UserError(f"Vectors of the shapes {tuple(one.shape)} and {tuple(other.shape)} cannot be compared.")
+def rank_correlation(one: Tensor, other: Tensor) -> float:
+    """Spearman's, between the similarities of all pairs of sentences in one set of vectors and in the other."""
     upper = torch.triu_indices(len(one), len(one), offset=1)
     ranks = []
     for vectors in (one, other):
@@ -155,5 +146,4 @@ def likeness(one: Tensor, other: Tensor) -> Likeness:
         similarities = (unit @ unit.T)[upper[0], upper[1]]
         rank = similarities.argsort().argsort().double()  # ties need no care: real similarities are never equal
         ranks.append(rank - rank.mean())
-    correlation = (ranks[0] * ranks[1]).sum() / (ranks[0].norm() * ranks[1].norm()).clamp_min(1e-30)
-    return Likeness(float(F.cosine_similarity(one, other, dim=-1).mean()), float(correlation))
+    return float((ranks[0] * ranks[1]).sum() / (ranks[0].norm() * ranks[1].norm()).clamp_min(1e-30))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import shutil
 import time
@@ -13,23 +14,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from torch import nn
+
 from torchdefine import __version__
 from torchdefine.adapt.distill import Distillation, distill, has_bfloat16
 from torchdefine.adapt.fit import FitOptions, fit
 from torchdefine.adapt.fitted import Fitted
 from torchdefine.adapt.kept import Kept
+from torchdefine.adapt.measures import Measure
 from torchdefine.adapt.model_folder import carry_over, check_carried_over, open_model, weight_bytes
+from torchdefine.adapt.purposes import Purpose, purpose_of
 from torchdefine.adapt.replace import ReplacementReport, replace_embeddings
-from torchdefine.adapt.sentences import (
-    SENTENCES_AT_ONCE,
-    Likeness,
-    SentenceParts,
-    compared_part,
-    likeness,
-    sentence_parts,
-    sentence_vectors,
-    token_counts,
-)
+from torchdefine.adapt.rest import Rest, int8_config, round_rest
+from torchdefine.adapt.sentences import SENTENCES_AT_ONCE, SentenceParts, sentence_parts, token_counts
 from torchdefine.adapt.survey import Table, choose
 from torchdefine.adapt.vocabulary import KeptVocabulary, Version, Vocabulary, versions_of
 from torchdefine.config import Config, setting
@@ -59,6 +56,9 @@ class ShrinkOptions(Config):
         "Which tokens the new model has. keep: all of them. trim: those that the text uses, and letters; the tokenizer "
         "splits the rest. auto: both are tried, and what measures better is taken.",
     )
+    rest: Rest = setting(
+        "keep", "How the rest of the model is stored. int8: its linear layers have 8 bits a weight, by torchao."
+    )
     thorough: bool = setting(
         False, "Whether to try every method, not only the one that is usually best, and to distil what measures best."
     )
@@ -74,14 +74,16 @@ class Shrunk:
     folder: Path
     fitted: dict[str, Fitted]
     """By the name of the table."""
-    likeness: Likeness
-    """Of the new model to the old, on held-out sentences."""
+    measures: dict[str, Measure]
+    """Of the new model, on held-out sentences; which they are depends on what the model is for."""
     held_out: int
     """How many there were."""
     replacement: ReplacementReport
     file_bytes: tuple[int, int]
     """Of the weights on disk, before and after."""
     vocabulary: KeptVocabulary
+    rest: Rest
+    """How the rest of the model is stored."""
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +91,8 @@ class Shrunk:
             "format": "torchdefine adaptation",
             "version": REPORT_VERSION,
             "torchdefine_version": __version__,
-            "held_out": {"sentences": self.held_out, **self.likeness._asdict()},
+            "held_out": {"sentences": self.held_out} | {name: asdict(one) for name, one in self.measures.items()},
+            "rest": self.rest,
             "weights_bytes_before": self.file_bytes[0],
             "weights_bytes_after": self.file_bytes[1],
             "vocabulary": self.vocabulary.to_dict(),
@@ -118,19 +121,20 @@ def shrink_model(
     options, stage = options or ShrinkOptions(), stage or _silent
     folder, out, allowed = Path(folder), Path(out), Budget.of(budget)
     check_new_folder(out)
+    if options.rest == "int8":
+        int8_config()  # refuses before any work
     parts = sentence_parts(text, choosing=options.choosing, held_out=options.held_out)
     model, tokenizer = open_model(folder, options.device, trust_code=options.trust_code)
     check_carried_over(folder, out)
     whole = Version("keep", model, tokenizer)
     tables = choose(model)
+    purpose = purpose_of(model, tokenizer, same_vocabulary=options.vocabulary == "keep")
     for table in tables:
-        _place_in_use(model, table)
+        _place_in_use(purpose.part(model), table)
     _check_too_large(tables, allowed)
-    with stage("reading the held-out sentences") as progress:
-        before = sentence_vectors(model, tokenizer, parts.held_out, progress)
     kept = _work_beside(out, model, parts, allowed, options) if options.thorough else None
     fits = {
-        version: _fits(version, parts, allowed, options, kept, stage)
+        version: _fits(version, purpose, parts, allowed, options, kept, stage)
         for version in versions_of(whole, parts.fitting, options.vocabulary)
     }
     tried = {version: fmean(one.chosen.quality for one in fitted.values()) for version, fitted in fits.items()}
@@ -138,16 +142,19 @@ def shrink_model(
     fitted = fits[version]
     given = {name: one.table for name, one in fitted.items()}
     numbers = sum(parameter.numel() for parameter in model.parameters())
-    report = replace(replace_embeddings(version.model, table=given, targets=list(given)), parameters_before=numbers)
-    with stage("reading them again") as progress:
-        after = sentence_vectors(version.model, version.tokenizer, parts.held_out, progress)
+    smaller = _sharing_copy(version.model)
+    report = replace(replace_embeddings(smaller, table=given, targets=list(given)), parameters_before=numbers)
     with new_folder(out) as in_making:
         carry_over(folder, in_making)  # first, so that the model's own README stays
-        version.model.save_pretrained(in_making)
+        smaller.save_pretrained(in_making)
+        if options.rest == "int8":
+            smaller = round_rest(in_making, smaller)
+        with stage("reading the held-out sentences with both models") as progress:
+            measures = purpose.compare((model, tokenizer), (smaller, version.tokenizer), parts.held_out, progress)
         vocabulary = version.saved(in_making, parts.held_out, {one.name: tried[one] for one in tried})
         sizes = (weight_bytes(folder), weight_bytes(in_making))
-        alike, seconds = likeness(before, after), time.monotonic() - began
-        shrunk = Shrunk(out, fitted, alike, len(parts.held_out), report, sizes, vocabulary, seconds)
+        seconds = time.monotonic() - began
+        shrunk = Shrunk(out, fitted, measures, len(parts.held_out), report, sizes, vocabulary, options.rest, seconds)
         write_json(in_making / REPORT_FILE, shrunk.to_dict())
         with suppress(UserError):  # matplotlib is an extra, and the numbers are in the report
             for number, one in enumerate(fitted.values() if options.thorough else (), start=1):
@@ -171,8 +178,14 @@ def _work_beside(
     return out.with_name(f"{out.name}.work"), facts
 
 
+def _sharing_copy(model: Any) -> Any:
+    """A model of the same parameters, whose modules can be replaced while the other stays as it is."""
+    return copy.deepcopy(model, {id(one): one for one in (*model.parameters(), *model.buffers())})
+
+
 def _fits(
     version: Version,
+    purpose: Purpose,
     parts: SentenceParts,
     allowed: Budget,
     options: ShrinkOptions,
@@ -180,13 +193,13 @@ def _fits(
     stage: Stage,
 ) -> dict[str, Fitted]:
     """The best replacements of all tables of a model within a budget, by the tables' names."""
-    tables = {_place_in_use(version.model, table): table for table in choose(version.model)}
+    tables = {_place_in_use(purpose.part(version.model), table): table for table in choose(version.model)}
     numbers = sum(table.module.weight.numel() for table in tables.values())
     found = {}
     for number, (place, table) in enumerate(tables.items()):
         kept = work and Kept(work[0] / f"{version.name}-{number}", work[1])
         share = allowed.part(table.module.weight.numel() / numbers)
-        found[table.name] = _fitted(version, place, table, parts, share, options, kept, stage)
+        found[table.name] = _fitted(version, purpose, place, table, parts, share, options, kept, stage)
     return found
 
 
@@ -202,10 +215,10 @@ def _check_too_large(tables: Sequence[Table], allowed: Budget) -> None:
         )
 
 
-def _place_in_use(model: Any, table: Table) -> str:
-    """Where the compared part of the model looks rows of this table up."""
+def _place_in_use(part: nn.Module, table: Table) -> str:
+    """Where the part of the model that is run looks rows of this table up."""
     table.scales()  # refuses one that does more than that
-    inside = {id(module) for module in compared_part(model).modules()}
+    inside = {id(module) for module in part.modules()}
     for place in table.places:
         if id(place.parent) in inside:
             return place.name
@@ -217,6 +230,7 @@ def _place_in_use(model: Any, table: Table) -> str:
 
 def _fitted(
     version: Version,
+    purpose: Purpose,
     place: str,
     table: Table,
     parts: SentenceParts,
@@ -229,7 +243,7 @@ def _fitted(
     steps = options.distill_steps if options.thorough else 0
     counts = token_counts(version.tokenizer, parts.fitting, len(weight))
     choosing, teaching = (
-        version.behaviour(place, sentences)
+        version.behaviour(purpose, place, sentences)
         for sentences in (parts.choosing, parts.fitting[: SENTENCES_AT_ONCE * max(steps, 1)])
     )
     with stage(f"measuring the sensitivity of {table.name}{version.described}") as progress:
@@ -243,7 +257,7 @@ def _fitted(
     usual = [USUALLY_BEST] if options.vocabulary == "keep" or counts.all() else [USUALLY_BEST, IF_UNUSED]
     methods = [name for name, entry in METHODS.items() if entry.in_fit] if options.thorough else usual
     settings = FitOptions(
-        choosing.similarity, "mean cosine", sensitivity, polish, steps * STEP_SECONDS, kept, methods=methods
+        choosing.similarity, purpose.agreement.name, sensitivity, polish, steps * STEP_SECONDS, kept, methods=methods
     )
     smaller = Budget(min(budget.bytes, 4 * weight.numel() - 1), budget.floats_only)  # a trimmed table may fit as it is
     zero_padding = padding if padding is not None and not weight[padding].any() else None

@@ -277,7 +277,8 @@ class MapHead(TiedHead):
 class VectorsHead(TiedHead):
     """Tied to the finished vectors, as the old head was to the old table.
 
-    The vectors are computed again, part of the vocabulary at a time, unless the stand-in is cached.
+    The vectors are computed again, part of the vocabulary at a time, unless the stand-in is cached. A compact table
+    makes logits without them.
     """
 
     def matrix(self) -> Tensor:
@@ -287,6 +288,8 @@ class VectorsHead(TiedHead):
         total, table = self.out_features, self.stand_in.table
         if torch.is_grad_enabled() and self.stand_in.looked_up is None and isinstance(table, TokenEmbedding):
             logits = [given @ table.finished().T.to(given.dtype)]  # backward computes a unit's layers again
+        elif self.stand_in.looked_up is None and isinstance(table, CompactTable):
+            logits = [table.logits(given)]
         else:
             logits = [
                 given @ self.stand_in.rows(start, min(start + TOKENS_AT_ONCE, total)).T.to(given.dtype)

@@ -12,6 +12,7 @@ from torch import nn
 
 from torchdefine.adapt.behaviour import Behaviour
 from torchdefine.adapt.coverage import Coverage, coverage
+from torchdefine.adapt.purposes import Purpose
 from torchdefine.adapt.sentences import SENTENCES_AT_ONCE, encode_batch, sentence_batches, token_counts
 from torchdefine.errors import UserError
 
@@ -65,15 +66,15 @@ class Version:
     old_ids: list[int] | None = None
     """Of a trimmed one, the former id of every token."""
 
-    def behaviour(self, place: str, sentences: Sequence[str]) -> Behaviour:
-        """How the table at ``place`` is judged, by the vectors that the whole model gives for these sentences.
+    def behaviour(self, purpose: Purpose, place: str, sentences: Sequence[str]) -> Behaviour:
+        """How the table at ``place`` is judged, by what the whole model gives for these sentences.
 
         Sentences of like length are computed together, which saves much time.
         """
         sentences = sorted(sentences, key=len)
-        batches = sentence_batches(self.model, self.tokenizer, sentences)
-        wanted = None if self.whole is None else self.whole.behaviour(place, sentences)
-        return Behaviour(self.model, place, encode_batch, batches, wanted)
+        batches = purpose.batches(self.model, self.tokenizer, sentences)
+        wanted = None if self.whole is None else self.whole.behaviour(purpose, place, sentences)
+        return Behaviour(self.model, place, purpose.encode, batches, wanted, purpose.agreement)
 
     @property
     def described(self) -> str:

@@ -74,6 +74,8 @@ def add_commands(command: Command) -> None:
     explained = "keep: the tokenizer as it is (default); trim: only the tokens that the text uses, letters and special "
     explained += "ones, so that other words are split further; auto: try both and take what measures better"
     option("--vocabulary", choices=["keep", "trim", "auto"], default="keep", help=explained)
+    rest = "int8: 8 bits a weight for the linear layers too, by torchao; keep: the rest as it is (default)"
+    option("--rest", choices=["keep", "int8"], default="keep", help=rest)
     thorough = "try all methods and distil the best, for minutes; if it is killed, the same command goes on"
     option("--thorough", action="store_true", help=thorough)
     option("--distill", type=whole, default=200, help="steps of distillation with --thorough (default: 200; 0: none)")
@@ -203,24 +205,24 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     their_log.set_verbosity_error()
     their_log.disable_progress_bar()
     sizes = {"choosing": options.choosing, "held_out": options.held_out, "distill_steps": options.distill}
-    asked = {"thorough": options.thorough, "trust_code": options.trust_code, "vocabulary": options.vocabulary}
+    asked = {
+        "thorough": options.thorough,
+        "rest": options.rest,
+        "trust_code": options.trust_code,
+        "vocabulary": options.vocabulary,
+    }
     settings = ShrinkOptions(**sizes, **asked, device=str(Processes().device(options.device)))
     shrunk = shrink_model(options.folder, options.text, options.out, options.budget, options=settings, stage=_stage)
     if not options.json:
         for fitted in shrunk.fitted.values():
             fitted.print()
-    likeness, (before, after) = shrunk.likeness, (size / 1e6 for size in shrunk.file_bytes)
+    before, after = (size / 1e6 for size in shrunk.file_bytes)
+    found = "; ".join(f"{name} {measure}" for name, measure in shrunk.measures.items())
     lines = [
         str(shrunk.replacement),
         str(shrunk.vocabulary),
-        f"On {shrunk.held_out:,} held-out sentences, mean cosine {likeness.mean_cosine:.4f} and rank "
-        f"correlation {likeness.rank_correlation:.4f} to the old model.",
+        f"On {shrunk.held_out:,} held-out sentences, against the old model, with 95 % intervals: {found}.",
     ]
-    if any(table.heads for table in shrunk.replacement.tables):
-        lines.append(
-            "The output layer uses the new table too, but only hidden states were compared: measure the model's "
-            "perplexity before you use it."
-        )
     lines.append(f"Weights {before:,.1f} → {after:,.1f} MB on disk, in {shrunk.seconds:,.0f} s.")
     show(options, shrunk.to_dict(), [*lines, f"The model is in {shrunk.folder}."])
 

@@ -66,6 +66,17 @@ class CompactTable(torch.nn.Module):
             return vectors
         return vectors.add_(mean)
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden vectors times all vectors of the table: (…, embedding_dim) → (…, num_embeddings).
+
+        An output layer tied to the table: no matrix of all vectors is made.
+        """
+        found = self.rows.products(hidden) + (hidden @ self.mean.to(hidden.dtype)).unsqueeze(-1)
+        if self.padding_idx is not None:
+            ids = torch.arange(self.num_embeddings, device=hidden.device)
+            found = found.masked_fill(ids == self.padding_idx, 0.0)
+        return found
+
     @property
     def stored_bytes(self) -> int:
         """The bytes of all tensors, in memory and in a file; the file's header comes on top."""

@@ -19,6 +19,7 @@ from torchdefine.ops import only_values, product
 from torchdefine.tables.fields import pack, packed_width, unpack
 
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ROWS_AT_ONCE = 16_384
 BLOCK = 128
 """Rows that are looked at together to find one's place in its band."""
 _LARGEST_SHORT = 1 << 16
@@ -77,6 +78,11 @@ class Rows(nn.Module, ABC):
             return make()
         made: Tensor = self._constants[dtype].of(make, *tensors)
         return made
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """Vectors (…, width) times every row: (…, num_rows), with few rows decoded at a time."""
+        ids = torch.arange(self.num_rows, device=vectors.device)
+        return torch.cat([vectors @ self(some, vectors.dtype).T for some in ids.split(ROWS_AT_ONCE)], dim=-1)
 
     def described(self) -> dict[str, Any]:
         """Kind and settings as plain values, for a file."""
@@ -257,6 +263,14 @@ class BandedRows(Rows):
         width = self.width if matrix is None else matrix.shape[1]
         vectors = torch.cat(parts) if parts else torch.zeros(0, width, dtype=dtype)
         return torch.embedding(vectors, back)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """Band by band, each with no more columns than it has; then in the order of the rows' numbers."""
+        parts = [band.products(vectors[..., : band.width]) for band in self.bands]
+        if not self.ranked:
+            return torch.cat(parts, dim=-1)
+        bands = unpack(self.band_of, self.band_bits, BLOCK).flatten()[: self.num_rows]
+        return torch.cat(parts, dim=-1)[..., bands.argsort(stable=True).argsort()]
 
     def _all_and_pick(self, place: Tensor, dtype: torch.dtype) -> Tensor:
         """Every band decodes for all, and a mask picks: fixed shapes, as compiled and exported programs need."""
