@@ -24,6 +24,7 @@ from benchmarks import (
     large_tables,
     look_up,
     output,
+    seals,
     shrunk_tables,
     step_profile,
     steps,
@@ -48,6 +49,7 @@ MODULES = (
     decoding,
     growth,
     large_tables,
+    seals,
     demo_profile,
 )
 BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}

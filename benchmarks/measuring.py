@@ -119,17 +119,18 @@ def times_faster(who: str, than: str, at_least: float) -> Goal:
     return Goal(f"{who}: times faster than {than}", lambda rows: rows[than].ms / rows[who].ms, at_least)
 
 
-def milliseconds(who: str, at_most: float) -> Goal:
-    return Goal(f"{who}: ms", lambda rows: rows[who].ms, at_most, at_most=True)
+def milliseconds(who: str, at_most: float, *, gpu_only: bool = True) -> Goal:
+    return Goal(f"{who}: ms", lambda rows: rows[who].ms, at_most, at_most=True, gpu_only=gpu_only)
 
 
-def share_of_time(who: str, without: str, at_most: float) -> Goal:
+def share_of_time(who: str, without: str, at_most: float, *, gpu_only: bool = True) -> Goal:
     """How much longer one contestant takes than another, as a share of the other's time."""
     return Goal(
         f"{who}: share of time over {without}",
         lambda rows: rows[who].ms / rows[without].ms - 1,
         at_most,
         at_most=True,
+        gpu_only=gpu_only,
     )
 
 

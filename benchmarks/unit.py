@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measuring import Contestant, Goal, Group, Prepared, Rows, Setting, Work, times_faster
+from benchmarks.measuring import Contestant, Goal, Group, Prepared, Rows, Setting, Work, milliseconds, times_faster
 from benchmarks.plain_step import in_plain_torch
 from benchmarks.recorded import recorded
 from benchmarks.records import Benchmark
@@ -34,6 +34,8 @@ SHAPE = (64, 140)  # 8,960 tokens
 RECIPES = {"R3": "table1a/r3", "R4": "table1a/r4", "R5": "table1a/r5"}
 GOALS = {"R3": 5.0, "R5": 4.0}
 TWIN = "eager twin, layer by layer"
+MLP = "an MLP of the unit's size"
+FEW = 64
 CALLS = ("forward", "backward", "both")
 
 
@@ -139,7 +141,7 @@ def ways(unit: DefineUnit, ids: Tensor) -> dict[str, Way]:
         "ours, distinct tokens, recorded": Way(distinct, recorded=True),
         "a loop over groups": Way(LoopOverGroups(unit), plain=True),
         "one dense projection": Way(nn.Linear(n, m, bias=False)),
-        "an MLP of the unit's size": Way(DenseMLP(n, weights // (n + m), m)),
+        MLP: Way(DenseMLP(n, weights // (n + m), m)),
     }
 
 
@@ -204,6 +206,29 @@ def groups(setting: Setting) -> Iterator[Group]:
             if call == "both" and short in GOALS:
                 goals = [times_faster("ours, recorded", TWIN, GOALS[short]), best_of_ours(GOALS[short])]
             yield Group(f"{short}, {call}", contestants, goals, note)
+    yield few_tokens(setting)
+
+
+def few_tokens(setting: Setting) -> Group:
+    """Forward in inference and in float32, as a server runs it."""
+    unit, _, x = unit_and_ids(RECIPES["R3"], setting)
+    with setting.device:
+        every = ways(unit.eval(), torch.arange(FEW, device=setting.device))
+    chosen = (TWIN, "eager twin, compiled", "ours, kernel by kernel", "a loop over groups", MLP, "one dense projection")
+    contestants = [
+        Contestant(name, partial(inferring, every[name], x[:FEW]), why_not(every[name], "forward", setting))
+        for name in chosen
+    ]
+    goals = [] if setting.on_gpu or setting.small else [milliseconds("ours, kernel by kernel", 0.45, gpu_only=False)]
+    return Group(f"R3, {FEW} tokens in inference", contestants, goals, "float32", taking_turns=True)
+
+
+def inferring(way: Way, x: Tensor) -> Prepared:
+    def work() -> Tensor:
+        found: Tensor = way.module(x)
+        return found
+
+    return Prepared(in_plain_torch(work) if way.plain else work, around=torch.inference_mode)
 
 
 BENCHMARK = Benchmark("unit", "the DeFINE unit alone beside a projection, an MLP and a loop over groups", groups)

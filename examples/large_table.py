@@ -78,9 +78,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--save-every", type=int, default=50)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
-    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
     if options.device == "cuda":
         torch.cuda.set_device(dist.get_node_local_rank())
+    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
     try:
         train(sharded(options.rows, options.device), options)
     finally:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SETTINGS = {name for task in task_names() for name in find_task(task).recipe.settings()}
 SECTIONS = {name.split(".")[0] for name in SETTINGS}
-NO_SETTINGS = {"train.txt", "embedding.weight", "embedding.safetensors"}
+NO_SETTINGS = {"train.txt", "embedding.weight", "embedding.map", "embedding.safetensors"}
 
 
 README = (ROOT / "README.md").read_text()

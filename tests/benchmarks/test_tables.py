@@ -22,15 +22,20 @@ ROOT = Path(__file__).parent.parent.parent
 def test_every_look_up_gives_the_vectors_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look_up, "SMALL_SIZE", 600)
     monkeypatch.setattr(look_up, "TOKENS", 280)
-    (group,) = look_up.groups(SETTING)
-    vectors = {contestant.name: contestant.prepare().work() for contestant in group.contestants}
+    monkeypatch.setattr(look_up, "ENCODER_SIZE", 700)
+    few, group, encoder, every = look_up.groups(SETTING)
+    vectors = {contestant.name: contestant.prepare().work() for contestant in group.contestants if not contestant.lacks}
     exact = vectors["computed by the unit"]
     for name in ("embedding.cached()", "a cache file"):
         torch.testing.assert_close(vectors[name], exact, rtol=1e-5, atol=1e-5)
-    scale = exact.square().mean()
-    for name, error in (("float16", 1e-5), ("int8", 1e-3), ("int4", 0.05), ("SVD of rank 128", 0.6)):
+    scale, fused = exact.square().mean(), [("fbgemm's rows of 8 bits", 1e-3), ("fbgemm's rows of 4 bits", 0.05)]
+    for name, error in (("float16", 1e-5), ("int8", 1e-3), ("int4", 0.05), ("SVD of rank 128", 0.6), *fused):
         assert (vectors[name] - exact).square().mean() < error * scale, name
     assert all(found.shape == exact.shape for found in vectors.values())
+    assert few.contestants[0].prepare().work().shape == (32, look_up.WIDTH)
+    finished = [contestant.prepare().work() for contestant in every.contestants]
+    torch.testing.assert_close(finished[0], finished[1], rtol=1e-5, atol=1e-5)
+    assert [contestant.name for contestant in encoder.contestants][:2] == ["nn.Embedding", "bits"]
 
 
 def test_growth_has_a_row_for_every_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -44,5 +44,6 @@ def test_distinct_tokens_are_fewer() -> None:
 
 def test_there_is_a_group_for_every_recipe_and_pass() -> None:
     names = [group.name for group in groups(SETTING)]
-    assert len(names) == 9
+    assert len(names) == 10
     assert names[2] == "R3, both"
+    assert names[-1] == "R3, 64 tokens in inference"

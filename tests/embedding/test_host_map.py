@@ -55,13 +55,13 @@ def step(model: DeFINE, optimizer: torch.optim.Optimizer, *parts: Tensor) -> flo
     return losses[0].item()
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+def same(one: dict[str, Any], other: dict[str, Any], rtol: float = 1e-10) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
         if isinstance(value, dict):
-            same(value, other[name])
+            same(value, other[name], rtol)
         elif isinstance(value, Tensor):
-            torch.testing.assert_close(value.cpu(), other[name].cpu(), rtol=1e-10, atol=1e-12, msg=str(name))
+            torch.testing.assert_close(value.cpu(), other[name].cpu(), rtol=rtol, atol=rtol / 100, msg=str(name))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -70,21 +70,22 @@ def test_it_learns_what_the_whole_table_learns(kind: str, device: str) -> None:
     whole, ours = embedding(False), embedding(True, device)
     theirs, own = optimizer_of(whole, kind), optimizer_of(ours, kind)
     given = batches(20)
+    rtol = 1e-10 if device == "cpu" else 1e-7
     there = ours.map.prefetch(given[0])
     for now, following in pairwise(given):
         ids, there = there, ours.map.prefetch(following)
-        assert step(ours, own, ids) == pytest.approx(step(whole, theirs, now), rel=1e-10)
+        assert step(ours, own, ids) == pytest.approx(step(whole, theirs, now), rel=rtol)
     for first, second in zip(given[::2], given[1::2], strict=True):  # accumulated, and not prefetched
         step(ours, own, first.to(device), second.to(device))
         step(whole, theirs, first, second)
-    same(ours.state_dict(), whole.state_dict())
-    same(own.state_dict(), theirs.state_dict())
+    same(ours.state_dict(), whole.state_dict(), rtol)
+    same(own.state_dict(), theirs.state_dict(), rtol)
     whole.eval(), ours.eval()
     with torch.inference_mode():
         ids = torch.arange(20)
-        torch.testing.assert_close(ours(ids.to(device)).cpu(), whole(ids), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(ours(ids.to(device)).cpu(), whole(ids), rtol=rtol, atol=rtol / 100)
     ids = torch.arange(15)
-    torch.testing.assert_close(ours(ours.map.prefetch(ids)).cpu(), whole(ids), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(ours(ours.map.prefetch(ids)).cpu(), whole(ids), rtol=rtol, atol=rtol / 100)
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["into host memory", "out of it"])
@@ -117,6 +118,18 @@ def test_it_is_saved_as_the_map_that_it_was_made_of(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(loaded(ids), ours(ids))
     assert ours.map.resting.table.weight.data_ptr() == ours.state_dict()["map.table.weight"].data_ptr()
+
+
+def test_a_copy_is_its_own_table_with_the_newest_rows() -> None:
+    ours = embedding(True)
+    own = optimizer_of(ours, "rowwise-adagrad")
+    step(ours, own, *batches(1))
+    twin = copy.deepcopy(ours)
+    before = copy.deepcopy(ours.state_dict())
+    same(twin.state_dict(), before)
+    step(ours, own, *batches(1, 2))
+    same(twin.state_dict(), before)
+    step(twin, optimizer_of(twin, "rowwise-adagrad"), *batches(1))
 
 
 def test_only_the_cache_moves() -> None:

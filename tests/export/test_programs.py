@@ -103,7 +103,8 @@ def compressed_lstm() -> LanguageModel:
 
 
 def adaptive_mixture_lstm() -> LanguageModel:
-    embedding = TokenEmbedding(bands())
+    """With a projection in every band."""
+    embedding = TokenEmbedding(AdaptiveMap(V, 12, (10, 30), division=2, output_dim=16))
     component = AdaptiveSoftmax(16, embedding.map)
     return LanguageModel(
         embedding, LSTM(16, LSTMConfig(hidden_dim=20, output_dim=18)), MixtureSoftmax(18, component, 2)

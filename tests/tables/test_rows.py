@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchdefine.tables.rows import pack, packed_width, unpack
+from torchdefine.tables.fields import pack, packed_width, unpack
 
 
 @given(bits=st.integers(1, 8), count=st.integers(1, 40), rows=st.integers(1, 4), seed=st.integers(0, 1000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -44,6 +45,8 @@ class HostMap(nn.Module):
     """
 
     sparse = True
+    resting: StandardMap
+    """The whole table. Rows in the cache may be newer until ``flush``."""
 
     def __init__(self, table: StandardMap, cache_rows: int) -> None:
         super().__init__()
@@ -56,9 +59,6 @@ class HostMap(nn.Module):
         self.map_dim, self.output_dim, self.padding_idx = table.map_dim, table.output_dim, table.padding_idx
         object.__setattr__(self, "resting", table.cpu())  # around nn.Module, which would move it
         self._start(table.table.weight.new_zeros(cache_rows, self.map_dim))
-
-    resting: StandardMap
-    """The whole table. Rows in the cache may be newer until ``flush``."""
 
     def _start(self, cache: Tensor) -> None:
         weight = self.resting.table.weight
@@ -143,6 +143,12 @@ class HostMap(nn.Module):
             self.resting.to(self.cache.dtype)
             self._traffic.columns[""] = self.resting.table.weight.detach()
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HostMap:
+        """A copy follows no optimiser."""
+        self.flush()
+        copy = HostMap(deepcopy(self.resting, memo), len(self.cache))
+        return copy.to(self.cache.device).train(self.training)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings:,} × {self.map_dim} in host memory, {len(self.cache):,} rows in the cache"

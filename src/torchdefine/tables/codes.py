@@ -22,7 +22,8 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.ops import only_values
 from torchdefine.tables.compact_table import CompactTable, table_bytes
-from torchdefine.tables.rows import FLOATS, Rows, frozen, pack, packed_width, stored_as, unpack
+from torchdefine.tables.fields import pack, packed_width, unpack
+from torchdefine.tables.rows import FLOATS, Rows, frozen, stored_as
 from torchdefine.tables.source import Budget, Candidate, Method, RowDraws, Source, TableLike, centred
 
 MOST_CODEBOOKS = 64

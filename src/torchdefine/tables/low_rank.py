@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from torchdefine.errors import UserError
-from torchdefine.ops import product
 from torchdefine.tables.compact_table import CompactTable
 from torchdefine.tables.quantised import stored_rows
 from torchdefine.tables.rows import BandedRows, Rows, in_bands, sorted_within
@@ -31,7 +30,7 @@ class FactorisedRows(Rows):
         self.refuses = factor.refuses
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        return product(self.factor(rows, dtype), self.projection.kept_matrix(dtype))  # (…, r) → (…, m)
+        return self.factor.times(rows, self.projection.kept_matrix(dtype))  # (…, m)
 
 
 def svd_table(

@@ -1,17 +1,12 @@
-"""Rows of a table in few bytes: what every way of holding them has in common, floats, bands, and packed whole numbers.
-
-Whole numbers of 1 to 8 bits are packed into bytes, row by row. A width that is not a power of two is split into fields
-that are (3 = 2 + 1, 6 = 4 + 2): the highest field of all numbers of a row comes first, then the next. Within a byte the
-first number takes the lowest bits.
-"""
+"""Rows of a table in few bytes: what every way of holding them has in common, floats, and bands."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from functools import lru_cache
 from inspect import signature
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -20,13 +15,16 @@ from torch import Tensor, nn
 from torchdefine.config import Config, to_plain
 from torchdefine.embedding.kept import Kept
 from torchdefine.errors import UserError
-from torchdefine.ops import only_values
+from torchdefine.ops import only_values, product
+from torchdefine.tables.fields import pack, packed_width, unpack
 
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ROWS_AT_ONCE = 16_384
 BLOCK = 128
 """Rows that are looked at together to find one's place in its band."""
 _LARGEST_SHORT = 1 << 16
+FEW = 64
+"""So many rows are decoded by operations on all bands at once; more of them band by band."""
 _KINDS: dict[str, type[Rows]] = {}
 
 
@@ -41,6 +39,8 @@ class Rows(nn.Module, ABC):
     kind: ClassVar[str]
     own_codes: int = 0
     """How many packed whole numbers there are; a code is a parameter as much as a float is."""
+    together: Any = None
+    """What decodes a few rows of bands of this kind by operations on all of them at once, if there is such a thing."""
     refuses: bool = False
     """Whether looking a row up that does not exist raises an error on the CPU, by itself."""
 
@@ -57,13 +57,20 @@ class Rows(nn.Module, ABC):
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """(…) row numbers → (…, width)."""
 
+    def times(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        """Rows multiplied by a matrix, (…) and (width, m) → (…, m)."""
+        return product(self(rows, matrix.dtype), matrix)
+
     def matrix(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """All rows, (num_rows, width)."""
         return self(torch.arange(self.num_rows, device=next(self.parameters()).device), dtype)
 
     def kept_matrix(self, dtype: torch.dtype) -> Tensor:
         """All rows, to be read in every look-up."""
-        return self.constant(lambda: self.matrix(dtype), dtype, *self.parameters(), *self.buffers())
+        if self._modules:
+            return self.constant(lambda: self.matrix(dtype), dtype, *self.parameters(), *self.buffers())
+        own: Any = (*self._parameters.values(), *self._buffers.values())  # nn.Module takes longer to name them
+        return self.constant(lambda: self.matrix(dtype), dtype, *own)
 
     def constant(self, make: Callable[[], Tensor], dtype: torch.dtype, *tensors: Tensor) -> Tensor:
         """What ``make`` gives, of a dtype, from some of the tensors here; it is kept while these stay as they are."""
@@ -169,8 +176,9 @@ class BandedRows(Rows):
 
     def __init__(self, bands: list[Rows], ranked: bool = True) -> None:
         super().__init__(sum(band.num_rows for band in bands), max(band.width for band in bands))
-        self.bands: Sequence[Rows] = nn.ModuleList(bands)  # type: ignore[assignment]
-        self.ranked = ranked
+        self.bands: Sequence[Any] = nn.ModuleList(bands)  # type: ignore[assignment]
+        self.ranked, self.refuses = ranked, not ranked
+        self._joined: tuple[Tensor, list[Tensor]] | None = None
         if ranked:
             blocks, self.band_bits = -(-self.num_rows // BLOCK), max((len(bands) - 1).bit_length(), 1)
             packed = packed_width(BLOCK, self.band_bits)
@@ -192,17 +200,17 @@ class BandedRows(Rows):
     def places(self, rows: Tensor) -> Tensor:
         """Where rows stand when the bands are one after another: those of its band before its block, and in it."""
         block, at = rows // BLOCK, (rows % BLOCK).unsqueeze(-1)
-        bands = unpack(self.band_of[block], self.band_bits, BLOCK)  # (…, BLOCK)
+        bands = unpack(torch.embedding(self.band_of, block), self.band_bits, BLOCK)  # (…, BLOCK)
         own = bands.gather(-1, at)
         before = (bands == own) & (torch.arange(BLOCK, device=rows.device) < at)
-        first = self.first_places[block].gather(-1, own.long()).squeeze(-1).long()
+        first = torch.embedding(self.first_places, block).gather(-1, own.long()).squeeze(-1).long()
         first = torch.where(first < 0, first + _LARGEST_SHORT, first)
         return first + before.sum(-1)
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         place = self.places(rows) if self.ranked else rows
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():
-            return self._each_its_own(place, dtype)
+            return self._each_its_own(place, dtype, None)
         return self._all_and_pick(place, dtype)
 
     def products(self, vectors: Tensor) -> Tensor:
@@ -213,17 +221,56 @@ class BandedRows(Rows):
         bands = unpack(self.band_of, self.band_bits, BLOCK).flatten()[: self.num_rows]
         return torch.cat(parts, dim=-1)[..., bands.argsort(stable=True).argsort()]
 
-    def _each_its_own(self, place: Tensor, dtype: torch.dtype) -> Tensor:
-        """Every band decodes only its own rows: least work, but shapes that depend on the ids."""
-        flat, start = place.reshape(-1), 0
-        vectors = torch.zeros(len(flat), self.width, dtype=dtype, device=place.device)
-        for band in self.bands:
-            where = ((flat >= start) & (flat < start + band.num_rows)).nonzero().squeeze(-1)
-            if len(where):
-                own = self._widened(band(flat[where] - start, dtype)).to(dtype)  # autocast may have changed it
-                vectors = vectors.index_put((where,), own)
-            start += band.num_rows
-        return vectors.reshape(*place.shape, self.width)
+    def times(self, rows: Tensor, matrix: Tensor) -> Tensor:
+        if not (rows.is_cpu and only_values(rows, matrix)):
+            return super().times(rows, matrix)
+        place = self.places(rows) if self.ranked else rows
+        few = self._few(place, matrix.dtype)
+        return self._each_its_own(place, matrix.dtype, matrix) if few is None else product(few, matrix)
+
+    def _few(self, place: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """The rows, (…) → (…, width), where they are few and all bands can be decoded together."""
+        if place.numel() > FEW or any(band.together is None for band in self.bands):
+            return None
+        floats = [one for band in self.bands for one in band._parameters.values()]
+        if any(one.requires_grad for one in floats):
+            return None
+        flat = self._joined_codes()
+        few = self._constants[dtype].of(lambda: self.bands[0].together(self.bands, flat, dtype), flat, *floats)
+        rows: Tensor = few.decoded(place.reshape(-1).contiguous())
+        return rows.view(*place.shape, self.width)
+
+    def _joined_codes(self) -> Tensor:
+        """The codes of all bands, one after another in memory; each band from then on has its part of this."""
+        codes = [band._buffers["codes"] for band in self.bands]
+        if self._joined is None or any(now is not part for now, part in zip(codes, self._joined[1], strict=True)):
+            with torch.inference_mode(False):
+                flat = torch.cat([band.codes.flatten() for band in self.bands])
+                parts = flat.split([band.codes.numel() for band in self.bands])
+                for band, part in zip(self.bands, parts, strict=True):
+                    band.codes = part.view(band.codes.shape)
+            self._joined = flat, [band.codes for band in self.bands]
+        return self._joined[0]
+
+    def _each_its_own(self, place: Tensor, dtype: torch.dtype, matrix: Tensor | None) -> Tensor:
+        """Every band decodes only its own rows, each once: least work, but shapes that depend on the ids.
+
+        The rows are multiplied by ``matrix``, if there is one.
+        """
+        distinct, back = torch.unique(place, return_inverse=True)  # in order, so a band's rows are side by side
+        edges = torch.tensor([0, *accumulate(band.num_rows for band in self.bands)])
+        found = torch.searchsorted(distinct, edges).tolist()
+        if found[-1] - found[0] < len(distinct):
+            raise IndexError(f"a row is outside the {self.num_rows} of {len(self.bands)} bands")
+        parts = []
+        for band, start, (first, last) in zip(self.bands, edges.tolist(), pairwise(found), strict=False):
+            if first < last:
+                own = band(distinct[first:last] - start, dtype)
+                wide = self._widened(own) if matrix is None else product(own, matrix[: band.width])
+                parts.append(wide.to(dtype))  # autocast may have changed it
+        width = self.width if matrix is None else matrix.shape[1]
+        vectors = torch.cat(parts) if parts else torch.zeros(0, width, dtype=dtype)
+        return torch.embedding(vectors, back)
 
     def _all_and_pick(self, place: Tensor, dtype: torch.dtype) -> Tensor:
         """Every band decodes for all, and a mask picks: fixed shapes, as compiled and exported programs need."""
@@ -256,72 +303,3 @@ def in_bands(bands: list[Rows], order: Tensor) -> BandedRows:
     if made.ranked:
         made.rank(order)
     return made
-
-
-def packed_width(count: int, bits: int) -> int:
-    """Bytes for one row of ``count`` numbers."""
-    return sum(_field_bytes(count, field) for field in _fields(bits))
-
-
-def pack(codes: Tensor, bits: int) -> Tensor:
-    """(…, count) whole numbers below 2^bits → (…, bytes) uint8."""
-    count = codes.shape[-1]
-    rest, parts = bits, []
-    for field in _fields(bits):
-        rest -= field
-        values = (codes >> rest) & (2**field - 1)  # (…, count)
-        spare = _field_bytes(count, field) * (8 // field) - count
-        values = nn.functional.pad(values, (0, spare)).unflatten(-1, (-1, 8 // field))  # (…, bytes, per byte)
-        parts.append((values << _shifts(field, codes)).sum(-1))
-    return torch.cat(parts, dim=-1).to(torch.uint8)
-
-
-def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """(…, bytes) uint8 → (…, count) int32; uint8 where bytes are looked up in a table of what they hold."""
-    if packed.device.type == "cpu" and only_values(packed):
-        return _unpacked_by_table(packed, bits, count)
-    wide = packed.to(torch.int32)  # ONNX cannot shift bytes
-    if bits == 8:
-        return wide
-    codes, start = wide, 0
-    for field in _fields(bits):
-        stop = start + _field_bytes(count, field)
-        shifted = torch.bitwise_right_shift(wide[..., start:stop].unsqueeze(-1), _shifts(field, wide))
-        values = (shifted & (2**field - 1)).flatten(-2)[..., :count]  # (…, bytes, per byte) → (…, count)
-        codes = codes * 2**field + values if start else values
-        start = stop
-    return codes
-
-
-def _unpacked_by_table(packed: Tensor, bits: int, count: int) -> Tensor:
-    if bits == 8:
-        return packed
-    codes, start = packed, 0
-    for field in _fields(bits):
-        stop = start + _field_bytes(count, field)
-        which = packed[..., start:stop].int()  # (…, bytes)
-        values = _spread(field).index_select(0, which.view(-1)).view(torch.uint8)
-        values = values.view(*which.shape[:-1], which.shape[-1] * (8 // field))[..., :count]
-        codes = codes * 2**field + values if start else values
-        start = stop
-    return codes
-
-
-@lru_cache(maxsize=3)
-def _spread(field: int) -> Tensor:
-    """For every byte the fields that it holds, a byte for each, as one whole number."""
-    with torch.inference_mode(False), torch.device("cpu"):
-        fields = (torch.arange(256).unsqueeze(1) >> _shifts(field, torch.empty(0, dtype=torch.int64))) & (2**field - 1)
-        return fields.to(torch.uint8).view({4: torch.int16, 2: torch.int32, 1: torch.int64}[field]).squeeze(1)
-
-
-def _shifts(field: int, like: Tensor) -> Tensor:
-    return torch.arange(0, 8, field, dtype=like.dtype, device=like.device)
-
-
-def _fields(bits: int) -> list[int]:
-    return [field for field in (8, 4, 2, 1) if bits & field]
-
-
-def _field_bytes(count: int, field: int) -> int:
-    return -(-count * field // 8)

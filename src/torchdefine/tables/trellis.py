@@ -10,12 +10,17 @@ each number. Trellis-coded quantisation: Marcellin & Fischer, 1990; the codes: U
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchdefine.tables.rows import Rows, frozen, pack, packed_width, stored_as, unpack
+from torchdefine.ops import only_values
+from torchdefine.tables.few_rows import FewRows
+from torchdefine.tables.fields import pack, packed_width, unpack
+from torchdefine.tables.rows import Rows, frozen, stored_as
 
 CODES = {4: (0o04, 0o23), 6: (0o024, 0o103), 8: (0o362, 0o515)}
 """By memory: taps of the low and of the high bit of a subset's number; the lowest tap is the column's own bit."""
@@ -44,16 +49,40 @@ class TrellisRows(Rows):
         self.scales = frozen(torch.zeros(self.width, dtype=torch.float16))
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        packed, start = self.codes[rows], packed_width(self.width, 1)
-        low, high = self._subset_bits(packed[..., :start])
-        parts, first_level = [], 0
+        packed, start = torch.embedding(self.codes, rows), packed_width(self.width, 1)
+        chosen = self._subset(packed[..., :start]) + self.constant(self.first_levels, torch.int32)
+        parts = []
         for bits, columns in self.runs:
             stop = start + packed_width(columns, bits - 1)
-            within = unpack(packed[..., start:stop], bits - 1, columns).int() * SUBSETS if bits > 1 else 0
-            parts.append(torch.as_tensor(within + first_level, device=packed.device).expand(*rows.shape, columns))
-            start, first_level = stop, first_level + 2 ** (bits + 1)
-        chosen = torch.cat(parts, dim=-1) + 2 * high + low  # (…, width)
-        return self.levels.to(dtype)[chosen.long()] * self.scales.to(dtype)
+            held = packed[..., start:stop]
+            parts.append(
+                unpack(held, bits - 1, columns) if bits > 1 else held.new_zeros(()).expand(*rows.shape, columns)
+            )
+            start = stop
+        chosen = chosen + SUBSETS * torch.cat(parts, dim=-1).int()  # (…, width)
+        levels = self.constant(lambda: self.levels.to(dtype), dtype, self.levels)
+        return levels.index_select(0, chosen.reshape(-1)).view(chosen.shape) * self.scales.to(dtype)
+
+    @staticmethod
+    def together(bands: Sequence[TrellisRows], flat: Tensor, dtype: torch.dtype) -> FewRows:
+        """``flat`` has the codes of all bands, which have one memory."""
+        return FewRows.of(bands, flat, subsets_of_words(bands[0].memory), SUBSETS, dtype)
+
+    def first_levels(self) -> Tensor:
+        """Where the levels of each column begin, (width,)."""
+        starts = accumulate((2 ** (bits + 1) for bits, _ in self.runs), initial=0)
+        numbers = [start for start, (_, columns) in zip(starts, self.runs, strict=False) for _ in range(columns)]
+        return torch.tensor(numbers, dtype=torch.int32, device=self.codes.device)
+
+    def _subset(self, packed: Tensor) -> Tensor:
+        """The number of each column's subset, (…, width)."""
+        if packed.is_cpu and only_values(packed):
+            coded = F.pad(packed, (0, 1)).int()  # (…, bytes and one)
+            words = torch.add(coded[..., :-1], coded[..., 1:], alpha=256)
+            numbers = subsets_of_words(self.memory).index_select(0, words.view(-1)).view(torch.uint8)
+            return numbers.view(*words.shape[:-1], 8 * words.shape[-1])[..., : self.width]
+        low, high = self._subset_bits(packed)
+        return 2 * high + low
 
     def _subset_bits(self, packed: Tensor) -> list[Tensor]:
         """The two bits of each column's subset, (…, width) each."""
@@ -142,6 +171,14 @@ def _subset_numbers(memory: int) -> Tensor:
     windows = range(2 << memory)
     low, high = CODES[memory]
     return torch.tensor([2 * ((one & high).bit_count() % 2) + (one & low).bit_count() % 2 for one in windows])
+
+
+@lru_cache(maxsize=len(CODES))
+def subsets_of_words(memory: int) -> Tensor:
+    """For each two bytes of coded bits the subsets of the first one's columns, a byte for each, as one whole number."""
+    with torch.inference_mode(False), torch.device("cpu"):
+        windows = torch.arange(1 << 16).unsqueeze(1) >> torch.arange(8) & ((2 << memory) - 1)
+        return _subset_numbers(memory)[windows].to(torch.uint8).view(torch.int64).squeeze(1)
 
 
 def _start_levels(bits: int) -> Tensor:
