@@ -34,7 +34,7 @@ class Entry:
 
 _OWN = {
     "bits": Entry("bits:Bits", "rotated, 0 to 8 bits per number by importance; usually loses least", seconds=30),
-    "used": Entry("used:Used", "the same, and one vector for all rows that the counts say are unused"),
+    "used": Entry("used:Used", "the same, and one vector for all rows that the counts say are unused", seconds=30),
     "svd": Entry("low_rank:LowRank", "low rank (SVD)"),
     "frequent": Entry("low_rank:LowRank", "frequent rows whole, low rank for the rest", {"kept": (0.05, 0.15)}),
     "int": Entry("quantised:Quantised", "as many bits per number as fit, one scale per row or per 32 numbers"),

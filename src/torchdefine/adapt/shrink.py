@@ -38,7 +38,7 @@ from torchdefine.tables.compact_table import sha256_of_tensors
 
 REPORT_FILE, PICTURE_FILE = "adapt.json", "front.svg"
 REPORT_VERSION = 2
-USUALLY_BEST = "bits"
+USUALLY_BEST, IF_UNUSED = "bits", "used"
 STEP_SECONDS = 1
 """Of distillation, on a core or two; progress goes by it."""
 
@@ -264,7 +264,8 @@ def _fitted(
         distill(teaching, table, learning, progress, kept)
 
     polish = distilled if steps else None
-    methods = [name for name, entry in METHODS.items() if entry.in_fit] if options.thorough else [USUALLY_BEST]
+    usual = [USUALLY_BEST] if options.vocabulary == "keep" or counts.all() else [USUALLY_BEST, IF_UNUSED]
+    methods = [name for name, entry in METHODS.items() if entry.in_fit] if options.thorough else usual
     settings = FitOptions(
         choosing.similarity, purpose.agreement.name, sensitivity, polish, steps * STEP_SECONDS, kept, methods=methods
     )
