@@ -232,6 +232,45 @@ def test_a_language_model_is_judged_by_its_predictions(
     assert "cosine" not in done.stdout
 
 
+def test_own_pairs_and_labels_are_measured_too(bert_folder: Path, text: Path, tmp_path: Path) -> None:
+    lines = text.read_text().splitlines()
+    files = {name: tmp_path / f"{name}.tsv" for name in ("pairs", "scores", "labels")}
+    files["pairs"].write_text("".join(f"{line}\t{line}\n" for line in lines[:50]))
+    scored = zip(lines[:50], lines[50:100], range(50), strict=True)
+    files["scores"].write_text("".join(f"{one}\t{other}\t{score % 7}\n" for one, other, score in scored))
+    files["labels"].write_text("".join(f"{line}\t{'w3 ' in line}\n" for line in lines[:100]))
+    both = {"labels": files["labels"], "options": OPTIONS}
+    shrunk = shrink_model(bert_folder, text, tmp_path / "new", "5KB", pairs=files["pairs"], **both)
+    found = shrunk.measures["pairs, mean reciprocal rank"]
+    assert found.before == 1  # each text is its own answer
+    assert 0.9 < found.low <= found.value <= 1
+    assert 0.5 < shrunk.measures["labels, accuracy"].value <= 1
+    scored_one = shrink_model(bert_folder, text, tmp_path / "scored", "5KB", pairs=files["scores"], options=OPTIONS)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bert_folder)
+    before = transformers.AutoModel.from_pretrained(bert_folder)
+    one, other = (sentence_vectors(before, tokenizer, some) for some in (lines[:50], lines[50:100]))
+    cosines, wanted = torch.cosine_similarity(one, other), [score % 7 for score in range(50)]
+    stats = pytest.importorskip("scipy.stats")
+    known = scored_one.measures["pairs, rank correlation"].before
+    assert known == pytest.approx(stats.spearmanr(cosines, wanted).statistic, abs=1e-4)
+
+
+def test_wrong_examples_are_refused_before_the_work(
+    bert_folder: Path, text: Path, tmp_path: Path, fails_at_work: None
+) -> None:
+    few, odd = tmp_path / "few.tsv", tmp_path / "odd.tsv"
+    few.write_text("a\tb\n")
+    odd.write_text("a\tb\n" * 50 + "a\n")
+    refused = {"has 1 examples, but 40 are needed": few, "needs two texts, or two texts and a number": odd}
+    for words, path in {**refused, "There is no file": tmp_path / "none"}.items():
+        with pytest.raises(UserError, match=words):
+            shrink_model(bert_folder, text, tmp_path / "new", "5KB", pairs=path, options=OPTIONS)
+    llama = save_with_tokenizer(FAMILIES["llama"].make(True), tmp_path / "llama")
+    odd.write_text("a\tb\n" * 50)
+    with pytest.raises(UserError, match="Pairs are for models of sentences"):
+        shrink_model(llama, text, tmp_path / "new", "5KB", pairs=odd, options=OPTIONS)
+
+
 def test_the_rest_in_8_bits(bert_folder: Path, text: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     kept, rounded = (

@@ -21,6 +21,7 @@ from torchdefine.adapt.distill import Distillation, distill, has_bfloat16
 from torchdefine.adapt.fit import FitOptions, fit
 from torchdefine.adapt.fitted import Fitted
 from torchdefine.adapt.kept import Kept
+from torchdefine.adapt.labelled import Labels, Pairs
 from torchdefine.adapt.measures import Measure
 from torchdefine.adapt.model_folder import carry_over, check_carried_over, open_model, weight_bytes
 from torchdefine.adapt.purposes import Purpose, purpose_of
@@ -108,6 +109,8 @@ def shrink_model(
     out: str | Path,
     budget: int | str | Budget,
     *,
+    pairs: str | Path | None = None,
+    labels: str | Path | None = None,
     options: ShrinkOptions | None = None,
     stage: Stage | None = None,
 ) -> Shrunk:
@@ -115,7 +118,8 @@ def shrink_model(
 
     ``text`` is a file of plain text like the text that the model will read. Nothing is written to ``out`` until all is
     done. Thorough work is kept beside it until then: the same call goes on after a kill, to the same bytes.
-    Several tables share the budget by their sizes; those that fit it already are refused.
+    Several tables share the budget by their sizes; those that fit it already are refused. ``pairs`` and ``labels`` are
+    files of the user's own examples (``Pairs.read``, ``Labels.read``), on which both models are measured too.
     """
     began = time.monotonic()
     options, stage = options or ShrinkOptions(), stage or _silent
@@ -129,6 +133,9 @@ def shrink_model(
     whole = Version("keep", model, tokenizer)
     tables = choose(model)
     purpose = purpose_of(model, tokenizer, same_vocabulary=options.vocabulary == "keep")
+    examples = [kind.read(path) for kind, path in ((Pairs, pairs), (Labels, labels)) if path is not None]
+    for example in examples:
+        example.check(purpose)
     for table in tables:
         _place_in_use(purpose.part(model), table)
     _check_too_large(tables, allowed)
@@ -150,7 +157,10 @@ def shrink_model(
         if options.rest == "int8":
             smaller = round_rest(in_making, smaller)
         with stage("reading the held-out sentences with both models") as progress:
-            measures = purpose.compare((model, tokenizer), (smaller, version.tokenizer), parts.held_out, progress)
+            both = (model, tokenizer), (smaller, version.tokenizer)
+            measures = purpose.compare(*both, parts.held_out, progress)
+        for example in examples:
+            measures |= example.measures(purpose, *both)
         vocabulary = version.saved(in_making, parts.held_out, {one.name: tried[one] for one in tried})
         sizes = (weight_bytes(folder), weight_bytes(in_making))
         seconds = time.monotonic() - began

@@ -71,6 +71,8 @@ def add_commands(command: Command) -> None:
     option("--budget", required=True, help="for the table: 4MB, 512KiB, or '4M parameters' in float32")
     option("--text", required=True, help="a file of plain text like the text that the model will read")
     option("--out", required=True, help="the new model's folder")
+    option("--pairs", metavar="FILE", help="measure on pairs too: lines of two texts, perhaps with a score, by tabs")
+    option("--labels", metavar="FILE", help="measure on labels too: lines of a text and a label, by tabs")
     explained = "keep: the tokenizer as it is (default); trim: only the tokens that the text uses, letters and special "
     explained += "ones, so that other words are split further; auto: try both and take what measures better"
     option("--vocabulary", choices=["keep", "trim", "auto"], default="keep", help=explained)
@@ -212,7 +214,9 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
         "vocabulary": options.vocabulary,
     }
     settings = ShrinkOptions(**sizes, **asked, device=str(Processes().device(options.device)))
-    shrunk = shrink_model(options.folder, options.text, options.out, options.budget, options=settings, stage=_stage)
+    examples = {"pairs": options.pairs, "labels": options.labels}
+    given = (options.folder, options.text, options.out, options.budget)
+    shrunk = shrink_model(*given, **examples, options=settings, stage=_stage)
     if not options.json:
         for fitted in shrunk.fitted.values():
             fitted.print()

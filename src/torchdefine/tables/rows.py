@@ -214,6 +214,14 @@ class BandedRows(Rows):
             return self._each_its_own(place, dtype, None)
         return self._all_and_pick(place, dtype)
 
+    def products(self, vectors: Tensor) -> Tensor:
+        """Band by band, each with no more columns than it has; then in the order of the rows' numbers."""
+        parts = [band.products(vectors[..., : band.width]) for band in self.bands]
+        if not self.ranked:
+            return torch.cat(parts, dim=-1)
+        bands = unpack(self.band_of, self.band_bits, BLOCK).flatten()[: self.num_rows]
+        return torch.cat(parts, dim=-1)[..., bands.argsort(stable=True).argsort()]
+
     def times(self, rows: Tensor, matrix: Tensor) -> Tensor:
         if not (rows.is_cpu and only_values(rows, matrix)):
             return super().times(rows, matrix)
@@ -276,14 +284,6 @@ class BandedRows(Rows):
         width = self.width if matrix is None else matrix.shape[1]
         vectors = torch.cat(parts) if parts else torch.zeros(0, width, dtype=dtype)
         return torch.embedding(vectors, back)
-
-    def products(self, vectors: Tensor) -> Tensor:
-        """Band by band, each with no more columns than it has; then in the order of the rows' numbers."""
-        parts = [band.products(vectors[..., : band.width]) for band in self.bands]
-        if not self.ranked:
-            return torch.cat(parts, dim=-1)
-        bands = unpack(self.band_of, self.band_bits, BLOCK).flatten()[: self.num_rows]
-        return torch.cat(parts, dim=-1)[..., bands.argsort(stable=True).argsort()]
 
     def _all_and_pick(self, place: Tensor, dtype: torch.dtype) -> Tensor:
         """Every band decodes for all, and a mask picks: fixed shapes, as compiled and exported programs need."""
