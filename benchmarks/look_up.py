@@ -99,7 +99,7 @@ def tables(finished: torch.Tensor) -> dict[str, Callable[[], nn.Module]]:
     }
     if device.type == "cpu":
         made |= {f"fbgemm's rows of {bits} bits": partial(FusedRows, finished, bits) for bits in NAMES}
-    made |= {f"{name}, compiled": partial(_compiled, made[name]) for name in ("int8", "int4", "bits")}
+    made |= {f"{name}, compiled": partial(_compiled, made[name]) for name in ("int8", "int4")}
     return {name: cache(make) for name, make in made.items()}
 
 
