@@ -95,7 +95,7 @@ def tables(finished: torch.Tensor) -> dict[str, Callable[[], nn.Module]]:
         _CODES: lambda: coded(size, 32, 16),
         "SVD of rank 128": lambda: svd_table(finished, 128),
         "SVD of rank 128, int8": lambda: svd_table(finished, 128, storage="int8"),
-        "bits": lambda: transform_table(finished, size * BITS_BYTES, counts=zipf_counts(size).to(device)),
+        "bits": lambda: transform_table(finished, size * BITS_BYTES, counts=zipf_counts(size)),
     }
     if device.type == "cpu":
         made |= {f"fbgemm's rows of {bits} bits": partial(FusedRows, finished, bits) for bits in NAMES}

@@ -79,6 +79,18 @@ class DistinctTokens(nn.Module):
         return self.unit(x.index_select(0, self.first)).index_select(0, self.places)
 
 
+class Behind(nn.Module):
+    """A unit behind a module of its own, whose forward torch replaces when it records it."""
+
+    def __init__(self, unit: nn.Module) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.unit(x)
+        return found
+
+
 class Passes:
     """Forward, backward or both, through a module that takes (T, n) to (T, m)."""
 
@@ -121,6 +133,8 @@ class Way(NamedTuple):
     compiled: bool = False
     plain: bool = False
     """Without kernels of ours."""
+    graphed: bool = False
+    """Forward and backward as two CUDA graphs of torch's own, called from an eager loop."""
 
 
 def ways(unit: DefineUnit, ids: Tensor) -> dict[str, Way]:
@@ -129,13 +143,16 @@ def ways(unit: DefineUnit, ids: Tensor) -> dict[str, Way]:
     n, m = unit.plan.map_dim, unit.plan.embedding_dim
     weights = sum(p.numel() for p in unit.parameters())
     compiled: nn.Module = torch.compile(unit)  # type: ignore[assignment]
+    fewest_launches: nn.Module = torch.compile(unit, mode="reduce-overhead")  # type: ignore[assignment]
     distinct = DistinctTokens(unit, ids)
     return {
         TWIN: Way(unit, plain=True),
         "eager twin, recorded": Way(unit, recorded=True, plain=True),
         "eager twin, compiled": Way(compiled, compiled=True),
         "eager twin, compiled, recorded": Way(compiled, recorded=True, compiled=True),
+        "eager twin, compiled to CUDA graphs": Way(fewest_launches, compiled=True),
         "ours, kernel by kernel": Way(unit),
+        "ours, graphed by torch": Way(unit, graphed=True),
         "ours, recorded": Way(unit, recorded=True),
         "ours, distinct tokens": Way(distinct),
         "ours, distinct tokens, recorded": Way(distinct, recorded=True),
@@ -147,7 +164,8 @@ def ways(unit: DefineUnit, ids: Tensor) -> dict[str, Way]:
 
 def prepared(way: Way, x: Tensor, call: str, setting: Setting) -> Prepared:
     precision = Precision("bf16", setting.device)
-    passes = Passes(way.module, x, precision)
+    module = graphed(way.module, x) if way.graphed else way.module
+    passes = Passes(module, x, precision)
     facts = {"parameters": sum(p.numel() for p in way.module.parameters())}
     kernels = plain_torch() if way.plain else nullcontext()
     with precision.matmul_mode(), kernels:  # what is compiled or recorded here belongs to the mode that it will run in
@@ -156,8 +174,16 @@ def prepared(way: Way, x: Tensor, call: str, setting: Setting) -> Prepared:
     return Prepared(in_plain_torch(work) if way.plain else work, lambda: facts, precision.matmul_mode)
 
 
+def graphed(unit: nn.Module, x: Tensor) -> nn.Module:
+    """As a user does it for whom shapes are fixed."""
+    module = Behind(unit)
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        torch.cuda.make_graphed_callables(module, (x.detach().clone().requires_grad_(),))  # replaces its forward
+    return module
+
+
 def why_not(way: Way, call: str, setting: Setting) -> str:
-    if way.recorded and not setting.on_gpu:
+    if (way.recorded or way.graphed) and not setting.on_gpu:
         return NO_GPU
     if way.recorded and call == "backward":
         return "what is recorded is forward and backward together"

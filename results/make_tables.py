@@ -33,7 +33,7 @@ full training on the paper's text. Recipes that are not listed have no result he
 
 
 def main() -> None:
-    others = ("benchmarks", "minilm", "inference", "wiki78m", "equalised", "scales", "drill")
+    others = ("benchmarks", "minilm", "inference", "wiki78m", "equalised", "scales", "click-model", "drill")
     folders = sorted(p for p in HERE.iterdir() if p.is_dir() and p.name not in others and any(p.glob("*.json")))
     stages = HERE / "wiki78m"
     page = "\n".join(

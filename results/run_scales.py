@@ -35,7 +35,7 @@ class SmallRun(NamedTuple):
 
     @property
     def file(self) -> str:
-        settings = (f"{name} {self.row[name]}" for name in ("plan", "norm", "scale") if name in self.row)
+        settings = (f"{name} {self.row[name]}" for name in ("plan", "norm", "scale", "rate") if name in self.row)
         parts = (self.family, self.row["name"], *settings, f"seed {self.changes['train']['seed']}")
         return "-".join(parts).replace(" ", "-").lower() + ".json"
 
@@ -51,6 +51,8 @@ def small_runs() -> Iterator[SmallRun]:
                     unit = family["projection"] if row.get("unit") == "projection" else own
                     common, train = family["common"], {**family["common"]["train"], "seed": seed}
                     changes = {**common, "embedding": {"scale": row["scale"]}, "unit": unit, "train": train}
+                    if "rate" in row:
+                        changes["optim"] = {"lr": row["rate"]}
                     yield SmallRun(family["name"], row, family["recipe"], changes)
 
 

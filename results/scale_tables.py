@@ -11,16 +11,17 @@ from provenance import short_commit
 from run_scales import SmallRun, small_runs
 
 from torchdefine.embedding.plan import PLANS
+from torchdefine.recipe import load_recipe
 
 INTRODUCTION = """## The size of what is read, in small models
 
 `results/run_scales.py` trained every row of three families of small models on the shipped texts. The rows of a family
-are equal in data, steps and schedule. "plan" and "norm" are those of the unit. "reads" is the root mean square, at the
-start, of what the unit and the context model read. "valid" is the mean perplexity over seeds, "apart" the highest minus
-the lowest.
+are equal in data, steps and schedule. "rate" is the learning rate. "plan" and "norm" are those of the unit. "reads" is
+the root mean square, at the start, of what the unit and the context model read. "valid" is the mean perplexity over
+seeds, "apart" the highest minus the lowest.
 """
 HEADER = (
-    *("row", "plan", "norm", "`embedding.scale`", "unit reads", "model reads", "M", "seeds", "valid", "apart"),
+    *("row", "plan", "norm", "`embedding.scale`", "rate", "unit reads", "model reads", "M", "seeds", "valid", "apart"),
     "against the first",
 )
 
@@ -52,7 +53,7 @@ def described(run: SmallRun) -> tuple[str, ...]:
     row = run.row
     plan = row.get("plan")
     norm = row.get("norm") or (PLANS[plan]["norm"] if plan else "–")
-    return row["name"], plan or "–", norm, row["scale"]
+    return row["name"], plan or "–", norm, row["scale"], f"{load_recipe(run.recipe, run.changes).optim.lr:g}"
 
 
 def family_table(family: str, rows: dict[str, list[dict[str, Any]]]) -> str:
@@ -60,7 +61,7 @@ def family_table(family: str, rows: dict[str, list[dict[str, Any]]]) -> str:
         f"### {family[0].upper()}{family[1:]}",
         "",
         "| " + " | ".join(HEADER) + " |",
-        "|---" * 4 + "|---:" * 7 + "|",
+        "|---" * 4 + "|---:" * 8 + "|",
     ]
     first = next(iter(rows.values()))
     for row, runs in rows.items():

@@ -115,6 +115,14 @@ def test_what_differs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "onnx").exists()
 
 
+def test_a_model_whose_rest_is_rounded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapted(tmp_path / "model", "bert", bits=4)
+    model.config.quantization_config = {"quant_method": "torchao"}
+    monkeypatch.setattr(onnx_folder, "open_model", lambda *_, **__: (model, None))
+    with pytest.raises(UserError, match="in int8 by torchao, which cannot become ONNX"):
+        export_onnx(tmp_path / "model", tmp_path / "onnx")
+
+
 def test_two_programs_in_turns_are_refused(tmp_path: Path) -> None:
     adapted(tmp_path / "model", "t5", bits=4)
     with pytest.raises(UserError, match="T5ForConditionalGeneration is an encoder and a decoder"):
@@ -127,7 +135,7 @@ def test_the_card_tells_what_adapt_measured(tmp_path: Path) -> None:
     fits = {"embeddings": {"chosen": "bits by importance", "budget_bytes": 5_000}}
     report = {
         "torchdefine_version": "0.1.0",
-        "held_out": {"sentences": 30, "mean_cosine": 0.98765, "rank_correlation": 0.9},
+        "held_out": {"sentences": 30, "cosine": {"value": 0.98765, "low": 0.98, "high": 0.99, "before": None}},
         "vocabulary": {"choice": "trim", "tokens": [97, 50], "tokenizer_bytes": [2_000, 1_000]},
         "tables": [{"names": ["embeddings"], "bytes_after": 4_900, "bytes_before": 12_416}],
         "fits": fits,
@@ -137,5 +145,6 @@ def test_the_card_tells_what_adapt_measured(tmp_path: Path) -> None:
     card = adapted_card(tmp_path, "BertModel", {**program, "largest_difference": 1e-6})
     assert "| embeddings | bits by importance | 4,900 | 12,416 |" in card
     assert "Tokens: 50 of 97. Tokenizer: 1,000 bytes of 2,000." in card
-    assert "0.9877" in card
+    assert "On 30 held-out sentences" in card
+    assert "- cosine: 0.9877 (0.9800 to 0.9900)" in card
     assert "--budget 5000 --vocabulary trim" in card

@@ -115,7 +115,7 @@ def test_unigram(scores: dict[str, float], text: str, more: set[int], spaced: bo
 @pytest.fixture(scope="module")
 def lines() -> list[str]:
     with lzma.open(SAMPLE, "rt", encoding="utf-8") as file:
-        return [line.strip() for line in file if line.strip()][:1_500]
+        return [line.strip() for line in file if line.strip()][:600]
 
 
 def trained(kind: str, lines: list[str]) -> Any:
@@ -124,21 +124,21 @@ def trained(kind: str, lines: list[str]) -> Any:
         made = Tokenizer(models.WordPiece(unk_token="[?]"))
         made.normalizer = normalizers.BertNormalizer()
         made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-        trainer: Any = trainers.WordPieceTrainer(vocab_size=2_000, special_tokens=special, show_progress=False)
+        trainer: Any = trainers.WordPieceTrainer(vocab_size=1_000, special_tokens=special, show_progress=False)
     elif kind == "byte bpe":
         made = Tokenizer(models.BPE())
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(
-            vocab_size=2_000, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+            vocab_size=1_000, special_tokens=special, initial_alphabet=alphabet, show_progress=False
         )
     else:
         made = Tokenizer(models.Unigram())
         made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("  ", " ")])
         made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
         trainer = trainers.UnigramTrainer(
-            vocab_size=2_000, special_tokens=special, unk_token="[?]", show_progress=False
+            vocab_size=1_000, special_tokens=special, unk_token="[?]", show_progress=False
         )
     made.train_from_iterator(lines, trainer)
     made.add_special_tokens([AddedToken("<mask>", lstrip=True)])
@@ -155,7 +155,7 @@ def trained(kind: str, lines: list[str]) -> Any:
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte bpe", "unigram"])
 def test_trained_tokenizers(kind: str, lines: list[str]) -> None:
-    tokenizer, kept, other = trained(kind, lines), lines[:40], lines[40:400]
+    tokenizer, kept, other = trained(kind, lines), lines[:40], lines[40:150]
     ids = [encoding.ids for encoding in tokenizer.encode_batch(kept)]
     made, found = trimmed(tokenizer, {id_ for row in ids for id_ in row})
     after = made.encode_batch(kept)
@@ -192,7 +192,7 @@ def test_bpe_over_whole_texts_with_bytes(lines: list[str]) -> None:
     """As Llama's and Gemma's: spaces are letters, a text is one word, and unknown characters become bytes."""
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    learner.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=1_500, show_progress=False))
+    learner.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=800, show_progress=False))
     learnt = json.loads(learner.to_str())["model"]
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *learnt["vocab"]]
     merges = [tuple(pair) for pair in learnt["merges"]]

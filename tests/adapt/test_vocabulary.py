@@ -14,7 +14,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tests.adapt.test_tokenizer_json import SAMPLE
-from tests.test_cli import Command, assert_refused, torchdefine  # noqa: F401
+from tests.test_cli import Command, torchdefine  # noqa: F401
 from torchdefine.adapt import ShrinkOptions, shrink_model
 from torchdefine.adapt.sentences import sentence_parts, sentence_vectors
 from torchdefine.adapt.vocabulary import Version, versions_of
@@ -43,8 +43,8 @@ def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     with lzma.open(SAMPLE, "rt", encoding="utf-8") as file:
-        trainer = trainers.WordPieceTrainer(vocab_size=3_000, special_tokens=SPECIAL, show_progress=False)
-        made.train_from_iterator(list(file)[:2_500], trainer)
+        trainer = trainers.WordPieceTrainer(vocab_size=2_000, special_tokens=SPECIAL, show_progress=False)
+        made.train_from_iterator(list(file)[:1_500], trainer)
     tokenizer = transformers.BertTokenizer(vocab=json.loads(made.to_str())["model"]["vocab"])
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -106,16 +106,17 @@ def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_pa
     assert "tokens, and the tokenizer 0." in done.stdout
     assert "of their tokens are kept" in done.stdout
     assert "trimmed to" in done.stderr
-    kept = torchdefine("adapt", bert_folder, *few, "--out", tmp_path / "kept")
-    assert "tokens are kept; the tokenizer takes 0." in kept.stdout
-    assert reports(tmp_path / "kept")["coverage"] is None
+
+
+def test_a_token_that_the_tokenizer_does_not_have_is_refused(bert_folder: Path, text: Path, tmp_path: Path) -> None:
     shutil.copytree(bert_folder, tmp_path / "damaged")
     settings = json.loads((tmp_path / "damaged" / "config.json").read_text())
-    (tmp_path / "damaged" / "config.json").write_text(
-        json.dumps(settings | {"sep_token_id": settings["vocab_size"] - 1})
-    )
-    refused = torchdefine("adapt", tmp_path / "damaged", *few, "--out", tmp_path / "no", "--vocabulary", "auto")
-    assert_refused(refused, "which its tokenizer does not have: keep all tokens.")
+    wrong = settings | {"sep_token_id": settings["vocab_size"] - 1}
+    (tmp_path / "damaged" / "config.json").write_text(json.dumps(wrong))
+    with pytest.raises(UserError, match="which its tokenizer does not have: keep all tokens"):
+        shrink_model(
+            tmp_path / "damaged", text, tmp_path / "no", "30KB", options=ShrinkOptions(vocabulary="auto", **FEW)
+        )
 
 
 def test_a_model_that_depends_on_the_numbers_of_tokens_is_refused(bert_folder: Path) -> None:

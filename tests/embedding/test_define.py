@@ -187,7 +187,7 @@ def test_a_call_passes_through_few_functions_and_checks_ids_once(monkeypatch: py
     sys.setprofile(lambda frame, event, _: called.add(frame.f_code) if event == "call" else None)
     embedding(ids)
     sys.setprofile(None)
-    assert 2 <= len({code for code in called if code.co_filename.startswith(package)}) <= 10
+    assert 2 <= len({code for code in called if code.co_filename.startswith(package)}) <= 12
 
 
 def test_the_import_costs_little_more_than_torchs() -> None:

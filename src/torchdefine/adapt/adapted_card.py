@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torchdefine.adapt.measures import Measure
 from torchdefine.adapt.shrink import REPORT_FILE
 from torchdefine.files import read_json
 from torchdefine.plain import escaped
@@ -51,7 +52,8 @@ def measured(folder: Path, format: str) -> list[str]:
     if not (folder / REPORT_FILE).is_file():
         return []
     report = read_json(folder / REPORT_FILE)
-    held, kept = report["held_out"], report["vocabulary"]
+    kept, held = report["vocabulary"], dict(report["held_out"])
+    sentences = held.pop("sentences")
     rows = ["| table | chosen | bytes | before, with as many tokens |", "|---|---|---|---|"]
     for table, fitted in zip(report["tables"], report["fits"].values(), strict=True):
         names = escaped(", ".join(table["names"]))
@@ -63,8 +65,8 @@ def measured(folder: Path, format: str) -> list[str]:
         "\n".join(rows),
         f"Tokens: {kept['tokens'][1]:,} of {kept['tokens'][0]:,}. Tokenizer: {kept['tokenizer_bytes'][1]:,} bytes of "
         f"{kept['tokenizer_bytes'][0]:,}.",
-        f"On {held['sentences']:,} held-out sentences, the mean cosine to the vectors of the model that it was made of "
-        f"is {held['mean_cosine']:.4f}, and the rank correlation {held['rank_correlation']:.4f}.",
+        f"On {sentences:,} held-out sentences, beside the model that it was made of, with 95 % intervals:",
+        "\n".join(f"- {escaped(name)}: {Measure(**one)}" for name, one in held.items()),
         f"Made by torchdefine {report['torchdefine_version']}: `torchdefine adapt MODEL_DIR --text TEXT --out FOLDER "
         f"--budget {budget} --vocabulary {vocabulary}`, then `torchdefine export FOLDER --format {format}`.",
     ]

@@ -47,6 +47,10 @@ def export_onnx(folder: str | Path, out: str | Path) -> dict[str, Any]:
     if model.config.is_encoder_decoder:
         kind = type(model).__name__
         raise UserError(f"A {kind} is an encoder and a decoder, and only one program is written: export its encoder.")
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise UserError(
+            "The rest of this model is in int8 by torchao, which cannot become ONNX: adapt it with --rest keep."
+        )
     check_carried_over(folder, out)
     whole = _Whole(model.float(), tokenizer.model_input_names)
     with new_folder(out) as making:

@@ -43,7 +43,9 @@ def only_values(*tensors: Tensor | None) -> bool:
 
     Then they may run by ways that autograd, autocast, compilers, exporters and torch.func know nothing of.
     """
-    if not kernels_allowed() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+    if not _allowed or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._get_tracing_state() is not None:
         return False
     if torch._C._functorch.maybe_current_level() is not None or torch.is_autocast_enabled("cpu"):
         return False

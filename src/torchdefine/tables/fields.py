@@ -6,7 +6,7 @@ numbers of a row comes first, then the next. Within a byte the first number take
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -52,23 +52,24 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 def _unpacked_by_table(packed: Tensor, bits: int, count: int) -> Tensor:
     if bits == 8:
         return packed
-    codes, start = packed, 0
+    held, start, rest, codes = packed.reshape(-1, packed.shape[-1]).int(), 0, bits, None  # (T, bytes)
     for field in fields_of(bits):
-        stop = start + field_bytes(count, field)
-        which = packed[..., start:stop].int()  # (…, bytes)
-        values = _spread(field).index_select(0, which.view(-1)).view(torch.uint8)
-        values = values.view(*which.shape[:-1], which.shape[-1] * (8 // field))[..., :count]
-        codes = codes * 2**field + values if start else values
-        start = stop
-    return codes
+        taken, rest = field_bytes(count, field), rest - field
+        which = held if taken == held.shape[1] else held.narrow(1, start, taken)
+        values = _spread(field, rest).index_select(0, which.reshape(-1)).view(torch.uint8)
+        values = values.view(len(held), taken * (8 // field)).narrow(1, 0, count)
+        codes, start = values if codes is None else codes.add_(values), start + taken
+    assert codes is not None
+    return codes.reshape(*packed.shape[:-1], count)
 
 
-@lru_cache(maxsize=3)
-def _spread(field: int) -> Tensor:
-    """For every byte the fields that it holds, a byte for each, as one whole number."""
+@cache
+def _spread(field: int, rest: int) -> Tensor:
+    """For every byte the fields that it holds times 2^rest, a byte for each, as one whole number."""
     with torch.inference_mode(False), torch.device("cpu"):
-        fields = (torch.arange(256).unsqueeze(1) >> _shifts(field, torch.empty(0, dtype=torch.int64))) & (2**field - 1)
-        return fields.to(torch.uint8).view({4: torch.int16, 2: torch.int32, 1: torch.int64}[field]).squeeze(1)
+        fields = (torch.arange(256).unsqueeze(1) >> torch.arange(0, 8, field)) & (2**field - 1)
+        spread = (fields << rest).to(torch.uint8)
+        return spread.view({4: torch.int16, 2: torch.int32, 1: torch.int64}[field]).squeeze(1)
 
 
 def _shifts(field: int, like: Tensor) -> Tensor:

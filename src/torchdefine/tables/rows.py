@@ -23,6 +23,7 @@ ROWS_AT_ONCE = 16_384
 BLOCK = 128
 """Rows that are looked at together to find one's place in its band."""
 _LARGEST_SHORT = 1 << 16
+LARGEST_INT32 = 2**31 - 1
 FEW = 64
 """So many rows are decoded by operations on all bands at once; more of them band by band."""
 _KINDS: dict[str, type[Rows]] = {}
@@ -204,7 +205,7 @@ class BandedRows(Rows):
         own = bands.gather(-1, at)
         before = (bands == own) & (torch.arange(BLOCK, device=rows.device) < at)
         first = torch.embedding(self.first_places, block).gather(-1, own.long()).squeeze(-1).long()
-        first = torch.where(first < 0, first + _LARGEST_SHORT, first)
+        first = first & (_LARGEST_SHORT - 1) if self.first_places.dtype is torch.int16 else first
         return first + before.sum(-1)
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -224,9 +225,19 @@ class BandedRows(Rows):
     def times(self, rows: Tensor, matrix: Tensor) -> Tensor:
         if not (rows.is_cpu and only_values(rows, matrix)):
             return super().times(rows, matrix)
-        place = self.places(rows) if self.ranked else rows
+        place = self._kept_places(rows) if self.ranked else rows
         few = self._few(place, matrix.dtype)
         return self._each_its_own(place, matrix.dtype, matrix) if few is None else product(few, matrix)
+
+    def _kept_places(self, rows: Tensor) -> Tensor:
+        """The same, from those of all rows, which are kept: finding one takes longer than decoding its row."""
+
+        def found() -> Tensor:
+            chunks = torch.arange(self.num_rows, device=rows.device).split(ROWS_AT_ONCE)
+            return torch.cat([self.places(chunk).int() for chunk in chunks])
+
+        places = self.constant(found, torch.int32, self.band_of, self.first_places)
+        return places.index_select(0, rows.reshape(-1)).view(rows.shape).long()
 
     def _few(self, place: Tensor, dtype: torch.dtype) -> Tensor | None:
         """The rows, (…) → (…, width), where they are few and all bands can be decoded together."""
@@ -236,6 +247,8 @@ class BandedRows(Rows):
         if any(one.requires_grad for one in floats):
             return None
         flat = self._joined_codes()
+        if flat.numel() > LARGEST_INT32:
+            return None
         few = self._constants[dtype].of(lambda: self.bands[0].together(self.bands, flat, dtype), flat, *floats)
         rows: Tensor = few.decoded(place.reshape(-1).contiguous())
         return rows.view(*place.shape, self.width)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.ops import only_values
-from torchdefine.tables.few_rows import FewRows
+from torchdefine.tables.few_rows import MOST_BITS, FewRows
 from torchdefine.tables.fields import pack, packed_width, unpack
 from torchdefine.tables.rows import Rows, frozen, stored_as
 
@@ -43,6 +43,8 @@ class TrellisRows(Rows):
     def __init__(self, num_rows: int, runs: Runs, memory: int = 8) -> None:
         super().__init__(num_rows, sum(columns for _, columns in runs))
         self.runs, self.memory, self.own_codes = [list(run) for run in runs], memory, num_rows * self.width
+        whole = all(columns % 8 == 0 and bits <= MOST_BITS for bits, columns in self.runs)
+        self.together = few_together if whole else None
         within = sum(packed_width(columns, bits - 1) for bits, columns in self.runs)
         self.codes: Tensor = nn.Buffer(torch.zeros(num_rows, packed_width(self.width, 1) + within, dtype=torch.uint8))
         self.levels = frozen(torch.zeros(sum(2 ** (bits + 1) for bits, _ in self.runs), dtype=torch.float16))
@@ -63,11 +65,6 @@ class TrellisRows(Rows):
         levels = self.constant(lambda: self.levels.to(dtype), dtype, self.levels)
         return levels.index_select(0, chosen.reshape(-1)).view(chosen.shape) * self.scales.to(dtype)
 
-    @staticmethod
-    def together(bands: Sequence[TrellisRows], flat: Tensor, dtype: torch.dtype) -> FewRows:
-        """``flat`` has the codes of all bands, which have one memory."""
-        return FewRows.of(bands, flat, subsets_of_words(bands[0].memory), SUBSETS, dtype)
-
     def first_levels(self) -> Tensor:
         """Where the levels of each column begin, (width,)."""
         starts = accumulate((2 ** (bits + 1) for bits, _ in self.runs), initial=0)
@@ -77,10 +74,10 @@ class TrellisRows(Rows):
     def _subset(self, packed: Tensor) -> Tensor:
         """The number of each column's subset, (…, width)."""
         if packed.is_cpu and only_values(packed):
-            coded = F.pad(packed, (0, 1)).int()  # (…, bytes and one)
-            words = torch.add(coded[..., :-1], coded[..., 1:], alpha=256)
-            numbers = subsets_of_words(self.memory).index_select(0, words.view(-1)).view(torch.uint8)
-            return numbers.view(*words.shape[:-1], 8 * words.shape[-1])[..., : self.width]
+            of_own, of_following = subsets_of_bytes(self.memory)
+            own, following = packed.int(), F.pad(packed[..., 1:], (0, 1)).int()
+            numbers = of_own.index_select(0, own.view(-1)) ^ of_following.index_select(0, following.view(-1))
+            return numbers.view(torch.uint8).view(*own.shape[:-1], 8 * own.shape[-1])[..., : self.width]
         low, high = self._subset_bits(packed)
         return 2 * high + low
 
@@ -92,6 +89,11 @@ class TrellisRows(Rows):
             ones = [tap for tap in range(self.memory + 1) if taps >> tap & 1]
             made.append(sum(coded[..., tap : tap + self.width] for tap in ones) % 2)
         return made  # type: ignore[return-value]
+
+
+def few_together(bands: Sequence[TrellisRows], flat: Tensor, dtype: torch.dtype) -> FewRows:
+    """``flat`` has the codes of all bands, which have one memory."""
+    return FewRows.of(bands, flat, subsets_of_bytes(bands[0].memory), SUBSETS, dtype)
 
 
 @torch.no_grad()
@@ -174,11 +176,16 @@ def _subset_numbers(memory: int) -> Tensor:
 
 
 @lru_cache(maxsize=len(CODES))
-def subsets_of_words(memory: int) -> Tensor:
-    """For each two bytes of coded bits the subsets of the first one's columns, a byte for each, as one whole number."""
+def subsets_of_bytes(memory: int) -> tuple[Tensor, Tensor]:
+    """What a byte of coded bits says of the subsets of its own eight columns, and of those of the byte before, (256,).
+
+    The numbers of eight subsets are one whole number. They are parities, so the two parts are joined by exclusive or.
+    """
     with torch.inference_mode(False), torch.device("cpu"):
-        windows = torch.arange(1 << 16).unsqueeze(1) >> torch.arange(8) & ((2 << memory) - 1)
-        return _subset_numbers(memory)[windows].to(torch.uint8).view(torch.int64).squeeze(1)
+        byte = torch.arange(256).unsqueeze(1)
+        windows = [word >> torch.arange(8) & ((2 << memory) - 1) for word in (byte, byte << 8)]
+        own, following = (_subset_numbers(memory)[one].to(torch.uint8).view(torch.int64).squeeze(1) for one in windows)
+    return own, following
 
 
 def _start_levels(bits: int) -> Tensor:
