@@ -63,7 +63,10 @@ def test_training_on(name: str, method: str, free: bool, tmp_path: Path) -> None
     loaded = FAMILIES[name].auto_class.from_pretrained(tmp_path / "one")
     given = batch(model)
     with torch.no_grad():
-        assert torch.equal(loaded(**given).logits, model(**given).logits)
+        kept = loaded.state_dict()
+        assert all(torch.equal(kept[name], tensor) for name, tensor in model.state_dict().items())
+        # a table that learns is decoded by other operations than one that does not: the last bits may differ
+        torch.testing.assert_close(loaded(**given).logits, model(**given).logits, rtol=1e-5, atol=1e-6)
         assert not torch.equal(loaded(**given).logits, start(**given).logits)
     assert {part.dtype for part in after.values()} == {
         part.dtype for part in loaded.get_input_embeddings().table.parameters()
