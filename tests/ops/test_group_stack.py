@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from torchdefine.embedding import DefineUnit, UnitConfig
 from torchdefine.ops import Impl, StackForm, StackLayer, group_stack, has_fused_kernels
@@ -139,6 +140,11 @@ def test_a_whole_unit_by_kernels(kernel_device: str, depth: int) -> None:
     together = results(lambda x: in_one(unit, x, torch.float32, "kernel"), unit, x, upstream)
     for one, other in zip(together, results(unit, unit, x, upstream), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    checkpointed = results(
+        lambda x: checkpoint(in_one, unit, x, torch.float32, "kernel", use_reentrant=False), unit, x, upstream
+    )
+    for one, other in zip(together, checkpointed, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.fixture

@@ -132,7 +132,8 @@ class _ByKernels(torch.autograd.Function):
         from torchdefine.ops.group_stack_kernels import backward_seam
 
         seams, depth = ctx.seams, len(ctx.weights)
-        kept, rest = ctx.saved_tensors[: 4 * len(seams)], ctx.saved_tensors[4 * len(seams) :]
+        saved = ctx.saved_tensors  # a checkpoint gives them once
+        kept, rest = saved[: 4 * len(seams)], saved[4 * len(seams) :]
         entering, padded, finishing = rest[0], rest[1 : 1 + depth], rest[1 + depth :]
         tokens = entering.shape[1]
         grad_x = entering.new_empty(tokens, ctx.shape[-1], dtype=torch.float32)
