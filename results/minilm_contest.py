@@ -37,6 +37,8 @@ from torchdefine.data.text_files import read_text
 from torchdefine.files import write_json
 from torchdefine.run.environment import describe_environment
 from torchdefine.tables import CompactTable, transform_table
+from torchdefine.tables.low_rank import LowRank
+from torchdefine.tables.source import Budget, Source
 from torchdefine.training.progress import work_bar
 
 TARGET = "embeddings.word_embeddings"
@@ -164,6 +166,13 @@ def low_rank(known: Known, size: int, *, centred: bool) -> Entry | None:
     return known.with_table(back, taken + rank * (number * rows + (4 if centred else 2) * width))
 
 
+def svd_four_bits(known: Known, size: int) -> Entry | None:
+    """The highest rank that fits, weighted by counts, in 4 bits a coefficient with a scale for each 32 of them."""
+    candidates = {one.label.split()[-1]: one for one in LowRank().within(*known.table.shape, Budget(size))}
+    chosen = candidates.get("int4")
+    return known.with_compact(chosen.build(Source(known.table, known.counts))) if chosen else None
+
+
 def ours(known: Known, size: int, *, distilled: bool = False) -> Entry:
     table = transform_table(known.table, size, counts=known.counts, sensitivity=known.sensitivity)
     if distilled:
@@ -187,6 +196,7 @@ def contestants(
             yield "ours, distilled", mega, lambda known, size=size: ours(known, size, distilled=True)
         yield "trimmed + int4", mega, lambda known, size=size: trimmed_int4(known, size)
         yield "faiss product quantisation", mega, lambda known, size=size: product_quantised(known, size)
+        yield "SVD by counts, 4 bits", mega, lambda known, size=size: svd_four_bits(known, size)
         yield "SVD, float16", mega, lambda known, size=size: low_rank(known, size, centred=False)
         yield "PCA as model2vec, int8", mega, lambda known, size=size: low_rank(known, size, centred=True)
 
