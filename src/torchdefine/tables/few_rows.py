@@ -112,7 +112,7 @@ class FewRows(NamedTuple):
             flat=flat,
             ends=torch.tensor([band.num_rows for band in bands]).cumsum(0),
             starts=torch.tensor(starts),
-            bytes=torch.tensor(places, dtype=torch.int32),
+            bytes=torch.tensor(places, dtype=torch.int32 if len(flat) < 2**31 else torch.int64),
             kinds=torch.tensor(which, dtype=torch.int32),
             parts=torch.cat(parts),
             subsets=subsets,
@@ -126,7 +126,7 @@ class FewRows(NamedTuple):
         width = self.scales.shape[1]
         band = torch.bucketize(place, self.ends, right=True)  # (T,)
         starts = self.starts.index_select(0, band)
-        begin = torch.addcmul(starts[:, 1], place, starts[:, 0]).int()  # (T,)
+        begin = torch.addcmul(starts[:, 1], place, starts[:, 0]).to(self.bytes.dtype)  # (T,)
         where = self.bytes.index_select(0, band).add_(begin.unsqueeze(1))  # (T, slots)
         held = self.flat.index_select(0, where.view(-1)).view(where.shape)
         kinds = self.kinds.index_select(0, band).add_(held)
