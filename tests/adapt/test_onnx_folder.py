@@ -134,7 +134,7 @@ def test_the_card_tells_what_adapt_measured(tmp_path: Path) -> None:
 
     fits = {"embeddings": {"chosen": "bits by importance", "budget_bytes": 5_000}}
     report = {
-        "torchdefine_version": "0.1.0",
+        "versions": {"torchdefine": "0.1.0"},
         "held_out": {"sentences": 30, "cosine": {"value": 0.98765, "low": 0.98, "high": 0.99, "before": None}},
         "vocabulary": {"choice": "trim", "tokens": [97, 50], "tokenizer_bytes": [2_000, 1_000]},
         "tables": [{"names": ["embeddings"], "bytes_after": 4_900, "bytes_before": 12_416}],

@@ -67,6 +67,6 @@ def measured(folder: Path, format: str) -> list[str]:
         f"{kept['tokenizer_bytes'][0]:,}.",
         f"On {sentences:,} held-out sentences, beside the model that it was made of, with 95 % intervals:",
         "\n".join(f"- {escaped(name)}: {Measure(**one)}" for name, one in held.items()),
-        f"Made by torchdefine {report['torchdefine_version']}: `torchdefine adapt MODEL_DIR --text TEXT --out FOLDER "
-        f"--budget {budget} --vocabulary {vocabulary}`, then `torchdefine export FOLDER --format {format}`.",
+        f"Made by torchdefine {report['versions']['torchdefine']}: `torchdefine adapt MODEL_DIR --text TEXT "
+        f"--out FOLDER --budget {budget} --vocabulary {vocabulary}`, then `torchdefine export FOLDER --format {format}`.",
     ]

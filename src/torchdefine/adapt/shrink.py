@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import nn
 
 from torchdefine import __version__
@@ -33,6 +34,7 @@ from torchdefine.adapt.vocabulary import KeptVocabulary, Version, Vocabulary, ve
 from torchdefine.config import Config, setting
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, check_new_folder, new_folder, write_json
+from torchdefine.run.environment import describe_environment
 from torchdefine.tables import METHODS, Budget, CompactTable
 from torchdefine.tables.compact_table import sha256_of_tensors
 
@@ -91,7 +93,6 @@ class Shrunk:
         return {
             "format": "torchdefine adaptation",
             "version": REPORT_VERSION,
-            "torchdefine_version": __version__,
             "held_out": {"sentences": self.held_out} | {name: asdict(one) for name, one in self.measures.items()},
             "rest": self.rest,
             "weights_bytes_before": self.file_bytes[0],
@@ -165,7 +166,8 @@ def shrink_model(
         sizes = (weight_bytes(folder), weight_bytes(in_making))
         seconds = time.monotonic() - began
         shrunk = Shrunk(out, fitted, measures, len(parts.held_out), report, sizes, vocabulary, options.rest, seconds)
-        write_json(in_making / REPORT_FILE, shrunk.to_dict())
+        origin = {"options": asdict(options), **describe_environment(torch.device(options.device))}
+        write_json(in_making / REPORT_FILE, shrunk.to_dict() | origin)
         with suppress(UserError):  # matplotlib is an extra, and the numbers are in the report
             for number, one in enumerate(fitted.values() if options.thorough else (), start=1):
                 one.draw(in_making / (PICTURE_FILE if number == 1 else f"front-{number}.svg"))
