@@ -68,5 +68,6 @@ def measured(folder: Path, format: str) -> list[str]:
         f"On {sentences:,} held-out sentences, beside the model that it was made of, with 95 % intervals:",
         "\n".join(f"- {escaped(name)}: {Measure(**one)}" for name, one in held.items()),
         f"Made by torchdefine {report['versions']['torchdefine']}: `torchdefine adapt MODEL_DIR --text TEXT "
-        f"--out FOLDER --budget {budget} --vocabulary {vocabulary}`, then `torchdefine export FOLDER --format {format}`.",
+        f"--out FOLDER --budget {budget} --vocabulary {vocabulary}`, then `torchdefine export FOLDER "
+        f"--format {format}`.",
     ]
