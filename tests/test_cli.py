@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from torchdefine import __version__, files, train
+from torchdefine import __version__, sealed_tensors, train
 from torchdefine.cli import main
 from torchdefine.run.result import best_before_the_end
 from torchdefine.training.progress import Reporter
@@ -686,16 +686,16 @@ def test_a_full_disk_is_the_machines_fault(
 ) -> None:
     """The second checkpoint does not fit: the first one stays whole, and the run can go on from it."""
     out = tmp_path / "run"
-    original, written = files.save_file, []
+    original, written = sealed_tensors.save_file, []
 
     def full_after_the_first(*arguments, **options) -> None:
         if written:
             raise OSError(errno.ENOSPC, "No space left on device")
         written.append(original(*arguments, **options))
 
-    monkeypatch.setattr(files, "save_file", full_after_the_first)
+    monkeypatch.setattr(sealed_tensors, "save_file", full_after_the_first)
     assert_refused(torchdefine("train", recipe_file, "--out", out), "The disk is full", code=1)
-    monkeypatch.setattr(files, "save_file", original)
+    monkeypatch.setattr(sealed_tensors, "save_file", original)
     done = torchdefine("train", recipe_file, "--out", out, "--resume", "--json")
     assert json.loads(done.stdout)["steps"] == 60
     assert not list(out.rglob("*.unfinished"))

@@ -24,10 +24,9 @@ from torchdefine.files import (
     check_writable,
     is_unfinished,
     locked,
-    reading_safetensors,
     write_json,
-    write_safetensors,
 )
+from torchdefine.sealed_tensors import reading_safetensors, write_safetensors
 
 
 def test_file_appears_whole_at_the_end(tmp_path: Path) -> None:
@@ -139,7 +138,7 @@ def test_full_disk_while_writing_weights_keeps_the_old_ones(tmp_path: Path, monk
         file.write_bytes(b"half")
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("torchdefine.files.save_file", no_space)
+    monkeypatch.setattr("torchdefine.sealed_tensors.save_file", no_space)
     with pytest.raises(MachineError, match="disk is full"):
         write_safetensors(path, {"a": torch.zeros(3)})
     assert path.read_bytes() == before
@@ -163,12 +162,12 @@ with atomic_file(Path(sys.argv[1])) as file:
 KILLED_IN_WEIGHTS = """
 import os, signal, sys
 from pathlib import Path
-from torchdefine import files
+from torchdefine import sealed_tensors
 def write_half(tensors, path, metadata):
     (path.parent / ".tmpZaKmVh").write_text("a file of the package's own, which it would rename")
     os.kill(os.getpid(), signal.SIGKILL)
-files.save_file = write_half
-files.write_safetensors(Path(sys.argv[1]), {})
+sealed_tensors.save_file = write_half
+sealed_tensors.write_safetensors(Path(sys.argv[1]), {})
 """
 
 

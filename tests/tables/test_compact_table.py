@@ -12,7 +12,7 @@ from torch import nn
 from torchdefine.config import Config
 from torchdefine.embedding import DeFINE, MLPConfig, UnitConfig
 from torchdefine.errors import UserError
-from torchdefine.files import write_safetensors
+from torchdefine.sealed_tensors import write_safetensors
 from torchdefine.tables import (
     CodeLearning,
     CompactTable,

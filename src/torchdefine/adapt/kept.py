@@ -13,7 +13,8 @@ from torch import Tensor
 
 from torchdefine.adapt.fitted import Measured, Skipped
 from torchdefine.errors import UserError
-from torchdefine.files import read_sealed, reading_safetensors, write_safetensors, write_sealed
+from torchdefine.files import read_sealed, write_sealed
+from torchdefine.sealed_tensors import reading_safetensors, write_safetensors
 from torchdefine.tables import CompactTable, load_table
 
 FACTS, DISTILLED = "work.json", "distilled.safetensors"

@@ -22,8 +22,9 @@ from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
 from torchdefine.files import read_json as read_json_file
-from torchdefine.files import read_sealed, reading_safetensors, write_safetensors, write_sealed
+from torchdefine.files import read_sealed, write_sealed
 from torchdefine.plain import read_json
+from torchdefine.sealed_tensors import reading_safetensors, write_safetensors
 
 FORMAT = "torchdefine embedding"
 FORMAT_VERSION = 1

@@ -40,11 +40,11 @@ from torchdefine.files import (
     read_json,
     read_sealed,
     sha256_of,
-    write_safetensors,
     write_sealed,
     write_text,
 )
 from torchdefine.output.full import compared_with
+from torchdefine.sealed_tensors import write_safetensors
 
 FORMAT = "torchdefine export"
 FORMAT_VERSION = 1

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from torchdefine.errors import UserError
-from torchdefine.files import reading_safetensors, write_safetensors
 from torchdefine.plain import read_json
+from torchdefine.sealed_tensors import reading_safetensors, write_safetensors
 from torchdefine.training.checkpoint import Checkpoint
 
 FORMAT_VERSION = "1"

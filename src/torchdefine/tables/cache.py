@@ -20,7 +20,8 @@ from torch import nn
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.table import id_chunks, in_evaluation
 from torchdefine.errors import UserError
-from torchdefine.files import Progress, atomic_file, bytes_of_tensor, reading_safetensors, sealed_metadata
+from torchdefine.files import Progress, atomic_file
+from torchdefine.sealed_tensors import bytes_of_tensor, reading_safetensors, sealed_metadata
 from torchdefine.tables.compact_table import load_table, sha256_of_tensors
 from torchdefine.tables.methods import Compressed
 

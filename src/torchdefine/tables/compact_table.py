@@ -15,9 +15,10 @@ from torchdefine import __version__
 from torchdefine.embedding.kept import Kept
 from torchdefine.embedding.map import as_ids, check_table
 from torchdefine.errors import UserError
-from torchdefine.files import check_path, reading_safetensors, write_safetensors
+from torchdefine.files import check_path
 from torchdefine.ops import only_values
 from torchdefine.plain import read_json
+from torchdefine.sealed_tensors import reading_safetensors, write_safetensors
 from torchdefine.tables.rows import Rows, frozen, rows_from
 
 FORMAT = "torchdefine compact table"

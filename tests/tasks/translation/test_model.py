@@ -7,9 +7,9 @@ from torchdefine import DeFINE, StandardMap
 from torchdefine.context import Transformer, TransformerConfig
 from torchdefine.embedding import TokenEmbedding, VocabularyFacts
 from torchdefine.errors import UserError
-from torchdefine.files import write_safetensors
 from torchdefine.output import FullSoftmax
 from torchdefine.recipe import load_recipe
+from torchdefine.sealed_tensors import write_safetensors
 from torchdefine.tasks.translation import Translator, build_translator
 
 PAD = 0
