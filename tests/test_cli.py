@@ -681,6 +681,16 @@ def assert_refused(done: Done, words: str, code: int = 2) -> None:
     assert last.startswith("torchdefine: ")
 
 
+def test_python_without_memory_is_the_machines_fault() -> None:
+    try:
+        try:
+            raise SystemError("error return without exception set")
+        except SystemError as error:
+            raise ImportError("torch could not be imported") from error
+    except ImportError as error:
+        assert what_the_machine_lacks(error).startswith("memory")
+
+
 def test_a_full_disk_is_the_machines_fault(
     torchdefine: Command, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from torchdefine import files
+from torchdefine.data.text_files import read_texts
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import (
     atomic_file,
@@ -120,6 +121,26 @@ def test_a_lack_of_memory_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     damaged = r"damaged or cut short \(no facts\): make it again"
     with pytest.raises(UserError, match=damaged), reading_safetensors(path, **said):
         raise ValueError("no facts")
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_a_lack_of_open_files_is_the_machine_s(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text.txt"
+    write_safetensors(path, {"a": torch.ones(3)})
+
+    def too_many(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "open", too_many)
+    said = r"text.txt cannot be opened \((Too many open files|Cannot allocate memory)\): raise the limits"
+    for read in (files.read_text, lambda path: list(read_texts([path])), open_sealed):
+        with pytest.raises(MachineError, match=said):
+            read(path)
+
+
+def open_sealed(path: Path) -> None:
+    with reading_safetensors(path, if_missing="make it", if_damaged="make it again"):
+        path.open()
 
 
 def test_the_cache_says_how_it_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,8 @@ NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISD
 """System errors that mean a badly chosen path."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 """System errors that mean a full disk."""
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""System errors that mean a process may have no more open files or memory."""
 
 UNFINISHED, LOCK = ".unfinished", ".in-use"
 """Endings of the hidden names beside a file or folder that is being written."""
@@ -191,6 +193,14 @@ def write_failure(path: Path, error: OSError | SafetensorError) -> UserError | M
     return UserError(sentence) if getattr(error, "errno", None) in NOT_ALLOWED else MachineError(sentence)
 
 
+def open_failure(path: Path, error: Exception, way_out: str, kind: str = "file") -> UserError | MachineError:
+    """The sentence for a file that could not be opened: the machine's fault where it is short of something."""
+    what, reason = f"The {kind} {path} cannot be opened", getattr(error, "strerror", None) or error
+    if any(os.strerror(number) in str(error) for number in _SHORT):  # safetensors has the system's sentence in its own
+        return MachineError(f"{what} ({reason}): raise the limits of the process (`ulimit -a`).")
+    return UserError(f"{what} ({reason}): {way_out}.")
+
+
 def write_text(path: Path, text: str) -> None:
     with atomic_file(path) as file:
         file.write(text.encode())
@@ -255,7 +265,9 @@ def read_text(path: Path, kind: str = "file", most: int = 64 << 20) -> str:
             if os.fstat(file.fileno()).st_size > most:
                 raise UserError(f"The {kind} {path} is larger than {most >> 20} MiB: it is not what it should be.")
             return file.read().decode()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise open_failure(path, error, "check its permissions", kind) from None
+    except UnicodeDecodeError as error:
         raise UserError(f"The {kind} {path} cannot be read ({error}).") from None
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchdefine import plain
 from torchdefine.errors import UserError
-from torchdefine.files import check_is_file, replacing, seal_of
+from torchdefine.files import check_is_file, open_failure, replacing, seal_of
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -107,6 +107,8 @@ def reading_safetensors(path: Path, *, if_missing: str, if_damaged: str) -> Iter
         raise UserError(f"{path} does not exist: {if_missing}.") from None
     except UserError:
         raise
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+    except OSError as error:
+        raise open_failure(path, error, if_damaged) from None
+    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} is damaged or cut short ({reason}): {if_damaged}.") from None

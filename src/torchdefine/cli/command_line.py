@@ -142,10 +142,13 @@ LACKING = {
 
 
 def what_the_machine_lacks(error: BaseException | None) -> str:
-    """Of what an error, or one that led to it, says that there was not enough; empty where it is about another."""
+    """Of what an error, or one that led to it, says that there was not enough; empty where it is about another.
+
+    A SystemError is Python's own, when a call within it ends without memory and without a reason.
+    """
     while error is not None:
         for lack, sayings in LACKING.items():
-            if isinstance(error, MemoryError) or any(saying in str(error) for saying in sayings):
+            if isinstance(error, MemoryError | SystemError) or any(saying in str(error) for saying in sayings):
                 return lack
         error = error.__cause__ or error.__context__
     return ""

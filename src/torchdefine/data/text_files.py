@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from torchdefine.data.sources import PairedFiles
 from torchdefine.errors import MachineError, UserError
-from torchdefine.files import check_is_file
+from torchdefine.files import check_is_file, open_failure
 
 BLOCK_BYTES = 4 << 20
 LONGEST_LINE_BYTES = 128 << 20
@@ -107,7 +107,7 @@ def _open(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
-        raise UserError(f"{path} cannot be opened ({error.strerror}): check its permissions.") from error
+        raise open_failure(path, error, "check its permissions", "text file") from error
 
 
 def _unpack(path: Path, file: BinaryIO) -> Iterator[bytes]:

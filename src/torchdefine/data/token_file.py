@@ -27,7 +27,7 @@ import numpy as np
 from torchdefine.data.tokenizer import SOURCE_FILE, TARGET_FILE, TOKENIZER_FILE, TokenizerPair
 from torchdefine.data.vocabulary import VOCABULARY_FILE, Tokenization
 from torchdefine.errors import UserError
-from torchdefine.files import check_is_file, locked, read_sealed, sha256_of, write_sealed
+from torchdefine.files import check_is_file, locked, open_failure, read_sealed, sha256_of, write_sealed
 from torchdefine.spelling import option
 
 E = TypeVar("E", bound="Encoded")
@@ -77,7 +77,7 @@ class TokenFile:
         try:
             tokens: np.memmap = np.memmap(path, np.dtype(header.dtype).newbyteorder("<"), mode="r")
         except OSError as error:
-            raise UserError(f"The token file {path} cannot be opened ({error.strerror}): check its name.") from error
+            raise open_failure(path, error, "check its permissions", "token file") from error
         except ValueError as error:
             raise _damaged(path, "it is empty or ends within a token") from error
         if len(tokens) != header.tokens:
