@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from torchdefine import __version__, sealed_tensors, train
-from torchdefine.cli import main
+from torchdefine.cli import command_line, main
 from torchdefine.run.result import best_before_the_end
 from torchdefine.training.progress import Reporter
 
@@ -371,7 +371,7 @@ def test_idle_threads_of_the_command_soon_sleep_unless_the_user_says_otherwise(
 ) -> None:
     code = """
 import os
-from torchdefine.cli import main
+from torchdefine.cli import command_line, main
 try:
     main(["--version"])
 finally:
@@ -407,7 +407,7 @@ class Impatient:
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 sys.meta_path.insert(0, Impatient())
-from torchdefine.cli import main
+from torchdefine.cli import command_line, main
 main(["recipes"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -418,7 +418,7 @@ def imported_by(*commands: list[str]) -> set[str]:
     """The modules that a process has imported after it has run these commands."""
     code = """
 import contextlib, io, json, sys
-from torchdefine.cli import main
+from torchdefine.cli import command_line, main
 for command in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()):
         try:
@@ -682,13 +682,10 @@ def assert_refused(done: Done, words: str, code: int = 2) -> None:
 
 
 def test_python_without_memory_is_the_machines_fault() -> None:
-    try:
-        try:
-            raise SystemError("error return without exception set")
-        except SystemError as error:
-            raise ImportError("torch could not be imported") from error
-    except ImportError as error:
-        assert what_the_machine_lacks(error).startswith("memory")
+    error = ImportError("torch could not be imported")
+    assert not command_line.what_the_machine_lacks(error)
+    error.__cause__ = SystemError("error return without exception set")
+    assert command_line.what_the_machine_lacks(error).startswith("memory")
 
 
 def test_a_full_disk_is_the_machines_fault(
