@@ -295,7 +295,7 @@ def completed(script: str, *words: str) -> list[str]:
 def test_a_shell_completes_commands_options_settings_and_recipes(torchdefine: Command) -> None:
     script = torchdefine("completion", "bash").stdout
     assert completed(script, "torchdefine", "tr") == ["train", "translate"]
-    assert completed(script, "torchdefine", "train", "--embedding.map") == ["--embedding.map_dim"]
+    assert completed(script, "torchdefine", "train", "--embedding.map_di") == ["--embedding.map_dim"]
     assert completed(script, "torchdefine", "train", "--unit", "define-no") == ["define-no-mixer", "define-no-reduce"]
     assert completed(script, "torchdefine", "train", "demo/standard") == ["demo/standard", "demo/standard-scaled"]
     assert completed(script, "torchdefine", "eval", "--checkpoint", "") == ["best", "last", "average"]

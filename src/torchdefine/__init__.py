@@ -1,4 +1,4 @@
-"""Deep factorised token embeddings for PyTorch."""
+"""Small token tables for PyTorch models: made before training or after, and measured."""
 
 from importlib import import_module
 from importlib.util import find_spec

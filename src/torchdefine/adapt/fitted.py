@@ -69,10 +69,11 @@ class Fitted:
     @property
     def why(self) -> str:
         """One sentence on the choice."""
-        sentence = (
-            f"{self.chosen.name} was chosen: its {self.quality_name} of {self.chosen.quality:.4f} at "
-            f"{readable_bytes(self.chosen.bytes)} is the best of {len(self.measured)} candidates within {self.budget}"
-        )
+        what = f"{self.quality_name} of {self.chosen.quality:.4f} at {readable_bytes(self.chosen.bytes)}"
+        if len(self.measured) == 1:
+            return f"{self.chosen.name} has a {what}, within {self.budget}; nothing else was tried."
+        count = len(self.measured)
+        sentence = f"{self.chosen.name} was chosen: its {what} is the best of {count} candidates within {self.budget}"
         others = [one for one in self.measured if one.method != self.chosen.method]
         if not others:
             return f"{sentence}."

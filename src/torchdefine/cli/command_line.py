@@ -33,8 +33,9 @@ NO_SECTIONS = ("recipe", "out", "resume", "device", "reporter", "progress", "ver
 """Arguments of ``train``."""
 SETTING = re.compile(rf"--(\w+\.[\w.]+|{'|'.join(WITH_KINDS)})(=.*)?", re.DOTALL)
 
-DESCRIPTION = """Deep factorised token embeddings: train language models and translators with them, and compare fairly.
+DESCRIPTION = """Make the token table of a model several times smaller, before or after training, and measure the cost.
 
+  torchdefine adapt MODEL_DIR --budget 4MB --text corpus.txt --out smaller/    a trained model of transformers
   torchdefine recipes                                what there is to train; with a name, its settings
   torchdefine train demo/adaptive-define --out runs/first
   torchdefine eval runs/first
@@ -45,7 +46,6 @@ DESCRIPTION = """Deep factorised token embeddings: train language models and tra
   torchdefine translate runs/second < english.txt > german.txt
   torchdefine compare runs/first runs/second
   torchdefine report runs/first runs/second          one HTML file with curves, maps, samples
-  torchdefine adapt MODEL_DIR --budget 4MB --text corpus.txt --out smaller/
 """
 
 

@@ -30,6 +30,8 @@ much as codes of 32 × 16, but an eighth of the vectors at most. A run has one p
 it. Only the vectors that the input looks up are packed; the output layer of a language model still needs the map's
 table. Then: eval RUN --compressed."""
 
+STILL_THE_MODEL = 0.9
+"""A cosine, or a share of equal predictions, from which on a smaller model does about what the old one did."""
 OF_AN_EXPORT = ("folder", "out", "format", "license", "checkpoint", "cached", "compressed")
 """What means nothing to a check."""
 
@@ -227,8 +229,12 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
         str(shrunk.vocabulary),
         f"On {shrunk.held_out:,} held-out sentences, against the old model, with 95 % intervals: {found}.",
     ]
+    for name in ("cosine", "top-1 agreement", "agreement"):
+        if name in shrunk.measures and shrunk.measures[name].value < STILL_THE_MODEL:
+            lines.append(f"Warning: by its {name} the new model is another one: allow more bytes.")
     lines.append(f"Weights {before:,.1f} → {after:,.1f} MB on disk, in {shrunk.seconds:,.0f} s.")
-    show(options, shrunk.to_dict(), [*lines, f"The model is in {shrunk.folder}."])
+    lines.append(f"The model is in {shrunk.folder}. Write `import torchdefine.adapt.huggingface` before you load it.")
+    show(options, shrunk.to_dict(), lines)
 
 
 def _stage(what: str) -> Any:
