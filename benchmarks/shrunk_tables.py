@@ -58,7 +58,7 @@ def made(rows: int, width: int, device: torch.device) -> tuple[Tensor, CompactTa
         "width": width,
         "stored MiB": round(packed.stored_bytes / 2**20, 4),
         "float32 MiB": round(table.nbytes / 2**20, 4),
-        "seconds to make": round(seconds, 1),
+        "seconds to make": round(seconds, 3),
         "peak MiB to make, with the table": None if peak is None else round(peak + table.nbytes / 2**20, 1),
     }
     return table, packed, facts

@@ -96,7 +96,7 @@ def write_contest(result: dict[str, Any]) -> None:
     """The page, its picture, and the table of the project's README."""
     rows = result["rows"]
     whole, *budgets = sorted({row["budget_mb"] for row in rows}, reverse=True)
-    titles = {whole: "At the size that each has"} | {size: f"At most {size:g} MB" for size in budgets}
+    titles = {whole: "At the size that each has"} | {size: f"About {size:g} MB" for size in budgets}
     sections = [section(title, [row for row in rows if row["budget_mb"] == size]) for size, title in titles.items()]
     (FOLDER / "README.md").write_text("\n".join([INTRODUCTION, *sections, note(result)]))
     write_between_marks(FOLDER.parent.parent / "README.md", "shrink", front_table(rows, budgets, result["text"]))
