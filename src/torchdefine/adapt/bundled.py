@@ -58,14 +58,12 @@ class _Bundle:
     def in_order(self) -> Iterator[ast.stmt]:
         """Definitions without what nobody calls, each after those that it needs when it is read."""
         waiting = {name: _documented_less(self._kept(node)) for (_, name), node in self.found.items()}
-        done: set[str] = set()
         while waiting:
             ready = [name for name, node in waiting.items() if not (_at_once(node) & waiting.keys()) - {name}]
             if not ready:
                 raise UserError(f"The code of {', '.join(waiting)} goes in circles, so it cannot stand in one file.")
             for name in ready:
                 yield waiting.pop(name)
-                done.add(name)
 
     def _defined(self, module: str, name: str) -> ast.stmt | None:
         for node in self._tree(module).body:

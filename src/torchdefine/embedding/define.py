@@ -115,7 +115,7 @@ class DeFINE(Hub, TokenEmbedding):
         check_version(config)
         unit = UnitConfig.read(config["unit"], "unit")
         embedding = cls.over(map_from_config(config["map"]), unit.embedding_dim, unit)
-        embedding.row_dropout, embedding.map_dropout = config["row_dropout"], config.get("map_dropout", 0.0)
+        embedding.row_dropout, embedding.map_dropout = config["row_dropout"], config["map_dropout"]
         return embedding
 
     def save(self, folder: str | Path) -> None:
