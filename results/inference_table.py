@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +82,14 @@ def trained(recipe: str, options: argparse.Namespace, folder: Path) -> Run:
     return load_run(folder)
 
 
-def measured_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """Every way to keep the vectors: bytes, what is lost, perplexity, milliseconds."""
+def measured_rows(run: Run, only: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    """Every way to keep the vectors, or those alone that are named: bytes, what is lost, perplexity, milliseconds."""
     embedding, counts = run.embedding, run.token_counts()
     matrix = embedding.table(dtype=torch.float32)
     weights = None if counts is None else as_weights(counts, matrix)
     for name, make in ways(run, matrix, counts):
+        if only and name not in only:
+            continue
         began = time.monotonic()
         try:
             table, stored = make()

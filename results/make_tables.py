@@ -8,6 +8,7 @@ from pathlib import Path
 from claims import write_evidence_page
 from demo_table import write_demo_page
 from equalised_tables import equalised_section
+from long_tables import long_section
 from look_up_tables import look_up_section
 from map_tables import correlation_section
 from paper_page import write_paper_page
@@ -41,6 +42,7 @@ def main() -> None:
             INTRODUCTION,
             *(section(folder) + "\n" + correlation_section(folder) for folder in folders),
             all_stages(stages),
+            long_section(HERE / "long"),
             equalised_section(HERE / "equalised"),
             scales_section(HERE / "scales"),
             look_up_section(HERE / "inference"),
