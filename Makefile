@@ -6,7 +6,7 @@ PIP := $(VENV)/bin/pip install --disable-pip-version-check -q -c constraints.txt
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all drill lint format bench figures results clean
+.PHONY: help setup demo test test-all drill lint format bench figures results docs wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,10 @@ results: $(VENV)/user  ## write the tables of results/ anew from its JSON files
 	$(VENV)/bin/python results/minilm_tables.py
 	$(VENV)/bin/python results/benchmark_tables.py
 	$(VENV)/bin/python results/click_table.py
+
+docs: $(VENV)/dev  ## the documentation site, in build/site
+	$(VENV)/bin/python docs/build_site.py
+	$(VENV)/bin/zensical build --strict
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -90,8 +90,11 @@ def replace_embeddings(
         model: any module. One of transformers can be saved and loaded afterwards, as ``adapt.huggingface`` says.
         targets: which tables: a name or the end of one, a pattern ("encoder.*" or compiled), a type, or several of
             these. By default the token tables, if the model names them, or the only table.
-        map_dim, expand_dim, depth, unit: of a fresh ``DeFINE``, whose vectors start as large as the old ones. By
-            default a quarter of the table's width, at most 128, and four times its width, at most 1024.
+        map_dim: of a fresh ``DeFINE``, whose vectors start as large as the old ones; by default a quarter of the
+            table's width, at most 128.
+        expand_dim: of its unit; by default four times the table's width, at most 1024.
+        depth: of its unit.
+        unit: its variant, by name or as settings.
         table: a table fitted to the old one instead (``CompactTable``, ``DeFINE``), or a mapping from names to such.
         heads: output layers that share a table are tied to the replacement ("tie": to DeFINE's map through a
             projection, or to the vectors of a given ``table``; "finished": to the vectors of a fresh DeFINE too), or

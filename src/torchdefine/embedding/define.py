@@ -45,7 +45,8 @@ class DeFINE(Hub, TokenEmbedding):
             default four times m, at most 1024.
         padding_idx: a token whose vector is always zero and never learns.
         unit: a variant by name ("define", "hgt", "glt" …) or a ``UnitConfig``, which has its own ``expand_dim``.
-        device, dtype: as in ``nn.Embedding``.
+        device: as in ``nn.Embedding``.
+        dtype: as in ``nn.Embedding``.
         settings: ``sparse``, as in ``nn.Embedding``, and any other setting of ``UnitConfig``. ``depth`` is the number
             of layers, N, the last of which reduces to ``embedding_dim``; 1 is one projection. ``max_groups`` is g_max.
 

@@ -1,0 +1,147 @@
+"""Gather the pages of the documentation site in build/docs: `make docs`.
+
+Pages are those of docs/, the README as the first one, the pages of results/, and an API reference of every public name.
+Links between them stay links; links to other files of the project lead to its repository.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+import shutil
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import torchdefine
+from torchdefine.config import Config, explain
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "build" / "docs"
+AT_THE_TOP = ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
+LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]*)(#[^)\s]*)?(?=\))")
+ROOMS = (
+    *("embedding", "output", "context", "tables", "adapt", "adapt.huggingface", "data", "training", "task", "recipe"),
+    *("run", "export", "config", "errors"),
+)
+"""Whose public names the reference lists."""
+NAMES = sorted(torchdefine.__all__, key=str.lower)
+
+
+def repository() -> str:
+    """Where the project's files can be read."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return f"{project['urls']['Repository']}/blob/main"
+
+
+def pages() -> dict[Path, Path]:
+    """Every Markdown page of the site: where it comes from, by where it goes."""
+    found = {Path("index.md"): ROOT / "README.md"}
+    found |= {Path(page.name): page for page in sorted((ROOT / "docs").glob("*.md"))}
+    found |= {Path(name): ROOT / name for name in AT_THE_TOP}
+    return found | {page.relative_to(ROOT): page for page in sorted((ROOT / "results").rglob("*.md"))}
+
+
+def linked(text: str, source: Path, place: Path, all_pages: dict[Path, Path]) -> str:
+    """A page with its links as the site has them; pictures that it shows are copied."""
+    places = {origin.resolve(): where for where, origin in all_pages.items()}
+
+    def link(found: re.Match[str]) -> str:
+        target, anchor = (source.parent / found[1]).resolve(), found[2] or ""
+        if target in places:
+            return relative(places[target], place) + anchor
+        if target.suffix in (".svg", ".png"):
+            picture = Path("pictures") / target.relative_to(ROOT)
+            (OUT / picture).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(target, OUT / picture)
+            return relative(picture, place)
+        if not target.exists():
+            raise SystemExit(f"{source.relative_to(ROOT)} links to {found[1]}, which does not exist.")
+        return f"{repository()}/{target.relative_to(ROOT)}{anchor}"
+
+    return LINK.sub(link, text)
+
+
+def relative(target: Path, page: Path) -> str:
+    return os.path.relpath(target, page.parent)
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """What a room offers: the names of its door that are defined in it, or bound there to a method."""
+    names = [name for name, value in vars(module).items() if not name.startswith("_") and callable(value)]
+    return sorted(name for name in names if home_of(module, name).startswith((module.__name__, "torchdefine.config")))
+
+
+def home_of(module: ModuleType, name: str) -> str:
+    return str(getattr(getattr(module, name), "__module__", ""))
+
+
+def reference() -> dict[Path, str]:
+    """The pages of the API reference: what `import torchdefine` offers, then a page for each room."""
+    rooms = {name: import_module(f"torchdefine.{name}") for name in ROOMS}
+    where = {name: room for room, module in rooms.items() for name in public_names(module)}
+    door = [f"- [`{name}`]({where[name]}.md#torchdefine.{name}): {first_line(torchdefine, name)}" for name in NAMES]
+    table = [f"- [`torchdefine.{room}`]({room}.md): {first_sentence(module.__doc__)}" for room, module in rooms.items()]
+    index = ["# API reference", "", "## `import torchdefine`", "", *door, "", "## Modules", "", *table, ""]
+    return {Path("api/index.md"): "\n".join(index)} | {
+        Path(f"api/{room}.md"): room_page(module) for room, module in rooms.items()
+    }
+
+
+def room_page(module: ModuleType) -> str:
+    lines = [f"# `{module.__name__}`", "", first_sentence(module.__doc__), ""]
+    for name in (name for name in public_names(module) if is_own(module, name)):
+        lines += entry(module, name)
+    return "\n".join(lines)
+
+
+def first_line(module: ModuleType, name: str) -> str:
+    return first_sentence(inspect.getdoc(getattr(module, name)))
+
+
+def first_sentence(docstring: str | None) -> str:
+    return (docstring or "").split("\n\n")[0].replace("\n", " ")
+
+
+def is_own(module: ModuleType, name: str) -> bool:
+    """Not a class of the settings' machinery that a room only uses."""
+    return home_of(module, name).startswith(module.__name__) or getattr(module, name).__name__ == "register"
+
+
+def entry(module: ModuleType, name: str) -> list[str]:
+    """A name's heading, signature and docstring; the anchor is the shortest way to import it."""
+    value = getattr(module, name)
+    anchor = f"torchdefine.{name}" if name in torchdefine.__all__ else f"{module.__name__}.{name}"
+    if value.__name__ != name:  # a registry's method under a name of its own
+        described = inspect.getdoc(value) or ""
+        return [f"## {name} {{#{anchor}}}", "", f"```python\n{name}{inspect.signature(value)}\n```", "", described, ""]
+    is_config = isinstance(value, type) and issubclass(value, Config)
+    options = "{heading_level: 2, merge_init_into_class: false}" if is_config else "{heading_level: 2}"
+    described = [f'<a id="{anchor}"></a>', "", f"::: {home_of(module, name)}.{name}", f"    options: {options}", ""]
+    return [*described, *settings(value)] if is_config else described
+
+
+def settings(config: type[Config]) -> list[str]:
+    """The settings of a part, as `--help` tells them."""
+    if not all("help" in field.metadata for field in dataclasses.fields(config) if field.name != "kind"):
+        return []  # options of Python alone, which a docstring tells
+    rows = [f"| `{name}` | {said} | {default} |" for name, said, default in explain(config)]
+    return ["| setting | meaning | default |", "|---|---|---|", *rows, ""] if rows else []
+
+
+def main() -> None:
+    shutil.rmtree(OUT, ignore_errors=True)
+    found = pages()
+    for place, source in found.items():
+        (OUT / place).parent.mkdir(parents=True, exist_ok=True)
+        (OUT / place).write_text(linked(source.read_text(), source, place, found))
+    (OUT / "api").mkdir()
+    for place, text in reference().items():
+        (OUT / place).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
