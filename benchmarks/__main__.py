@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks; all by default")
     made.add_argument("--list", action="store_true", help="say what there is")
     made.add_argument("--small", action="store_true", help="small shapes and fewer repeats, for a CPU")
+    made.add_argument("--only", default="", metavar="TEXT", help="contestants whose `group: name` has this in it")
     made.add_argument("--repeats", type=int, help="how many numbers the median is of (20, or 7 with --small)")
     made.add_argument("--out", type=Path, default=RESULTS, help="the folder that the rows are appended in")
     made.add_argument("--device", help="cuda where there is one, else cpu")
@@ -95,7 +96,7 @@ def measure_all(options: argparse.Namespace) -> None:
     benchmarks, setting = chosen(options.names), setting_of(options)
     for benchmark in benchmarks:
         started = time.monotonic()
-        path = append_record(options.out, run(benchmark, setting))
+        path = append_record(options.out, run(benchmark, setting, options.only))
         print(f"\n  {time.monotonic() - started:.0f} s; a row was appended to {path}.\n", flush=True)
 
 

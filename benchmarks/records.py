@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import Contestant, Goal, Group, Rows, Setting, measure
+from torchdefine.errors import UserError
 from torchdefine.files import write_text
 from torchdefine.run.environment import describe_environment
 
@@ -24,10 +25,12 @@ class Benchmark:
     groups: Callable[[Setting], Iterator[Group]]
 
 
-def run(benchmark: Benchmark, setting: Setting) -> dict[str, Any]:
-    """Measure all groups; the record of it."""
+def run(benchmark: Benchmark, setting: Setting, only: str = "") -> dict[str, Any]:
+    """Measure all groups; the record of it. ``only``: contestants whose "group: name" has this in it."""
     print(f"{benchmark.name}: {benchmark.description}", flush=True)
-    groups = {group.name: run_group(group, setting) for group in benchmark.groups(setting)}
+    groups = {group.name: found for group in benchmark.groups(setting) if (found := run_group(group, setting, only))}
+    if only and not groups:
+        raise UserError(f"{benchmark.name} has no contestant with {only!r} in its group's name or its own.")
     return {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -40,11 +43,15 @@ def run(benchmark: Benchmark, setting: Setting) -> dict[str, Any]:
     }
 
 
-def run_group(group: Group, setting: Setting) -> dict[str, Any]:
+def run_group(group: Group, setting: Setting, only: str = "") -> dict[str, Any]:
+    """What was measured of a group; nothing if ``only`` leaves no contestant."""
+    chosen = [contestant for contestant in group.contestants if only in f"{group.name}: {contestant.name}"]
+    if not chosen:
+        return {}
     print(f"\n  {group.name}" + (f" ({group.note})" if group.note else ""), flush=True)
     rows: Rows = {}
-    not_run = {contestant.name: contestant.lacks for contestant in group.contestants if contestant.lacks}
-    able = [contestant for contestant in group.contestants if not contestant.lacks]
+    not_run = {contestant.name: contestant.lacks for contestant in chosen if contestant.lacks}
+    able = [contestant for contestant in chosen if not contestant.lacks]
     for together in [able] if group.taking_turns else [[contestant] for contestant in able]:
         reason = _measured(together, setting, rows)
         for contestant in together:

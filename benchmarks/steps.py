@@ -207,6 +207,7 @@ FAMILIES = (
         "txl/define-128",
         plain_transformer_xl,
         WIKIPEDIA_SIZE,
+        changes={"train": {"precision": "bf16"}},
         small={
             "context": {"layers": 2, "memory": 32, "inner_dim": 512},
             "output": {"cutoffs": [1000, 2000, 4000]},
@@ -244,6 +245,7 @@ FAMILIES = (
         "ptb/awd-lstm",
         plain_awd_lstm,
         10_000,
+        changes={"train": {"precision": "bf16"}},
         small={"context": {"hidden_dim": 256}, "train": {"batch_size": 8, "length": 35}},
         goals=(
             times_faster("ptb/awd-lstm, recorded", "plain loop, ptb/awd-lstm", 2),

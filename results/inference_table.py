@@ -73,7 +73,13 @@ def trained(recipe: str, options: argparse.Namespace, folder: Path) -> Run:
     changes: dict[str, dict[str, Any]] = {
         "context": {"layers": options.layers, "input_dropout": 0.0, "hidden_dropout": 0.0, "output_dropout": 0.0},
         "schedule": {"warmup": options.steps // 10},
-        "train": {"steps": options.steps, "seed": 1, "eval_every": options.steps, "checkpoint_every": options.steps},
+        "train": {
+            "precision": "bf16",
+            "steps": options.steps,
+            "seed": 1,
+            "eval_every": options.steps,
+            "checkpoint_every": options.steps,
+        },
         "eval": {"batch_size": STREAMS, "length": LENGTH, "public": False},
     }
     if not (folder / "result.json").exists():

@@ -105,7 +105,6 @@ def paper_page(paper: dict[str, Any]) -> str:
         places("Claims of the text", paper["claims"]),
         places("Figures and equations", paper["figures"]),
         places("What the paper compares with or builds on", paper["citations"]),
-        "The paper cites its other references as background. It does not compare with them.\n",
         plans(paper["plans"]),
         section("Where our numbers come from", [origin(folder, shows) for folder, shows in by_folder.items()]),
         section("Open in the paper, and our choice", choices(recipes)),

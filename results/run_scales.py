@@ -35,8 +35,9 @@ class SmallRun(NamedTuple):
 
     @property
     def file(self) -> str:
-        settings = (f"{name} {self.row[name]}" for name in ("plan", "norm", "scale", "rate") if name in self.row)
-        parts = (self.family, self.row["name"], *settings, f"seed {self.changes['train']['seed']}")
+        settings = {name: self.row[name] for name in ("plan", "norm", "scale", "rate", "tied") if name in self.row}
+        told = (f"{name} {value}" for name, value in settings.items())
+        parts = (self.family, self.row["name"], *told, f"seed {self.changes['train']['seed']}")
         return "-".join(parts).replace(" ", "-").lower() + ".json"
 
 
@@ -53,6 +54,8 @@ def small_runs() -> Iterator[SmallRun]:
                     changes = {**common, "embedding": {"scale": row["scale"]}, "unit": unit, "train": train}
                     if "rate" in row:
                         changes["optim"] = {"lr": row["rate"]}
+                    if "tied" in row:
+                        changes["output"] = {"tied": row["tied"]}
                     yield SmallRun(family["name"], row, family["recipe"], changes)
 
 

@@ -16,13 +16,13 @@ from torchdefine.recipe import load_recipe
 INTRODUCTION = """## The size of what is read, in small models
 
 `results/run_scales.py` trained every row of three families of small models on the shipped texts. The rows of a family
-are equal in data, steps and schedule. "rate" is the learning rate. "plan" and "norm" are those of the unit. "reads" is
-the root mean square, at the start, of what the unit and the context model read. "valid" is the mean perplexity over
-seeds, "apart" the highest minus the lowest.
+are equal in data, steps and schedule. "rate" is the learning rate. "plan" and "norm" are those of the unit. The output
+is tied to the table, or to the finished vectors. "reads" is the root mean square, at the start, of what the unit and
+the context model read. "valid" is the mean perplexity over seeds, "apart" the highest minus the lowest.
 """
 HEADER = (
-    *("row", "plan", "norm", "`embedding.scale`", "rate", "unit reads", "model reads", "M", "seeds", "valid", "apart"),
-    "against the first",
+    *("row", "plan", "norm", "tied to", "`embedding.scale`", "rate", "unit reads", "model reads"),
+    *("M", "seeds", "valid", "apart", "against the first"),
 )
 
 
@@ -53,7 +53,8 @@ def described(run: SmallRun) -> tuple[str, ...]:
     row = run.row
     plan = row.get("plan")
     norm = row.get("norm") or (PLANS[plan]["norm"] if plan else "–")
-    return row["name"], plan or "–", norm, row["scale"], f"{load_recipe(run.recipe, run.changes).optim.lr:g}"
+    rate = f"{load_recipe(run.recipe, run.changes).optim.lr:g}"
+    return row["name"], plan or "–", norm, row.get("tied", "table"), row["scale"], rate
 
 
 def family_table(family: str, rows: dict[str, list[dict[str, Any]]]) -> str:
@@ -61,7 +62,7 @@ def family_table(family: str, rows: dict[str, list[dict[str, Any]]]) -> str:
         f"### {family[0].upper()}{family[1:]}",
         "",
         "| " + " | ".join(HEADER) + " |",
-        "|---" * 4 + "|---:" * 8 + "|",
+        "|---" * 5 + "|---:" * 8 + "|",
     ]
     first = next(iter(rows.values()))
     for row, runs in rows.items():

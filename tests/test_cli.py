@@ -661,6 +661,21 @@ def test_the_start_of_training_says_how_often_the_text_is_read(
     assert "The training text has 400 words and line ends; 1 steps are 0.01 passes over it." in caplog.messages
 
 
+def test_the_start_of_training_says_how_large_the_vectors_are_that_are_read(
+    recipe_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = folder_with(tmp_path, train=b"a b c d\n" * 80, valid=b"a b c d\n" * 8)
+    wide = {"kind": "standard", "map_dim": 512, "scale": 3.0, "init_std": 0.01}
+    parts = {"embedding": wide, "unit": {"kind": "projection", "embedding_dim": 16}, "output": {"kind": "full"}}
+    with caplog.at_level("INFO", logger="torchdefine"):
+        run = train(recipe_file, data=texts, out=tmp_path / "run", train={"steps": 1}, **parts)
+    (said,) = (message for message in caplog.messages if message.startswith("At the start the model reads vectors"))
+    assert said.endswith(", and its unit ones of 0.03.")
+    (start,) = run.folder.records("start")
+    assert start["initial_rms"][""]["unit"] == pytest.approx(0.03, rel=0.05)
+    assert f"of {start['initial_rms']['']['model']:.2g}, and" in said
+
+
 def test_words_outside_the_vocabulary_are_named(torchdefine: Command, finished: Path) -> None:
     done = torchdefine("generate", finished, "--prompt", "zebra w1 quagga zebra", "--length", "3")
     assert done.returncode == 0

@@ -4,6 +4,7 @@ import json
 import math
 import runpy
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ from benchmarks.measuring import (
     times_the_memory,
 )
 from benchmarks.records import Benchmark, append_record, run, run_group
+
+from benchmarks import measuring
+from benchmarks import recorded as recordings
+from torchdefine.errors import UserError
 
 SETTING = Setting(torch.device("cpu"), small=True, repeats=4)
 
@@ -54,6 +59,29 @@ def test_quick_work_is_called_more_often_for_one_number() -> None:
     (found,) = measure([Contestant("quick", lambda: Prepared(lambda: calls.append(1)))], SETTING)
     assert found.calls_at_once > 10
     assert len(calls) == 3 + SETTING.repeats * found.calls_at_once
+
+
+def test_long_work_is_warmed_once_and_every_later_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "LONG_SECONDS", 0.002)
+    calls: list[int] = []
+    slow = Contestant("slow", lambda: Prepared(lambda: (calls.append(1), time.sleep(0.012))))
+    (found,) = measure([slow], SETTING)
+    assert found.repeats == SETTING.repeats == len(calls) - 1
+    assert found.least_ms >= 12
+
+
+def test_a_recording_is_made_by_the_first_call_and_keeps_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Weights:
+        def work(self) -> str:
+            return "worked"
+
+    made: list[object] = []
+    monkeypatch.setattr(recordings, "_recording", lambda work: made.append(weakref.ref(work.__self__)) or work)
+    call = recordings.recorded(Weights().work)
+    assert not made
+    assert call() == call() == "worked"
+    assert len(made) == 1
+    assert made[0]() is not None
 
 
 def test_contestants_that_take_turns_do() -> None:
@@ -106,6 +134,16 @@ def test_a_group_says_what_was_not_run_and_why(capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     assert "b: not run, it needs a moon" in said
     assert "missed" in said
+
+
+def test_contestants_are_chosen_by_their_group_s_name_or_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = [Group(name, [sleeper("a", 0.001), sleeper("b", 0.001)]) for name in ("one", "two")]
+    benchmark = Benchmark("little", "sleeps a little", lambda setting: iter(groups))
+    assert list(run(benchmark, SETTING, only="two")["groups"]) == ["two"]
+    found = run(benchmark, SETTING, only="one: b")["groups"]
+    assert {name: (list(group["rows"]), group["reference"]) for name, group in found.items()} == {"one": (["b"], "a")}
+    with pytest.raises(UserError, match="little has no contestant with 'c'"):
+        run(benchmark, SETTING, only="c")
 
 
 def test_records_are_appended_and_read_again(tmp_path: Path) -> None:

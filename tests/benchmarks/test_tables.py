@@ -165,6 +165,24 @@ def test_the_page_shows_the_newest_row_of_each_hardware(tmp_path: Path) -> None:
     assert "Not run: c (it needs a moon)." in page
 
 
+def test_parts_of_a_benchmark_are_put_together_and_uncounted_peaks_left_out(tmp_path: Path) -> None:
+    """A GPU's memory was counted wrongly for recordings until a day."""
+    record = run(Benchmark("output", "does little", lambda setting: iter([])), SETTING)
+    row = {"ms": 2.0, "q1_ms": 1.5, "q3_ms": 2.5, "peak_mib": 64.0, "facts": {}}
+    goal = {"goal": "b, recorded: times the peak memory of a ≤ 1", "value": 0.1, "met": True}
+    parts = {"a": [], "b, recorded": [goal]}
+    for name, goals in parts.items():
+        group = {"note": "a note", "reference": "a", "rows": {name: row}, "not_run": {}, "goals": goals}
+        part = {**record, "date": "2026-11-19", "groups": {"g": group}}
+        append_record(tmp_path / "benchmarks", {**part, "hardware": {**record["hardware"], "gpu": "Abacus 9"}})
+        append_record(tmp_path / "benchmarks", part)
+    page = written_page({**record, "date": "2026-11-20", "commit": "another", "groups": {}}, tmp_path)
+    assert page.count("2026-11-19, ") == 1  # the newest on the CPU has another commit
+    assert "| a | 1.00 | 2.000 | 1.500–2.500 | 64 |  |" in page
+    assert "| b, recorded | 1.00 | 2.000 | 1.500–2.500 | – |  |" in page
+    assert "times the peak memory of a ≤ 1: not measured." in page
+
+
 def test_the_rows_of_this_checkout_can_be_read() -> None:
     files = list((ROOT / "results" / "benchmarks").glob("*.jsonl"))
     rows = [(path, json.loads(line)) for path in files for line in path.read_text().splitlines()]

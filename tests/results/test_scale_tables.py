@@ -19,7 +19,8 @@ def test_every_run_has_a_file_and_settings_of_its_own() -> None:
     for family in {run.family for run in RUNS}:
         recipes = [load_recipe(run.recipe, run.changes).to_plain() for run in RUNS if run.family == family]
         seeds = {recipe["train"].pop("seed") for recipe in recipes}
-        models = {json.dumps({name: recipe.pop(name) for name in ("embedding", "unit", "optim")}) for recipe in recipes}
+        changed = ("embedding", "unit", "optim", "output")
+        models = {json.dumps({name: recipe.pop(name) for name in changed}) for recipe in recipes}
         assert len(seeds) == 2
         assert len(models) == len(recipes) / 2
         assert len({json.dumps({**recipe, "description": ""}) for recipe in recipes}) == 1
@@ -37,20 +38,19 @@ def test_a_table_for_each_family_with_means_over_seeds(tmp_path: Path) -> None:
     of_lstm = [run for run in RUNS if run.family == "LSTM"]
     rows = {name: [run for run in of_lstm if tables.described(run) == name] for name in map(tables.described, of_lstm)}
     projection, define = (
-        ("one projection", "–", "–", "none", "0.006"),
-        ("DeFINE", "published", "layer", "unit-rms", "0.006"),
+        ("one projection", "–", "–", "table", "none", "0.006"),
+        ("DeFINE", "published", "layer", "table", "unit-rms", "0.006"),
     )
     for run, valid in zip([*rows[projection], *rows[define]], (100.0, 110.0, 84.0, 84.0), strict=True):
         keep(tmp_path, run, valid)
-    keep(tmp_path, rows["DeFINE", "wide", "none", "none", "0.006"][0], 126.0)
+    keep(tmp_path, rows["DeFINE", "wide", "none", "table", "none", "0.006"][0], 126.0)
     lines = tables.scales_section(tmp_path).splitlines()
     of_family = lines[lines.index("### LSTM") :]
-    assert "| one projection | – | – | none | 0.006 | – | 0.50 | 1.50 | 2 | 105.0 | 10.0 | +0.0% |" in of_family
-    assert (
-        "| DeFINE | published | layer | unit-rms | 0.006 | 1.00 | 0.50 | 1.50 | 2 | 84.0 | 0.0 | -20.0% |" in of_family
-    )
-    assert "| DeFINE | wide | none | none | 0.006 | 1.00 | 0.50 | 1.50 | 1 | 126.0 | – | +20.0% |" in of_family
-    assert f"| DeFINE | wide | none | unit-rms | 0.006 |{' not run |' * 7}" in of_family
+    assert "| one projection | – | – | table | none | 0.006 | – | 0.50 | 1.50 | 2 | 105.0 | 10.0 | +0.0% |" in of_family
+    published = "| DeFINE | published | layer | table | unit-rms | 0.006"
+    assert f"{published} | 1.00 | 0.50 | 1.50 | 2 | 84.0 | 0.0 | -20.0% |" in of_family
+    assert "| DeFINE | wide | none | table | none | 0.006 | 1.00 | 0.50 | 1.50 | 1 | 126.0 | – | +20.0% |" in of_family
+    assert f"| DeFINE | wide | none | table | unit-rms | 0.006 |{' not run |' * 7}" in of_family
     assert of_family[-1] == "texts a text; hardware a processor; torch 2.13.0; commit 0123456789ab."
     assert all(line.endswith(" not run |" * 7) for line in lines[lines.index("### Translation") :][4:9])
 
