@@ -8,6 +8,7 @@ from pathlib import Path
 from claims import write_evidence_page
 from demo_table import write_demo_page
 from equalised_tables import equalised_section
+from front_lines import write_front_lines
 from look_up_tables import look_up_section
 from map_tables import correlation_section
 from paper_page import write_paper_page
@@ -51,6 +52,7 @@ def main() -> None:
     write_translation_page(HERE / "europarl")
     write_evidence_page(stages)
     write_demo_page(HERE / "demo.json")
+    write_front_lines(HERE)
     write_paper_page()
 
 

@@ -75,9 +75,10 @@ def front_table(rows: list[dict[str, Any]], sizes: list[float], text: dict[str, 
         values = (found.get((name, size)) for size in sizes)
         shown = " | ".join(f"{row['measures']['cosine']['value']:.4f}" if row else "–" for row in values)
         lines.append(f"| {name} | {shown} |")
+    full = next(row for row in rows if row["name"] == "full")["bytes"]
     said = (
-        "Half of the sentence encoder MiniLM is its token table: 46.9 MB. The numbers are mean cosines between "
-        f"sentence vectors before and after, on {text['measured_on']:,} sentences that served nothing else "
+        f"The token table of the sentence encoder MiniLM takes {full / 1e6:.1f} MB. The numbers are mean cosines between "
+        f"sentence vectors before and after, on {text['measured_on']:,} held-out sentences "
         "([all measures](results/minilm/README.md)):\n\n"
     )
     return said + "\n".join(lines)
