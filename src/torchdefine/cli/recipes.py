@@ -63,7 +63,7 @@ PUBLISHED = {
 
 def add_commands(command: Command) -> None:
     """The commands that show recipes and runs."""
-    summary = "List what there is to train, or show one recipe with all its settings."
+    summary = "List the recipes, or show one with all its settings."
     option = command("recipes", _recipes, summary, RECIPES)
     option("recipe", nargs="?", help="a recipe's name, or a YAML file, to show; or a family to list, such as demo")
     option("--all", action="store_true", help="list every recipe")
@@ -75,10 +75,10 @@ def add_commands(command: Command) -> None:
     option("--plan", action="store_true", help="print the layers of the unit too")
     add_shared(option, "--json")
 
-    option = command("compare", _compare, "Put runs side by side: parameters, perplexities, speed, what to beware of.")
+    option = command("compare", _compare, "Compare runs: parameters, perplexities, speed, and what is not equal.")
     add_shared(option, "folders", "--json")
 
-    option = command("report", _report, "Write one HTML file about runs, finished or not; it opens from disk.")
+    option = command("report", _report, "Write one HTML file about runs, finished or not. It needs no server.")
     add_shared(option, "folders")
     option("--out", help="the HTML file (default: report.html in the first run's folder)")
     option("--words", help="words to show the neighbours of, with commas between (default: frequent ones)")
