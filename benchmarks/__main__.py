@@ -74,7 +74,8 @@ def setting_of(options: argparse.Namespace) -> Setting:
         raise UserError(f"The benchmarks have no clock for the device {name!r}: use cpu or cuda.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("There is no CUDA device here: use --device cpu.")
-    return Setting(device, options.small, options.repeats or (7 if options.small else 20), options.data)
+    repeats = options.repeats or (7 if options.small else 20)
+    return Setting(device, options.small, repeats, options.data, options.compile)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--list", action="store_true", help="say what there is")
     made.add_argument("--small", action="store_true", help="small shapes and fewer repeats, for a CPU")
     made.add_argument("--only", default="", metavar="TEXT", help="contestants whose `group: name` has this in it")
+    made.add_argument("--compile", action="store_true", help="steps: compile the plain loops on a CPU too: minutes")
     made.add_argument("--repeats", type=int, help="how many numbers the median is of (20, or 7 with --small)")
     made.add_argument("--out", type=Path, default=RESULTS, help="the folder that the rows are appended in")
     made.add_argument("--device", help="cuda where there is one, else cpu")

@@ -39,6 +39,8 @@ class Setting:
     repeats: int = 20
     data: str = "wikitext-2-shuffled"
     """The text that ids are taken from."""
+    compile: bool = False
+    """Whether to compile small shapes and on a CPU too, which takes minutes."""
 
     @property
     def on_gpu(self) -> bool:

@@ -275,8 +275,8 @@ def group_of(family: Family, setting: Setting) -> Group:
     place = family.place(setting)
     recipes = {name: family.recipe(name, setting.small) for name in (family.without, family.with_define)}
     plain = recipes[family.plain_of]
-    compiles = setting.on_gpu and not setting.small
-    compiling = "" if compiles else "compiling takes minutes, so only a GPU's full shapes have it"
+    compiles = setting.compile or (setting.on_gpu and not setting.small)
+    compiling = "" if compiles else "compiling takes minutes: --compile asks for it"
     contestants = [
         Contestant(f"plain loop, {family.plain_of}", lambda: plain_step(family, plain, place)),
         Contestant(COMPILED, lambda: plain_step(family, plain, place, compiled=True), compiling),

@@ -21,10 +21,10 @@ Run = dict[str, Any]
 def equalised_section(folder: Path) -> str:
     introduction = (
         "Small models, trained for minutes on a CPU on the shipped text; each row says how they differ. They led to "
-        "[equalised units](../docs/evidence.md#does-the-unit-learn-too-fast) and are not a test of them."
+        "[weight scaling](../docs/evidence.md#does-the-unit-learn-too-fast) and are not a test of it."
     )
     table = equalised_table(folder)
-    return f"## Equalised units in small models\n\n{introduction}\n\n{table}\n\n{commits(folder)}\n"
+    return f"## Weight scaling in small models\n\n{introduction}\n\n{table}\n\n{commits(folder)}\n"
 
 
 def commits(folder: Path) -> str:
@@ -57,7 +57,7 @@ def what_is_equal(run: Run) -> tuple[str, str]:
 def what_differs(run: Run) -> tuple[str, str, str]:
     embedding, unit = run["settings"]["embedding"], run["settings"]["unit"]
     scale = recipe_of(run["settings"]).embedding.factor(embedding.get("output_dim") or embedding["map_dim"])
-    weights = ("equalised" if unit["weight_scaling"] else "plain") if unit["kind"] != "none" else "–"
+    weights = ("weight-scaled" if unit["weight_scaling"] else "plain") if unit["kind"] != "none" else "–"
     return unit["kind"], f"times {scale:.3g}", weights
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from claims import write_evidence_page
 from demo_table import write_demo_page
 from equalised_tables import equalised_section
+from front_lines import write_front_lines
 from long_tables import long_section
 from look_up_tables import look_up_section
 from map_tables import correlation_section
+from marked import in_one_word
 from paper_page import write_paper_page
 from recipe_tables import recipe_section
 from scale_tables import scales_section
@@ -49,10 +51,11 @@ def main() -> None:
             "",
         ]
     )
-    (HERE / "README.md").write_text(page)
+    (HERE / "README.md").write_text(in_one_word(page))
     write_translation_page(HERE / "europarl")
     write_evidence_page(stages)
     write_demo_page(HERE / "demo.json")
+    write_front_lines(HERE)
     write_paper_page()
 
 

@@ -1,5 +1,6 @@
 """The parts of hand-written pages that are generated: what stands between two marks."""
 
+import re
 from pathlib import Path
 
 
@@ -8,4 +9,13 @@ def write_between_marks(path: Path, mark: str, text: str) -> None:
     opening, closing = f"<!-- {mark} -->\n", f"<!-- /{mark} -->\n"
     before, rest = path.read_text(encoding="utf-8").split(opening)
     _, after = rest.split(closing)
-    path.write_text(f"{before}{opening}{text}\n{closing}{after}", encoding="utf-8")
+    path.write_text(f"{before}{opening}{in_one_word(text)}\n{closing}{after}", encoding="utf-8")
+
+
+def in_one_word(text: str) -> str:
+    """Weight scaling by its one name: rows of the first stages, and so their files, call it equalised."""
+    text = text.replace("not equalised", "no weight scaling")
+    return re.sub(r"(?<![-\w/])(an )?equalised(?!-)", lambda found: _WORDS[found[1]], text)
+
+
+_WORDS = {None: "weight-scaled", "an ": "a weight-scaled"}

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,7 +228,11 @@ def test_eval_of_a_single_file(torchdefine: Command, finished: Path, corpus: Pat
 def test_recipes_and_help_teach(torchdefine: Command) -> None:
     names = [row["name"] for row in json.loads(torchdefine("recipes", "--json").stdout)]
     assert "table1a/r3" in names
-    listing = torchdefine("recipes").stdout
+    families = torchdefine("recipes").stdout
+    assert len(families.splitlines()) < 20
+    shown = dict(re.findall(r"^(\S+) +(\d+) ", families, re.MULTILINE))
+    assert shown == {family: str(count) for family, count in Counter(name.split("/")[0] for name in names).items()}
+    listing = torchdefine("recipes", "--all").stdout
     assert listing.index("demo/standard ") < listing.index("tatoeba/laptop ") < listing.index("\ntable1a/r3 ")
     line = next(line for line in listing.splitlines() if line.startswith("table1a/r3 "))
     assert line.split()[-4:] == ["33.02", "39.99", "41.17", "–"]

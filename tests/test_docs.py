@@ -5,6 +5,7 @@ import functools
 import io
 import re
 import shlex
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import torchdefine
+from torchdefine import DeFINE
 from torchdefine.cli.command_line import make_parser
 from torchdefine.context import CONTEXTS
 from torchdefine.task import find_task, task_names
@@ -44,6 +46,18 @@ def test_the_readmes_code_runs_and_prints_what_it_says() -> None:
             exec(compile(block, "README.md", "exec"), names)
     size = sum(parameter.numel() for parameter in names["embedding"].parameters())
     assert f"{size / 1e6:.1f} M parameters instead of {267_735 * 384 / 1e6:.1f} M" in README
+
+
+def test_the_readme_says_where_a_unit_of_the_usual_sizes_costs_more_than_it_saves() -> None:
+    def grows(words: int, width: int) -> bool:
+        return sum(p.numel() for p in DeFINE(words, width, device="meta").parameters()) > words * width
+
+    assert "With three thousand words or fewer" in README
+    widths = (128, 256, 384, 512, 768, 1024)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert any(grows(3000, width) for width in widths)
+        assert not any(grows(3200, width) for width in widths)
 
 
 def test_the_readmes_commands_are_understood() -> None:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_IMODE, S_ISREG
 from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
@@ -130,6 +130,12 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     with _taking_the_place_of(Path(path)) as temporary:
         temporary.mkdir()
         yield temporary
+
+
+def make_weights_readable_as(other: Path) -> None:
+    """Let those who may read ``other`` read the weights beside it: safetensors writes files for this user only."""
+    for path in other.parent.glob("*.safetensors"):
+        path.chmod(S_IMODE(other.stat().st_mode))
 
 
 def is_unfinished(path: Path) -> bool:

@@ -74,6 +74,16 @@ class NextWord(nn.Module):
         return self.head(self.norm(x + self.inner(x)))
 
 
+def test_an_untied_output_layer_is_named_as_what_stays() -> None:
+    model = nn.ModuleDict({"tokens": nn.Embedding(1000, 64), "head": nn.Linear(64, 1000), "other": nn.Linear(64, 64)})
+    report = replace_embeddings(model, map_dim=16, expand_dim=64)
+    assert report.tables[0].untied == ("head",)
+    assert "head: as large as the table was, but not tied to it, so it stays as it is" in str(report)
+    model["tokens"], model["head"].weight = (table := nn.Embedding(1000, 64)), table.weight
+    report = replace_embeddings(model, map_dim=16, expand_dim=64)
+    assert report.tables[0].untied == ()
+
+
 def test_a_tied_replacement_starts_and_learns_as_the_old_table_did() -> None:
     """Logits can start as large as the old while the table, the half that must learn, hardly moves under Adam."""
     chances = 1 / torch.arange(1, 2001)

@@ -118,7 +118,13 @@ def test_a_folder_in_a_folder_out(name: str, text: Path, tmp_path: Path) -> None
     assert report["held_out"]["sentences"] == 30
     assert report["version"] == 2
     assert (tmp_path / "new" / "NOTICE.txt").read_text() == "kept"
-    assert (tmp_path / "new" / "README.md").read_text() == "the model's own"
+    assert (tmp_path / "new" / "README.before.md").read_text() == "the model's own"
+    card = (tmp_path / "new" / "README.md").read_text()
+    assert "import torchdefine.adapt.huggingface" in card
+    assert f"{shrunk.replacement.tables[0].bytes_after:,}" in card
+    assert "`README.before.md` is the card" in card
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "new").iterdir() if path.is_file()}
+    assert modes["model.safetensors"] == modes["config.json"] == modes["NOTICE.txt"]
     assert not list(tmp_path.glob(".*"))
 
 

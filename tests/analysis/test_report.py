@@ -55,7 +55,7 @@ def report(folders: list[Path], tmp_path: Path, **options) -> str:
 
 def test_a_report_of_finished_runs_has_every_part(runs: dict[str, Path], tmp_path: Path) -> None:
     page = report([runs["standard"], runs["projected"], runs["define"]], tmp_path)
-    for title in ("Result", "Parameters", "While they learned", "Correlation maps", "What they write", "Settings"):
+    for title in ("Result", "Parameters", "Training curves", "Correlation maps", "Samples", "Settings"):
         assert f"<h2>{title}</h2>" in page
     result = load_run(runs["define"]).result
     assert f"{result['test_perplexity']:,.2f}" in page

@@ -30,9 +30,9 @@ def test_rows_are_of_one_kind_and_the_best_comes_first(tmp_path: Path) -> None:
     of_demo = "| LSTM of 1 layer, n = 128, m = 128 | adam, 0.006, 750 |"
     of_txl = "| Transformer-XL of 2 layers, n = 32, m = 64 | adam, 0.002, 1,000 |"
     assert lines[2:] == [
-        f"{of_demo} define | times 11.3 | equalised | 2 | 92.0 | 90.0 – 94.0 | 184.0 |",
+        f"{of_demo} define | times 11.3 | weight-scaled | 2 | 92.0 | 90.0 – 94.0 | 184.0 |",
         f"{of_demo} none | times 11.3 | – | 1 | 100.0 | – | 200.0 |",
         f"{of_demo} define | times 11.3 | plain | 1 | 120.0 | – | 240.0 |",
-        f"{of_demo.replace('750', '900')} define | times 11.3 | equalised | 1 | 10.0 | – | 20.0 |",
+        f"{of_demo.replace('750', '900')} define | times 11.3 | weight-scaled | 1 | 10.0 | – | 20.0 |",
         f"{of_txl} define | times 50 | plain | 1 | 50.0 | – | 100.0 |",
     ]

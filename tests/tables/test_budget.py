@@ -26,6 +26,12 @@ def test_what_is_no_size_is_refused(text) -> None:
         Budget.of(text)
 
 
+def test_a_fraction_without_a_unit_is_refused_and_whole_bytes_are_not() -> None:
+    with pytest.raises(UserError, match=r"The budget '1\.5' has no unit: write it as 1\.5MB, 1\.5KB, or 1\.5M param"):
+        Budget.of("1.5")
+    assert Budget.of("1500") == Budget(1500)
+
+
 def test_sizes_are_said() -> None:
     assert str(Budget.of("1.5MB")) == "1.5 MB"
     assert str(Budget.of("4M parameters")) == "4 M parameters (16 MB in float32)"

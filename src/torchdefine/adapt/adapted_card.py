@@ -1,4 +1,4 @@
-"""The card of a model with a smaller table as ONNX: sizes, tokens, measures, and how it is run."""
+"""The card of a model with a smaller table: sizes, tokens, measures; as ONNX, how it is run too."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from torchdefine.adapt.measures import Measure
-from torchdefine.adapt.shrink import REPORT_FILE
-from torchdefine.files import read_json
+from torchdefine.adapt.model_folder import CARD_FILE, FORMER_CARD_FILE, REPORT_FILE
+from torchdefine.files import read_json, read_text, write_text
 from torchdefine.plain import escaped
 from torchdefine.tables.source import readable_bytes
 
@@ -47,8 +47,19 @@ def adapted_card(folder: Path, architecture: str, program: Mapping[str, Any]) ->
     return "\n\n".join(sections) + "\n"
 
 
-def measured(folder: Path, format: str) -> list[str]:
-    """What ``adapt`` made smaller, by which command, and what it cost; nothing if it left no report."""
+def add_measures(folder: Path) -> None:
+    """Let the card that ``save_pretrained`` left in a folder say too what was made smaller."""
+    card = folder / CARD_FILE
+    sections = measured(folder)
+    if read_json(folder / REPORT_FILE)["rest"] == "int8":
+        sections.append("The linear layers have 8 bits a weight. Loading them needs `pip install torchao`.")
+    if (folder / FORMER_CARD_FILE).exists():
+        sections.append(f"`{FORMER_CARD_FILE}` is the card of the model that this one was made of.")
+    write_text(card, "\n\n".join([read_text(card).rstrip(), *sections]) + "\n")
+
+
+def measured(folder: Path, format: str | None = None) -> list[str]:
+    """What ``adapt`` made smaller, by which commands, and what it cost; nothing if it left no report."""
     if not (folder / REPORT_FILE).is_file():
         return []
     report = read_json(folder / REPORT_FILE)
@@ -60,6 +71,7 @@ def measured(folder: Path, format: str) -> list[str]:
         rows.append(f"| {names} | {fitted['chosen']} | {table['bytes_after']:,} | {table['bytes_before']:,} |")
     budget = sum(fitted["budget_bytes"] for fitted in report["fits"].values())
     vocabulary = shlex.quote(kept["choice"])
+    exported = f", then `torchdefine export FOLDER --format {format}`" if format else ""
     return [
         "## What was made smaller",
         "\n".join(rows),
@@ -68,6 +80,5 @@ def measured(folder: Path, format: str) -> list[str]:
         f"On {sentences:,} held-out sentences, beside the model that it was made of, with 95 % intervals:",
         "\n".join(f"- {escaped(name)}: {Measure(**one)}" for name, one in held.items()),
         f"Made by torchdefine {report['versions']['torchdefine']}: `torchdefine adapt MODEL_DIR --text TEXT "
-        f"--out FOLDER --budget {budget} --vocabulary {vocabulary}`, then `torchdefine export FOLDER "
-        f"--format {format}`.",
+        f"--out FOLDER --budget {budget} --vocabulary {vocabulary}`{exported}.",
     ]

@@ -21,7 +21,7 @@ from torchdefine.adapt.replace import Heads, replace_embeddings
 from torchdefine.adapt.stand_in import StandIn, TiedHead, VectorsHead, cache_tables
 from torchdefine.adapt.survey import Targets
 from torchdefine.errors import UserError
-from torchdefine.files import write_text
+from torchdefine.files import make_weights_readable_as, write_text
 from torchdefine.tables import CompactTable
 
 try:
@@ -187,8 +187,11 @@ class CompactMixin:
         """As ever; and a note in the folder says how the model is loaded, unless it has a README already."""
         setattr(self.config, RECIPE, recipe_of(self))
         super().save_pretrained(save_directory, is_main_process, *arguments, **options)  # type: ignore[misc]
-        note = Path(save_directory) / "README.md"
-        if is_main_process and note.parent.is_dir() and not note.exists():
+        folder = Path(save_directory)
+        if not is_main_process or not folder.is_dir():
+            return
+        make_weights_readable_as(folder / transformers.CONFIG_NAME)
+        if not (note := folder / "README.md").exists():
             write_text(note, _NOTE.format(architecture=type(self).__name__, model_type=MODEL_TYPE))
 
     @classmethod

@@ -15,6 +15,10 @@ from torchdefine.recipe import RUN_SETTINGS_FILE
 from torchdefine.spelling import option
 
 CONFIG_FILE = "config.json"
+REPORT_FILE = "adapt.json"
+"""What ``adapt`` measured of the model that it wrote."""
+CARD_FILE, FORMER_CARD_FILE = "README.md", "README.before.md"
+"""The card of a folder, and that of the model that it was made of."""
 _OF_THE_MODEL = ("model", "pytorch_model", "tf_model", "flax_model", "rust_model", "openvino", "onnx")
 """Files and folders that hold weights, in any format: they are not copied."""
 
@@ -105,6 +109,12 @@ def _beside_the_weights(folder: Path) -> list[Path]:
         for path in sorted(folder.iterdir())
         if path.name.split(".")[0].split("-")[0] not in _OF_THE_MODEL and not path.name.startswith(".")
     ]
+
+
+def keep_former_card(folder: Path) -> None:
+    """Make room for a card of the model as it is now."""
+    if (folder / CARD_FILE).exists():
+        (folder / CARD_FILE).replace(folder / FORMER_CARD_FILE)
 
 
 def weight_bytes(folder: Path) -> int:

@@ -18,14 +18,21 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.adapt.adapted_card import adapted_card
-from torchdefine.adapt.model_folder import CONFIG_FILE, carry_over, check_carried_over, open_model
+from torchdefine.adapt.model_folder import (
+    CARD_FILE,
+    CONFIG_FILE,
+    carry_over,
+    check_carried_over,
+    keep_former_card,
+    open_model,
+)
 from torchdefine.errors import MachineError, UserError
 from torchdefine.export.formats import LARGEST_ONNX_FILE, Onnx, quiet
 from torchdefine.export.program import difference
 from torchdefine.files import check_new_folder, new_folder, write_json, write_text
 from torchdefine.tables.quantised import QuantisedRows
 
-PROGRAM_FILE, CARD_FILE, FORMER_CARD_FILE = "onnx/model.onnx", "README.md", "README.before.md"
+PROGRAM_FILE = "onnx/model.onnx"
 TOLERANCE = 1e-4
 """The largest difference allowed to the model, relative for numbers above 1."""
 TRACED_AT, CHECKED_AT = (3, 6), ((1, 1), (2, 9), (5, 33))
@@ -74,7 +81,7 @@ def export_onnx(folder: str | Path, out: str | Path) -> dict[str, Any]:
         }
         card = making / CARD_FILE
         if card.exists() and "library_name: torchdefine" not in card.read_text(encoding="utf-8"):
-            card.replace(making / FORMER_CARD_FILE)  # somebody's own, and no note on how torchdefine loads the model
+            keep_former_card(making)  # somebody's own, and no note on how torchdefine loads the model
         write_text(card, adapted_card(making, type(model).__name__, facts))
     return facts
 

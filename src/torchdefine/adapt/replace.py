@@ -38,14 +38,18 @@ class ReplacedTable:
     bytes_after: int
     initial_rms: float | None
     """The root mean square that fresh vectors start with: that of the old table, or 1 if it was all zeros."""
+    untied: tuple[str, ...]
+    """Layers of the table's shape that do not share it, as an untied output layer; they stay as they are."""
 
     def __str__(self) -> str:
         tied = f", output layer {', '.join(self.heads)}" if self.heads else ""
         size = "" if self.initial_rms is None else f", vectors with a root mean square of {self.initial_rms:.2g}"
-        return (
+        line = (
             f"{', '.join(self.names)}: {self.rows:,} × {self.width}, {self.parameters_before:,} → "
             f"{self.parameters_after:,} parameters, {self.bytes_before:,} → {self.bytes_after:,} bytes{tied}{size}"
         )
+        stays = "as large as the table was, but not tied to it, so it stays as it is"
+        return "\n".join([line, *(f"{name}: {stays}" for name in self.untied)])
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,7 +119,7 @@ def replace_embeddings(
             what = f"A {type(made).__name__}"
             raise UserError(f"{what} cannot be saved with a model of transformers: give a CompactTable or DeFINE.")
     swaps = tuple(swap_of(old, made, kind, fresh=fresh) for old, made in zip(chosen, new, strict=True))
-    reports = tuple(map(_reported, swaps))
+    reports = tuple(_reported(model, swap) for swap in swaps)
     for report, made in zip(reports, new, strict=True):  # before anything is changed, as a warning may be an error
         _warn_of_growth(report, made if fresh else None, untied=kind == "own")
 
@@ -200,8 +204,10 @@ def _numbers(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) + codes
 
 
-def _reported(swap: Swap) -> ReplacedTable:
+def _reported(model: nn.Module, swap: Swap) -> ReplacedTable:
     weight, after, stored = swap.old.module.weight, 0, 0
+    heads = tuple(place.name for place in swap.old.heads)
+    linear = (pair for pair in model.named_modules() if isinstance(pair[1], nn.Linear) and pair[0] not in heads)
     for new in swap.new:  # an output layer keeps its old bias
         bias = getattr(new, "bias", None)
         after += _numbers(new) - (0 if bias is None else bias.numel())
@@ -209,7 +215,7 @@ def _reported(swap: Swap) -> ReplacedTable:
         stored += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return ReplacedTable(
         names=tuple(place.name for place in swap.old.places),
-        heads=tuple(place.name for place in swap.old.heads),
+        heads=heads,
         rows=weight.shape[0],
         width=weight.shape[1],
         parameters_before=weight.numel(),
@@ -217,6 +223,7 @@ def _reported(swap: Swap) -> ReplacedTable:
         bytes_before=weight.numel() * weight.element_size(),
         bytes_after=stored,
         initial_rms=swap.initial_rms,
+        untied=tuple(name for name, layer in linear if layer.weight.shape == weight.shape),
     )
 
 

@@ -18,13 +18,21 @@ import torch
 from torch import nn
 
 from torchdefine import __version__
+from torchdefine.adapt.adapted_card import add_measures
 from torchdefine.adapt.distill import Distillation, distill, has_bfloat16
 from torchdefine.adapt.fit import FitOptions, fit
 from torchdefine.adapt.fitted import Fitted
 from torchdefine.adapt.kept import Kept
 from torchdefine.adapt.labelled import Labels, Pairs
 from torchdefine.adapt.measures import Measure
-from torchdefine.adapt.model_folder import carry_over, check_carried_over, open_model, weight_bytes
+from torchdefine.adapt.model_folder import (
+    REPORT_FILE,
+    carry_over,
+    check_carried_over,
+    keep_former_card,
+    open_model,
+    weight_bytes,
+)
 from torchdefine.adapt.purposes import Purpose, purpose_of
 from torchdefine.adapt.replace import ReplacementReport, replace_embeddings
 from torchdefine.adapt.rest import Rest, int8_config, round_rest
@@ -38,7 +46,7 @@ from torchdefine.run.environment import describe_environment
 from torchdefine.tables import METHODS, Budget, CompactTable
 from torchdefine.tables.compact_table import sha256_of_tensors
 
-REPORT_FILE, PICTURE_FILE = "adapt.json", "front.svg"
+PICTURE_FILE = "front.svg"
 REPORT_VERSION = 2
 USUALLY_BEST, IF_UNUSED = "bits", "used"
 STEP_SECONDS = 1
@@ -153,7 +161,8 @@ def shrink_model(
     smaller = _sharing_copy(version.model)
     report = replace(replace_embeddings(smaller, table=given, targets=list(given)), parameters_before=numbers)
     with new_folder(out) as in_making:
-        carry_over(folder, in_making)  # first, so that the model's own README stays
+        carry_over(folder, in_making)
+        keep_former_card(in_making)
         smaller.save_pretrained(in_making)
         if options.rest == "int8":
             smaller = round_rest(in_making, smaller)
@@ -168,6 +177,7 @@ def shrink_model(
         shrunk = Shrunk(out, fitted, measures, len(parts.held_out), report, sizes, vocabulary, options.rest, seconds)
         origin = {"options": asdict(options), **describe_environment(torch.device(options.device))}
         write_json(in_making / REPORT_FILE, shrunk.to_dict() | origin)
+        add_measures(in_making)
         with suppress(UserError):  # matplotlib is an extra, and the numbers are in the report
             for number, one in enumerate(fitted.values() if options.thorough else (), start=1):
                 one.draw(in_making / (PICTURE_FILE if number == 1 else f"front-{number}.svg"))

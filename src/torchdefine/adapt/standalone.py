@@ -14,14 +14,14 @@ from typing import Any
 from torchdefine.adapt.adapted_card import measured
 from torchdefine.adapt.bundled import bundled
 from torchdefine.adapt.huggingface import GUARD, modeling_auto
-from torchdefine.adapt.model_folder import CONFIG_FILE, carry_over, check_carried_over, open_model
+from torchdefine.adapt.model_folder import CARD_FILE, CONFIG_FILE, carry_over, check_carried_over, open_model
 from torchdefine.adapt.pretrained import RECIPE
 from torchdefine.errors import UserError
 from torchdefine.files import check_new_folder, new_folder, read_json, write_json, write_text
 from torchdefine.tables import CompactTable
 from torchdefine.tables.rows import kinds_of_rows, rows_from
 
-CODE_FILE, CARD_FILE = "modeling_compact.py", "README.md"
+CODE_FILE = "modeling_compact.py"
 _OPENING = '''"""{architecture} with a compact token table, for trust_remote_code=True; made by torchdefine."""
 
 from __future__ import annotations

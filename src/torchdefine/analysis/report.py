@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RANK_EXPLAINED = (
-    "The effective rank says how many independent dimensions would be as rich as these: all of them where every "
-    "dimension is independent of the others, 1 where all are copies of one. Above 0.1, 0.25 and 0.5 is the fraction of "
-    "pairs of dimensions with a larger absolute cosine."
+    "The effective rank says how many independent dimensions would carry as much information. It is the number of "
+    "dimensions if all are independent, and 1 if all are copies of one. The columns above 0.1, 0.25 and 0.5 give the "
+    "fraction of pairs of dimensions whose absolute cosine is larger."
 )
 GROUPS_EXPLAINED = (
     "Each entry is the mean absolute cosine between the dimensions of two groups, and on the diagonal within one: 0 "
@@ -38,8 +38,8 @@ GROUPS_EXPLAINED = (
 )
 MAPS_EXPLAINED = (
     "<p>Entry (i, j) is the absolute cosine between dimensions i and j of the finished vectors over the whole "
-    "vocabulary: 1 on the diagonal, 0 where two dimensions are independent. Under every map stand the mean of all "
-    "entries off the diagonal, and its effective rank.</p>"
+    "vocabulary: 1 on the diagonal, 0 where two dimensions are independent. The numbers below each map are the mean of "
+    "all entries off the diagonal, and the effective rank.</p>"
 )
 SAMPLE_LENGTH, SAMPLE_SEED = 40, 1
 NO_WEIGHTS = "<p>No run has written weights that can be read.</p>"
@@ -115,12 +115,12 @@ def write_report(
     sections = {
         "Result": _result_section(comparison, filter(None, map(instead_of_the_best, opened.values()))),
         "Parameters": _parameter_section(runs),
-        "While they learned": _curve_section(runs),
+        "Training curves": _curve_section(runs),
         "Correlation maps": _map_section(runs, maps),
-        "What they write": _sample_section(opened, prompt),
+        "Samples": _sample_section(opened, prompt),
         "Nearest neighbours": _neighbour_section(opened, words),
         "Settings": _settings_section(runs),
-        "How this came about": "".join(map(_origin, runs)),
+        "Origin": "".join(map(_origin, runs)),
     }
     write_text(path, _page(runs, sections))
 
@@ -204,7 +204,7 @@ def _sample_section(opened: dict[str, Run], prompt: str) -> str:
 
 
 def _neighbour_section(opened: dict[str, Run], chosen: Sequence[str] | None) -> str:
-    lead = "Words whose finished vectors point the same way: 1 is the same direction, 0 a right angle."
+    lead = "Words with similar vectors. A cosine of 1 is the same direction, 0 a right angle."
     if not chosen:
         lead += " The words are frequent ones of each run's own vocabulary; --words chooses others."
     parts = [_paragraph(lead)] if opened else [NO_WEIGHTS]

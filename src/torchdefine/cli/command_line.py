@@ -36,7 +36,7 @@ SETTING = re.compile(rf"--(\w+\.[\w.]+|{'|'.join(WITH_KINDS)})(=.*)?", re.DOTALL
 DESCRIPTION = """Make the token table of a model several times smaller, before or after training, and measure the cost.
 
   torchdefine adapt MODEL_DIR --budget 4MB --text corpus.txt --out smaller/    a trained model of transformers
-  torchdefine recipes                                what there is to train; with a name, its settings
+  torchdefine recipes                                what you can train; with a name, its settings
   torchdefine train demo/adaptive-define --out runs/first
   torchdefine eval runs/first
   torchdefine generate runs/first --prompt "The game"

@@ -49,7 +49,7 @@ ZSH = "autoload -U +X bashcompinit && bashcompinit"
 
 def add_commands(command: Command) -> None:
     """The command that writes the script."""
-    summary = "Print a script by which your shell completes the command line."
+    summary = "Print a script that completes torchdefine commands in your shell."
     option = command("completion", _completion, summary, INSTALLING)
     option("shell", choices=SHELLS, help="your shell")
 

@@ -19,10 +19,10 @@ EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Tr
   A folder of transformers, as adapt writes it, becomes one ONNX program with its packed table; or, by the format
   transformers, a folder that loads without torchdefine for users who allow the code beside it."""
 
-ADAPTING = """  The table is rotated, and its numbers get bits by importance, which takes seconds; --thorough makes many
-  other tables too, measures all, takes the best that fits, and distils it: low ranks, DeFINE and MLP units, codes. The
-  new folder holds the model, what lay beside it, and adapt.json with every number. After `import
-  torchdefine.adapt.huggingface` it loads by AutoModel."""
+ADAPTING = """  By default, adapt makes one table, bits by importance: frequent and sensitive numbers get more bits.
+  With --thorough it also tries low ranks, DeFINE and MLP units, and codes. It takes the best that fits, and distils it.
+  The new folder holds the model with its tokenizer, a card (README.md), and adapt.json with every number. Write
+  `import torchdefine.adapt.huggingface` before you load it with AutoModel."""
 
 COMPRESSING = """
 Without a --budget, int8 and int4 take what they need, codes what --codebooks × --entries come to, and all others as
@@ -67,28 +67,28 @@ def add_commands(command: Command) -> None:
     option("--check", metavar="FOLDER", help="check an export instead: its files, and that its programs run")
     add_shared(option, "--cached", "--compressed", "--json")
 
-    summary = "Replace the token table of a Hugging Face model by the best smaller one."
+    summary = "Replace the token table of a Hugging Face model by a smaller one, and measure the cost."
     option = command("adapt", _adapt, summary, ADAPTING)
     option("folder", metavar="MODEL_DIR", help="a folder that save_pretrained wrote, with its tokenizer")
     option("--budget", required=True, help="for the table: 4MB, 512KiB, or '4M parameters' in float32")
     option("--text", required=True, help="a file of plain text like the text that the model will read")
     option("--out", required=True, help="the new model's folder")
-    option("--pairs", metavar="FILE", help="measure on pairs too: lines of two texts, perhaps with a score, by tabs")
-    option("--labels", metavar="FILE", help="measure on labels too: lines of a text and a label, by tabs")
-    explained = "keep: the tokenizer as it is (default); trim: only the tokens that the text uses, letters and special "
-    explained += "ones, so that other words are split further; auto: try both and take what measures better"
+    option("--pairs", metavar="FILE", help="measure on pairs too: lines of two texts and perhaps a score, with tabs")
+    option("--labels", metavar="FILE", help="measure on labels too: lines of a text and a label, with a tab")
+    explained = "keep: the tokenizer as it is (default); trim: only the tokens that the text uses, characters and "
+    explained += "special tokens, so that other words have more tokens; auto: try both and take the better one"
     option("--vocabulary", choices=["keep", "trim", "auto"], default="keep", help=explained)
-    rest = "int8: 8 bits a weight for the linear layers too, by torchao; keep: the rest as it is (default)"
+    rest = "int8: torchao stores the linear layers with 8 bits for each weight; keep: as they are (default)"
     option("--rest", choices=["keep", "int8"], default="keep", help=rest)
-    thorough = "try all methods and distil the best, for minutes; if it is killed, the same command goes on"
+    thorough = "try all methods and distil the best: minutes; after a kill, the same command continues"
     option("--thorough", action="store_true", help=thorough)
     option("--distill", type=whole, default=200, help="steps of distillation with --thorough (default: 200; 0: none)")
     option("--choosing", type=whole, default=300, help="sentences to compare candidates on (default: 300)")
-    option("--held-out", type=whole, default=500, help="sentences to judge the result on (default: 500)")
+    option("--held-out", type=whole, default=500, help="sentences to measure the result on (default: 500)")
     option(
         "--trust-code",
         action="store_true",
-        help="run code that lies in the model's folder; without this it is never run",
+        help="run Python code from the model's folder, which adapt never does otherwise",
     )
     add_shared(option, "--device", "--json")
 
@@ -231,7 +231,7 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     ]
     for name in ("cosine", "top-1 agreement", "agreement"):
         if name in shrunk.measures and shrunk.measures[name].value < STILL_THE_MODEL:
-            lines.append(f"Warning: by its {name} the new model is another one: allow more bytes.")
+            lines.append(f"Warning: the {name} is low, so the new model differs much: allow more bytes.")
     lines.append(f"Weights {before:,.1f} → {after:,.1f} MB on disk, in {shrunk.seconds:,.0f} s.")
     lines.append(f"The model is in {shrunk.folder}. Write `import torchdefine.adapt.huggingface` before you load it.")
     show(options, shrunk.to_dict(), lines)

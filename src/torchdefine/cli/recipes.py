@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from torchdefine.recipe import Recipe
     from torchdefine.task import Tokens
 
-RECIPES = """  torchdefine recipes                              the list, with parameters and published numbers
-  torchdefine recipes demo                         those whose names begin with demo
+RECIPES = """  torchdefine recipes                              the families of recipes
+  torchdefine recipes demo                         one family, with parameters and published numbers
+  torchdefine recipes --all                        every recipe
   torchdefine recipes demo/standard > mine.yaml    one recipe, as a file to change
   torchdefine train mine.yaml"""
 
@@ -35,6 +36,21 @@ PICTURES = """  curves      validation perplexity of every run, and that of trai
   layers      correlation maps of one run with a DeFINE unit, layer by layer and group by group
   groups      mean cosines between the groups of every layer of such a run"""
 
+FAMILIES = {
+    "demo": "the five small language models of the demo: minutes on two cores",
+    "masked": "masked language models, as BERT is one: minutes on two cores",
+    "tatoeba": "a small translator: minutes on two cores",
+    "wikitext2": "LSTM and AWD-LSTM language models on WikiText-2",
+    "ptb": "AWD-LSTM on the Penn Treebank, the paper's table 1c",
+    "table1a": "the LSTM language models of the paper's table 1a",
+    "txl": "Transformer-XL, the paper's table 1b, and a small one",
+    "ablation": "the paper's ablations of the unit, and the same with scaled vectors",
+    "depth-width": "the paper's units of other depths and widths, and the same with scaled vectors",
+    "wmt14": "Transformers for translation, as in the paper",
+    "europarl": "the same Transformers on a smaller corpus: minutes of one GPU",
+    "maps": "models for pictures of embeddings: table, projection and DeFINE of three widths",
+}
+"""What the shipped recipes are for, by the folders that they lie in."""
 COMMENTS_FROM = 44
 """Column of the defaults beside settings that differ from them."""
 PUBLISHED = {
@@ -47,10 +63,10 @@ PUBLISHED = {
 
 def add_commands(command: Command) -> None:
     """The commands that show recipes and runs."""
-    summary = "List what there is to train, or show one recipe with all its settings."
+    summary = "List the recipes, or show one with all its settings."
     option = command("recipes", _recipes, summary, RECIPES)
-    names = "a recipe's name, or a YAML file, to show; or the beginning of names, such as demo"
-    option("recipe", nargs="?", help=names)
+    option("recipe", nargs="?", help="a recipe's name, or a YAML file, to show; or a family to list, such as demo")
+    option("--all", action="store_true", help="list every recipe")
     add_shared(option, "--json")
 
     option = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", COUNTING)
@@ -59,10 +75,10 @@ def add_commands(command: Command) -> None:
     option("--plan", action="store_true", help="print the layers of the unit too")
     add_shared(option, "--json")
 
-    option = command("compare", _compare, "Put runs side by side: parameters, perplexities, speed, what to beware of.")
+    option = command("compare", _compare, "Compare runs: parameters, perplexities, speed, and what is not equal.")
     add_shared(option, "folders", "--json")
 
-    option = command("report", _report, "Write one HTML file about runs, finished or not; it opens from disk.")
+    option = command("report", _report, "Write one HTML file about runs, finished or not. It needs no server.")
     add_shared(option, "folders")
     option("--out", help="the HTML file (default: report.html in the first run's folder)")
     option("--words", help="words to show the neighbours of, with commas between (default: frequent ones)")
@@ -87,12 +103,27 @@ def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
         settings = {section: plain.pop(section) for section in recipe.sections()}
         show(options, {**plain, "settings": settings, "differing": _differing(recipe)}, recipe_page(recipe))
         return
+    if not (below or options.all or options.json):
+        _print_families(recipe_names())
+        return
     recipes = [load_recipe(name) for name in below or recipe_names()]
     if options.json:
         names = ("name", "description", "published", "varies", "chosen")
         print_json([{name: getattr(recipe, name) for name in names} for recipe in recipes])
     else:
         _print_recipes(recipes)
+
+
+def _print_families(names: list[str]) -> None:
+    from torchdefine.analysis.tables import print_table
+
+    members = {family: [name for name in names if name.startswith(f"{family}/")] for family in FAMILIES}
+    rows = [[name, str(len(members[name])), trains, members[name][0]] for name, trains in FAMILIES.items()]
+    print_table(["family", "recipes", "what it trains", "for example"], rows)
+    print(
+        "\n`torchdefine recipes FAMILY` lists a family, `torchdefine recipes --all` every recipe. "
+        "`torchdefine recipes RECIPE` shows the settings of one."
+    )
 
 
 def _print_recipes(recipes: list[Recipe]) -> None:

@@ -46,7 +46,7 @@ def add_commands(command: Command) -> None:
     option("--tensorboard", action="store_true", help="write TensorBoard logs into the run's folder too")
     add_shared(option, "--device", "--json")
 
-    option = command("encode", _encode, "Turn a text into tokens beforehand, in a folder that can be moved.", ENCODING)
+    option = command("encode", _encode, "Turn a text into tokens in advance, in a folder that can be moved.", ENCODING)
     option("recipe", help="the recipe that will be trained, for its data settings: a name, or a YAML file")
     option("--data", help=text)
     option("--out", required=True, help="a new folder for the tokens")

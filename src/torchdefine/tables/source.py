@@ -85,6 +85,8 @@ class Budget:
             return size
         read = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*?)\s*(parameters|params)?", str(size).strip().lower())
         counted = read is not None and read[3] is not None
+        if read and not counted and "." in read[1] and not read[2]:
+            raise UserError(f"The budget {size!r} has no unit: write it as {size}MB, {size}KB, or {size}M parameters.")
         units = _COUNTS if counted else _UNITS
         bytes_ = float(read[1]) * units.get(read[2], math.nan) if read else math.nan
         if not 1 <= bytes_ < math.inf:  # float takes hundreds of digits for infinity

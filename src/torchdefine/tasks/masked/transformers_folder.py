@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchdefine.embedding.table import finished_table
 from torchdefine.errors import MachineError, UserError
-from torchdefine.files import new_folder, write_text
+from torchdefine.files import make_weights_readable_as, new_folder, write_text
 from torchdefine.output import FullSoftmax
 from torchdefine.plain import escaped
 from torchdefine.task import Recipe
@@ -60,6 +60,7 @@ def write_transformers(model: MaskedModel, tokens: MaskedTokenizer, folder: str 
     modules = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(kinds)]
     with new_folder(folder) as making, _without_bars():
         made.save_pretrained(making)
+        make_weights_readable_as(making / "config.json")
         fast_tokenizer(tokens, model.encoder.config.most_places).save_pretrained(making)
         (making / pooling).mkdir()
         mean = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
