@@ -45,10 +45,10 @@ def test_a_stock_class_gives_the_same_and_loads_everywhere(
     style: str, unit: dict[str, Any], tokens: MaskedTokenizer, tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    from torchdefine.tasks.masked.transformers_folder import write_transformers
+    from torchdefine.tasks.masked.transformers_folder import STOCK, write_transformers
 
     model = small_model(len(tokens), context=STYLES[style], unit=unit).eval()
-    assert write_transformers(model, tokens, tmp_path / "out", "") < 1e-5
+    assert write_transformers(model, tokens, tmp_path / "out", "", STOCK) < 1e-5
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     assert type(loaded).__name__ == f"{'Bert' if style == 'BERT' else 'ModernBert'}ForMaskedLM"
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -78,11 +78,11 @@ def test_what_no_stock_class_has_is_refused(
     context: dict, output: dict, refusal: str, tokens: MaskedTokenizer, tmp_path: Path
 ) -> None:
     pytest.importorskip("transformers")
-    from torchdefine.tasks.masked.transformers_folder import write_transformers
+    from torchdefine.tasks.masked.transformers_folder import STOCK, write_transformers
 
     with pytest.raises(UserError, match=refusal):
         write_transformers(
-            small_model(len(tokens), context=context, output=output).eval(), tokens, tmp_path / "out", ""
+            small_model(len(tokens), context=context, output=output).eval(), tokens, tmp_path / "out", "", STOCK
         )
     assert not (tmp_path / "out").exists()
 
