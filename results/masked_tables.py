@@ -39,7 +39,7 @@ TABLES = {
 HEADER = ("text, subwords", "token table", "encoder M", "tables M", "total M", "masked perplexity", "accuracy")
 
 
-def fine_tune(run_folder: Path, wordnet: Path, from_scratch: bool) -> None:
+def fine_tune(run_folder: Path, wordnet: Path, *, from_scratch: bool, into: Path = DOWNSTREAM) -> None:
     """Export a run, make classifiers of the folder by the example, and keep what they reached."""
     run = load_run(run_folder, device="cpu")
     example = runpy.run_path(str(HERE.parent / "examples" / "gloss_classifier.py"))
@@ -50,7 +50,8 @@ def fine_tune(run_folder: Path, wordnet: Path, from_scratch: bool) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = {"format_version": 1, "recipe": run.recipe.name, "pretrained_by": run.result["run"]}
     name = run.recipe.name.removeprefix("masked/") + ("-from-scratch" if from_scratch else "")
-    write_json(DOWNSTREAM / f"{name}.json", {**about, **describe_environment(device), "results": found})
+    into.mkdir(parents=True, exist_ok=True)
+    write_json(into / f"{name}.json", {**about, **describe_environment(device), "results": found})
 
 
 def reached(name: str) -> str:
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--from-scratch", action="store_true")
     options = parser.parse_args(arguments)
     if options.run:
-        fine_tune(options.run, options.wordnet, options.from_scratch)
+        fine_tune(options.run, options.wordnet, from_scratch=options.from_scratch)
     else:
         write_between_marks(PAGE, "masked tables", whole_table())
 
