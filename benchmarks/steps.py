@@ -35,6 +35,7 @@ from torchdefine.embedding import VocabularyFacts, build_embedding
 from torchdefine.modes import prepare
 from torchdefine.recipe import load_recipe, merged
 from torchdefine.tasks.language import build_language_model
+from torchdefine.tasks.masked import MaskedRecipe, build_masked_model
 from torchdefine.tasks.translation import TranslationRecipe, build_translator
 from torchdefine.training.precision import Precision
 from torchdefine.training.step import Batch, Part, TrainingStep
@@ -121,6 +122,8 @@ def build_model(recipe: Any, place: Place) -> Any:
     with place.device:
         if isinstance(recipe, TranslationRecipe):
             return build_translator(recipe, facts, facts, pad_id=place.vocabulary - 1)
+        if isinstance(recipe, MaskedRecipe):
+            return build_masked_model(recipe, facts)
         return build_language_model(recipe, facts)
 
 

@@ -59,7 +59,7 @@ def add_commands(command: Command) -> None:
     option = command("export", _export, summary, EXPORTING)
     option("folder", metavar="RUN", nargs="?", help="a run's folder, or a model's that adapt wrote")
     formats = "needed: torch-export for .pt2 files that torch.export.load reads, onnx for onnxruntime; masked language "
-    formats += "models also as transformers"
+    formats += "models also as transformers, or transformers-with-unit"
     option("--format", metavar="FORMAT", help=formats)
     option("--out", help="needed: the new folder")
     option("--license", metavar="TEXT", help="the licence to name in the card")

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torchdefine import UserError, load_recipe
 from torchdefine.embedding import VocabularyFacts
 from torchdefine.modes import prepare
+from torchdefine.recipe import recipe_names
+from torchdefine.task import find_task
 from torchdefine.tasks.masked import MaskedModel, MaskedTokenizer, build_masked_model
 from torchdefine.tasks.masked.text import MASK
 
@@ -45,10 +47,10 @@ def test_a_stock_class_gives_the_same_and_loads_everywhere(
     style: str, unit: dict[str, Any], tokens: MaskedTokenizer, tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    from torchdefine.tasks.masked.transformers_folder import write_transformers
+    from torchdefine.tasks.masked.transformers_folder import STOCK, write_transformers
 
     model = small_model(len(tokens), context=STYLES[style], unit=unit).eval()
-    assert write_transformers(model, tokens, tmp_path / "out", "") < 1e-5
+    assert write_transformers(model, tokens, tmp_path / "out", "", STOCK) < 1e-5
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     assert type(loaded).__name__ == f"{'Bert' if style == 'BERT' else 'ModernBert'}ForMaskedLM"
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -78,11 +80,11 @@ def test_what_no_stock_class_has_is_refused(
     context: dict, output: dict, refusal: str, tokens: MaskedTokenizer, tmp_path: Path
 ) -> None:
     pytest.importorskip("transformers")
-    from torchdefine.tasks.masked.transformers_folder import write_transformers
+    from torchdefine.tasks.masked.transformers_folder import STOCK, write_transformers
 
     with pytest.raises(UserError, match=refusal):
         write_transformers(
-            small_model(len(tokens), context=context, output=output).eval(), tokens, tmp_path / "out", ""
+            small_model(len(tokens), context=context, output=output).eval(), tokens, tmp_path / "out", "", STOCK
         )
     assert not (tmp_path / "out").exists()
 
@@ -159,3 +161,15 @@ def test_rotations_go_by_distance() -> None:
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-12, rtol=1e-12)
     assert F.cosine_similarity(scores[0, 1:], scores[1:, 0], dim=0) < 0.999  # before and after are not alike
+
+
+@pytest.mark.parametrize("family", ["laptop", "wiki78m-8k", "wiki78m-32k", "wiki78m-128k"])
+def test_recipes_of_a_family_differ_by_their_tables_alone(family: str) -> None:
+    names = [name for name in recipe_names() if name.startswith(f"masked/{family}")]
+    assert len(names) == 4
+    recipes = [load_recipe(name) for name in names]
+    models = [find_task("masked").count(recipe)[0] for recipe in recipes]
+    assert len({model.parameters_by_part()["context"] for model in models}) == 1
+    assert len({model.parameters_by_part()["total"] for model in models}) == 4
+    for section in ("data", "masking", "context", "optim", "schedule", "train", "eval"):
+        assert all(getattr(recipe, section) == getattr(recipes[0], section) for recipe in recipes)

@@ -19,7 +19,7 @@ from torchdefine.tasks.masked.model import MaskedModel
 from torchdefine.tasks.masked.programs import exportable
 from torchdefine.tasks.masked.recipe import MaskedRecipe
 from torchdefine.tasks.masked.text import MaskedTokenizer
-from torchdefine.tasks.masked.transformers_folder import model_card, write_transformers
+from torchdefine.tasks.masked.transformers_folder import STOCK, WITH_UNIT, model_card, write_transformers
 from torchdefine.training.evaluation import Evaluation
 
 SHOWN_FILLS = 5
@@ -106,13 +106,16 @@ class MaskedRun(Run):
         license: str | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """As of any run; the format "transformers" gives a stock model with its tokenizer."""
-        if format != "transformers":
+        """As of any run; and "transformers" gives a stock model with its tokenizer.
+
+        "transformers-with-unit" gives one with the small table and the unit inside, which trains on.
+        """
+        if format not in (STOCK, WITH_UNIT):
             return super().export(folder, format, license=license, progress=progress)
         model = on_the_cpu(self.model)
-        card = model_card(self.recipe, self.result if self.folder.result.exists() else {}, license)
+        card = model_card(self.recipe, self.result if self.folder.result.exists() else {}, license, format)
         with evaluating(model):
-            difference = write_transformers(model, self.tokenization, folder, card)
+            difference = write_transformers(model, self.tokenization, folder, card, format)
         return {"format": format, "programs": {}, "largest_difference": difference}
 
     @property
