@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -18,9 +19,12 @@ from benchmarks.measuring import Contestant, Group, Prepared, Setting, milliseco
 from benchmarks.records import Benchmark
 from benchmarks.texts import WIKIPEDIA_SIZE, real_text
 from torchdefine import DeFINE
-from torchdefine.tables import CompactTable, dense_table, quantised_table, svd_table, transform_table
+from torchdefine.tables import CompactTable, dense_table, svd_table, transform_table
+from torchdefine.tables import bits as tables_of_bits
 from torchdefine.tables.cache import use_cache, write_cache
 from torchdefine.tables.codes import CodedRows
+from torchdefine.tables.quantised import QuantisedRows
+from torchdefine.tables.trellis import Runs, TrellisRows
 
 TOKENS = 8960
 WIDTH = 384
@@ -84,18 +88,41 @@ def zipf_counts(size: int) -> torch.Tensor:
     return 1e8 / torch.arange(1, size + 1)
 
 
+def quantised_at_random(size: int, bits: int) -> CompactTable:
+    rows = QuantisedRows(size, WIDTH, bits)
+    rows.codes.random_(256)
+    rows.steps.uniform_(0.01, 0.02)
+    return CompactTable(rows, torch.randn(WIDTH) / 100)
+
+
+def bits_at_random(finished: torch.Tensor) -> CompactTable:
+    """As many bits for every band and column as the vectors ask for; none of them are searched for."""
+    counts = zipf_counts(len(finished))
+    with patch.object(tables_of_bits, "trellis_rows", trellis_rows_at_random):
+        return transform_table(finished, len(finished) * BITS_BYTES, counts=counts)
+
+
+def trellis_rows_at_random(matrix: torch.Tensor, runs: Runs, memory: int) -> TrellisRows:
+    made = TrellisRows(len(matrix), runs, memory).to(matrix.device)
+    if not matrix.is_meta:
+        made.codes.random_(256)
+        made.levels.normal_()
+        made.scales.copy_(matrix[:1000].std(0, correction=0))
+    return made
+
+
 def tables(finished: torch.Tensor) -> dict[str, Callable[[], nn.Module]]:
-    """Ways of holding the vectors of an embedding, each made once."""
+    """Ways of holding the vectors of an embedding, each made once; what takes minutes to find is drawn at random."""
     size, device = len(finished), finished.device
     made: dict[str, Callable[[], nn.Module]] = {
         "nn.Embedding": lambda: nn.Embedding.from_pretrained(torch.empty_like(finished).normal_()),
         "float16": lambda: dense_table(finished, "float16"),
-        "int8": lambda: quantised_table(finished, 8),
-        "int4": lambda: quantised_table(finished, 4),
+        "int8": lambda: quantised_at_random(size, 8),
+        "int4": lambda: quantised_at_random(size, 4),
         _CODES: lambda: coded(size, 32, 16),
         "SVD of rank 128": lambda: svd_table(finished, 128),
         "SVD of rank 128, int8": lambda: svd_table(finished, 128, storage="int8"),
-        "bits": lambda: transform_table(finished, size * BITS_BYTES, counts=zipf_counts(size)),
+        "bits": lambda: bits_at_random(finished),
     }
     if device.type == "cpu":
         made |= {f"fbgemm's rows of {bits} bits": partial(FusedRows, finished, bits) for bits in NAMES}

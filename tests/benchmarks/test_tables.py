@@ -29,7 +29,7 @@ def test_every_look_up_gives_the_vectors_it_stands_for(monkeypatch: pytest.Monke
     for name in ("embedding.cached()", "a cache file"):
         torch.testing.assert_close(vectors[name], exact, rtol=1e-5, atol=1e-5)
     scale, fused = exact.square().mean(), [("fbgemm's rows of 8 bits", 1e-3), ("fbgemm's rows of 4 bits", 0.05)]
-    for name, error in (("float16", 1e-5), ("int8", 1e-3), ("int4", 0.05), ("SVD of rank 128", 0.6), *fused):
+    for name, error in (("float16", 1e-5), ("SVD of rank 128", 0.6), *fused):
         assert (vectors[name] - exact).square().mean() < error * scale, name
     assert all(found.shape == exact.shape for found in vectors.values())
     assert few.contestants[0].prepare().work().shape == (32, look_up.WIDTH)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from torchdefine import __version__
-from torchdefine.embedding.kept import Kept
 from torchdefine.embedding.map import as_ids, check_table
 from torchdefine.errors import UserError
 from torchdefine.files import check_path
@@ -40,7 +39,6 @@ class CompactTable(torch.nn.Module):
         self.rows = rows
         device = next(rows.parameters()).device
         self.mean = frozen(torch.zeros(rows.width, device=device) if mean is None else mean.detach().float().clone())
-        self._has_mean = Kept()
 
     def forward(self, ids: Tensor) -> Tensor:
         """(…) whole numbers → (…, embedding_dim)."""
@@ -59,13 +57,11 @@ class CompactTable(torch.nn.Module):
         if not (rows.refuses and ids.dtype is torch.int64):
             ids = as_ids(ids, self.num_embeddings)
         try:
-            vectors: Tensor = rows.forward(ids, mean.dtype)  # (…, m)
+            vectors: Tensor = rows.added_to(mean, ids)  # (…, m)
         except (IndexError, RuntimeError):
             as_ids(ids, self.num_embeddings)  # says what is wrong with them
             raise
-        if not mean.requires_grad and not self._has_mean.of(lambda: bool(mean.any()), mean):
-            return vectors
-        return vectors.add_(mean)
+        return vectors
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden vectors times all vectors of the table: (…, embedding_dim) → (…, num_embeddings).

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
-from torchdefine.ops import only_values
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.fields import pack, packed_width, unpack
 from torchdefine.tables.rows import FLOATS, DenseRows, Rows, frozen, stored_as
@@ -37,39 +36,66 @@ class QuantisedRows(Rows):
         self.own_codes, self.num_groups = num_rows * width, -(-width // self.group_size)
         self.codes: Tensor = nn.Buffer(torch.zeros(num_rows, packed_width(width, bits), dtype=torch.uint8))
         self.steps = frozen(torch.zeros(num_rows, self.num_groups, dtype=torch.float16))
+        self._fits_fbgemm = self._has_room_for_a_range()
+        self._ranged: tuple[Tensor, Tensor] | None = None
+
+    def _has_room_for_a_range(self) -> bool:
+        whole = self.width % self.group_size == 0 and self.width * self.bits % 8 == 0
+        if not whole or self.bits not in _RANGES:
+            return False
+        return _RANGES[self.bits].nbytes <= MOST_MORE * (self.codes.shape[1] + 2 * self.num_groups)
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        kept: dict[str, Any] = {**self._buffers, **self._parameters}  # nn.Module takes half a microsecond for each
-        levels = self._levels(torch.embedding(kept["codes"], rows), dtype)  # (…, width)
-        steps = torch.embedding(kept["steps"], rows)  # (…, groups)
-        if dtype is not torch.float32:
-            steps = steps.to(dtype)
+        codes = unpack(torch.embedding(self.codes, rows), self.bits, self.width)  # (…, width)
+        levels = codes.to(dtype).sub_((2**self.bits - 1) / 2)
+        steps = torch.embedding(self.steps, rows).to(dtype)  # (…, groups)
         if self.width % self.group_size:
             return levels * steps.repeat_interleave(self.group_size, dim=-1)[..., : self.width]
-        if steps.requires_grad:
-            return (levels.unflatten(-1, (self.num_groups, -1)) * steps.unsqueeze(-1)).flatten(-2)
-        levels.view(-1, self.num_groups, self.group_size).mul_(steps.view(-1, self.num_groups, 1))
-        return levels
+        return (levels.unflatten(-1, (self.num_groups, -1)) * steps.unsqueeze(-1)).flatten(-2)
 
-    def _levels(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
-        """Codes as numbers around zero, in new memory: (…, bytes) → (…, width)."""
-        if self.bits == 8:
-            return packed.to(dtype).sub_(127.5)
-        if self.bits == 4 and dtype in _PAIRS and self.width % 2 == 0 and packed.is_cpu and only_values(packed):
-            pairs = _pairs(dtype).index_select(0, packed.view(-1).int()).view(dtype)
-            return pairs.view(*packed.shape[:-1], self.width)
-        return unpack(packed, self.bits, self.width).to(dtype) - (2**self.bits - 1) / 2
+    def added_to(self, base: Tensor, rows: Tensor) -> Tensor:
+        codes: Any = self._buffers["codes"]  # nn.Module takes half a microsecond to find a tensor
+        steps: Any = self._parameters["steps"]
+        if not (self._fits_fbgemm and base.dtype is torch.float32 and codes.is_cpu) or steps.requires_grad:
+            return super().added_to(base, rows)
+        ids = rows if rows.ndim == 1 else rows.reshape(-1)
+        levels: Tensor = _FBGEMM[self.bits](self._with_range(codes), ids, _places(len(ids)))  # (T, width)
+        grouped = levels.view(-1, self.num_groups, self.group_size)
+        own = torch.embedding(steps, ids).view(-1, self.num_groups, 1)
+        torch.addcmul(base.view(self.num_groups, self.group_size), grouped, own, out=grouped)
+        return levels if ids is rows else levels.view(*rows.shape, self.width)
+
+    def _with_range(self, codes: Tensor) -> Tensor:
+        """Codes with what fbgemm wants behind each row: a scale, which is one here, and the first level.
+
+        ``codes`` is a part of it from then on, so that there are not two of them in memory.
+        """
+        if self._ranged is None or self._ranged[1] is not codes:
+            with torch.inference_mode(False):
+                ranged = torch.cat([codes, _RANGES[self.bits].view(torch.uint8).expand(self.num_rows, -1)], 1)
+                self.codes = ranged[:, : codes.shape[1]]
+            self._ranged = ranged, self.codes
+        return self._ranged[0]
 
 
-_PAIRS = {torch.float32: torch.int64, torch.float16: torch.int32, torch.bfloat16: torch.int32}
+_FBGEMM = {
+    8: torch.ops.quantized.embedding_bag_byte_rowwise_offsets,
+    4: torch.ops.quantized.embedding_bag_4bit_rowwise_offsets,
+}
+"""torch's operations that look bytes and halves of bytes up and convert them."""
+_RANGES = {
+    8: torch.tensor([1, -127.5], dtype=torch.float32, device="cpu"),
+    4: torch.tensor([1, -7.5], dtype=torch.float16, device="cpu"),
+}
+MOST_MORE = 0.125
+"""Rows are not made larger than this for it."""
 
 
-@lru_cache(maxsize=len(_PAIRS))
-def _pairs(dtype: torch.dtype) -> Tensor:
-    """For every byte its two codes of four bits as numbers around zero, as one whole number."""
-    with torch.inference_mode(False), torch.device("cpu"):
-        codes = torch.arange(256).unsqueeze(1) >> torch.tensor([0, 4]) & 15
-        return (codes - 7.5).to(dtype).view(_PAIRS[dtype]).squeeze(1)
+@lru_cache(maxsize=16)
+def _places(count: int) -> Tensor:
+    """Where the bags of a row each begin; fbgemm would make them in every call."""
+    with torch.inference_mode(False):
+        return torch.arange(count, device="cpu")
 
 
 @torch.no_grad()

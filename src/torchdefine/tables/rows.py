@@ -53,10 +53,18 @@ class Rows(nn.Module, ABC):
         super().__init__()
         self.num_rows, self.width = num_rows, width
         self._constants: defaultdict[torch.dtype, Kept] = defaultdict(Kept)
+        self._is_zero = Kept()
 
     @abstractmethod
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """(…) row numbers → (…, width)."""
+
+    def added_to(self, base: Tensor, rows: Tensor) -> Tensor:
+        """The rows plus a vector, (width,) and (…) → (…, width), where only values are asked for."""
+        vectors = self.forward(rows, base.dtype)
+        if not base.requires_grad and self._is_zero.of(lambda: not base.any(), base):
+            return vectors
+        return vectors.add_(base)
 
     def times(self, rows: Tensor, matrix: Tensor) -> Tensor:
         """Rows multiplied by a matrix, (…) and (width, m) → (…, m)."""
