@@ -2,8 +2,8 @@
 
 On a CPU a loop over the positions, with one gradient formula for all of them, beats a parallel scan of logarithmic
 depth, which reads and writes everything once for each of its levels (`python -m benchmarks recurrent`). Its backward
-pass is a linear recurrence too, in the other direction. On a GPU a kernel keeps the cells of a block of channels in registers. Both are
-operators of torch's, so compilers take them whole.
+pass is a linear recurrence too, in the other direction. On a GPU a kernel keeps the cells of a block of channels in
+registers. Both are operators of torch's, so compilers take them whole.
 """
 
 from __future__ import annotations
