@@ -34,7 +34,7 @@ def test_an_lstm_gets_its_settings() -> None:
     }
     model = build_language_model(load_recipe("demo/standard", changes), VOCABULARY)
     assert isinstance(model.context, LSTM)
-    assert model.context.config == LSTMConfig("lstm", 3, 24, None, 0.1, 0.2, 0.4, 0.5)
+    assert model.context.config == LSTMConfig("lstm", 3, 24, None, 0.1, 0.2, 0.5, 0.4)
     assert [layer.recurrent_dropout for layer in model.context.layers] == [0.4] * 3
     assert model.loss == LanguageLossConfig(0.7, 0.3, 2.0, 1.0)
     assert [layer.weight_hh_l0.shape[1] for layer in model.context.layers] == [24, 24, 12]

@@ -85,13 +85,16 @@ def test_layers_equal_torchs_own(norm: str) -> None:
 @settings(max_examples=25)
 @given(
     norm=st.sampled_from(["pre", "post"]),
+    feed_forward=st.sampled_from(["relu", "sru"]),
     batch=st.integers(1, 4),
     hypotheses=st.integers(1, 3),
     source=st.integers(1, 6),
     target=st.integers(1, 6),
 )
-def test_cached_decoding_equals_uncached(norm: str, batch: int, hypotheses: int, source: int, target: int) -> None:
-    model = Transformer(16, config(norm)).double().eval()
+def test_cached_decoding_equals_uncached(
+    norm: str, feed_forward: str, batch: int, hypotheses: int, source: int, target: int
+) -> None:
+    model = Transformer(16, config(norm, feed_forward=feed_forward)).double().eval()
     randomise(model)
     x = torch.randn(batch, source, 16, dtype=torch.float64)
     visible = torch.arange(source) < torch.randint(1, source + 1, (batch, 1))
@@ -106,9 +109,13 @@ def test_cached_decoding_equals_uncached(norm: str, batch: int, hypotheses: int,
     torch.testing.assert_close(torch.stack(steps, 1), whole)
 
 
+FEED_FORWARD = pytest.mark.parametrize("feed_forward", ["relu", "sru"])
+
+
+@FEED_FORWARD
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_padding_changes_nothing(norm: str) -> None:
-    model = Transformer(16, config(norm)).double().eval()
+def test_padding_changes_nothing(norm: str, feed_forward: str) -> None:
+    model = Transformer(16, config(norm, feed_forward=feed_forward)).double().eval()
     randomise(model)
     x, y = torch.randn(2, 5, 16, dtype=torch.float64), torch.randn(2, 4, 16, dtype=torch.float64)
     visible = torch.ones(2, 5, dtype=torch.bool)
@@ -119,8 +126,9 @@ def test_padding_changes_nothing(norm: str) -> None:
     torch.testing.assert_close(model.decode(longer, model.encode(padded, mask), mask)[:, :4], alone)
 
 
-def test_a_place_does_not_see_later_ones() -> None:
-    model = Transformer(16, config()).double().eval()
+@FEED_FORWARD
+def test_a_place_does_not_see_later_ones(feed_forward: str) -> None:
+    model = Transformer(16, config(feed_forward=feed_forward)).double().eval()
     x, visible = torch.randn(1, 3, 16, dtype=torch.float64), torch.ones(1, 3, dtype=torch.bool)
     y = torch.randn(1, 5, 16, dtype=torch.float64, requires_grad=True)
     (model.decode(y, model.encode(x, visible), visible)[0, 2] @ torch.randn(16, dtype=torch.float64)).backward()
@@ -128,8 +136,9 @@ def test_a_place_does_not_see_later_ones() -> None:
     assert torch.equal(y.grad[0, 3:], torch.zeros(2, 16, dtype=torch.float64))
 
 
-def test_selected_rows_go_on_as_they_would_have() -> None:
-    model = Transformer(16, config()).double().eval()
+@FEED_FORWARD
+def test_selected_rows_go_on_as_they_would_have(feed_forward: str) -> None:
+    model = Transformer(16, config(feed_forward=feed_forward)).double().eval()
     x, visible = torch.randn(3, 4, 16, dtype=torch.float64), torch.ones(3, 4, dtype=torch.bool)
     y = torch.randn(6, 3, 16, dtype=torch.float64)  # two hypotheses for each source
     state = model.start(model.encode(x, visible), visible, 2)
@@ -168,7 +177,7 @@ def test_every_matrix_starts_by_glorots_rule_and_every_bias_at_zero() -> None:
     ("option", "part"),
     [
         pytest.param("dropout", lambda model, x: model._placed(x), id="input"),
-        pytest.param("dropout", lambda model, x: model.encoder[0].feed_forward(x).whole(), id="feed-forward"),
+        pytest.param("dropout", lambda model, x: model.encoder[0].feed_forward(x)[0].whole(), id="feed-forward"),
         pytest.param(
             "dropout",
             lambda model, x: model.encoder[0].attend.after(Stream(x, x), Update(x), nn.LayerNorm(16)).past,
@@ -189,6 +198,28 @@ def test_each_dropout_counts_in_training_only(
     assert not torch.equal(part(model, x), part(model, x))
     model.eval()
     assert torch.equal(part(model, x), part(model, x))
+
+
+def test_an_sru_reads_the_sequence_where_a_feed_forward_layer_would_read_a_place() -> None:
+    """A linear map of an SRU's outputs, r · c; dropout has one mask for all places."""
+    layer = EncoderLayer(16, config(feed_forward="sru", sru_dropout=0.5)).double().feed_forward
+    x = torch.randn(3, 7, 16, dtype=torch.float64)
+    u = x @ layer.recurrent.linear.weight.T
+    z, forget, reset = u.chunk(3, -1)
+    c, found = torch.zeros(3, 40, dtype=torch.float64), []
+    for place in range(7):
+        r = torch.sigmoid(reset[:, place] + layer.recurrent.peepholes[1] * c)
+        f = torch.sigmoid(forget[:, place] + layer.recurrent.peepholes[0] * c)
+        c = f * c + (1 - f) * z[:, place]
+        found.append(r * c)
+    hidden = torch.stack(found, 1)
+    torch.testing.assert_close(layer.eval()(x)[0].whole(), layer.reduce(hidden), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(layer(x)[1][0], c, rtol=1e-10, atol=1e-10)
+    torch.manual_seed(3)
+    dropped = layer.train()(x)[0].whole()
+    torch.manual_seed(3)
+    kept = torch.empty(1, 3, 40, dtype=torch.float64).bernoulli_(0.5).transpose(0, 1)
+    torch.testing.assert_close(dropped, layer.reduce(hidden * kept * 2))
 
 
 def test_the_base_body_has_the_known_number_of_parameters() -> None:

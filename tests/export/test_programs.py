@@ -14,7 +14,11 @@ from torch import nn
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap
 from torchdefine.context import (
     LSTM,
+    QRNN,
+    SRU,
     LSTMConfig,
+    QRNNConfig,
+    SRUConfig,
     Transformer,
     TransformerConfig,
     TransformerXL,
@@ -111,6 +115,19 @@ def adaptive_mixture_lstm() -> LanguageModel:
     )
 
 
+def deep_qrnn() -> LanguageModel:
+    embedding = TokenEmbedding(StandardMap(V, 16))
+    context = QRNN(16, QRNNConfig(layers=3, hidden_dim=20, output_dim=16, windows=(3, 2, 1), zoneout=0.2))
+    return LanguageModel(embedding, context, FullSoftmax(16, embedding.map))
+
+
+def deep_sru() -> LanguageModel:
+    embedding = TokenEmbedding(StandardMap(V, 16))
+    return LanguageModel(
+        embedding, SRU(16, SRUConfig(layers=3, hidden_dim=20, output_dim=16)), FullSoftmax(16, embedding.map)
+    )
+
+
 def transformer_xl(same_length: bool = True, pre_norm: bool = False) -> LanguageModel:
     embedding = DeFINE.over(ProjectiveMap(V, 16, 32), 32, expand_dim=64)
     sizes = {"layers": 2, "heads": 2, "head_dim": 10, "inner_dim": 48, "memory": 5}
@@ -150,13 +167,18 @@ MODELS: dict[str, Callable[[], LanguageModel | Translator]] = {
         finished_lstm,
         compressed_lstm,
         adaptive_mixture_lstm,
+        deep_qrnn,
+        deep_sru,
         transformer_xl,
         pre_norm_transformer_xl,
         translator,
         shared_translator,
     )
 }
-EVERY_TIME = ("standard_lstm", "projective_awd_mixture", "cached_lstm", "finished_lstm", "transformer_xl", "translator")
+EVERY_TIME = (
+    *("standard_lstm", "projective_awd_mixture", "cached_lstm", "finished_lstm"),
+    *("deep_qrnn", "transformer_xl", "translator"),
+)
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,24 @@ KINDS = {
     **dict.fromkeys(("seen", "seen_share", "hidden_share", "hidden_start"), "i32"),
     **dict.fromkeys(("leaving", "entering", "of_leaving", "of_entering"), "*bf16"),
     **dict.fromkeys(("from_inputs", "recurrent", "outputs", "gates", "incoming", "transposed", "grad_gates"), "*bf16"),
-    **dict.fromkeys(("length", "programs"), "i32"),
+    **dict.fromkeys(("length", "programs", "channels"), "i32"),
+    **dict.fromkeys(("forget", "candidates", "cells", "upstream", "grad_forget", "grad_candidates"), "*bf16"),
     "counters": "*i32",
     **dict.fromkeys(("inverse_share", "eps"), "fp32"),
     "seed": "*i64",
 }
-ROUND_NUMBERS = ("columns", "width", "apart", "number", "chunk", "room", "next_chunk", "next_room", "hidden_share")
+ROUND_NUMBERS = (
+    "columns",
+    "width",
+    "channels",
+    "apart",
+    "number",
+    "chunk",
+    "room",
+    "next_chunk",
+    "next_room",
+    "hidden_share",
+)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="is no interpreter, and so compiles by itself")
@@ -129,3 +141,14 @@ def test_compiled_recurrences_fit_the_smallest_of_the_gpus_that_we_take(rows: in
         (kernels._lstm_backward, kernels.BACKWARD_LAUNCH),
     ):
         assert compiled(kernel, launches[rows], capability=86, **sizes).metadata.shared <= 99 * 1024
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.parametrize("peeps", [False, True])
+def test_compiled_light_recurrences_read_ahead(peeps: bool) -> None:
+    from torchdefine.ops import light_recurrence_kernels as kernels
+
+    for kernel in (kernels._forward, kernels._backward):
+        made = compiled(kernel, kernels.LAUNCH, peeps=peeps)
+        assert "cp.async.ca" in made.asm["ptx"]
+        assert made.metadata.shared <= 99 * 1024

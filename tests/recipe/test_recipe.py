@@ -47,9 +47,12 @@ def test_published_parameters(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "total", "tolerance"),
-    [("ptb/awd-lstm", 24.22, 0.01), ("ptb/awd-lstm-define", 20.70, 0.01), ("ptb/awd-lstm-mos", 22, 0.5)],
+    [
+        *(("ptb/awd-lstm", 24.22, 0.01), ("ptb/awd-lstm-define", 20.70, 0.01), ("ptb/awd-lstm-mos", 22, 0.5)),
+        *(("ptb/qrnn", 24.02, 0.01), ("wikitext103/qrnn", 153.89, 0.005)),
+    ],
 )
-def test_sizes_of_the_awd_lstm_rows(name: str, total: float, tolerance: float) -> None:
+def test_sizes_of_the_rows_of_awd_lstms_code(name: str, total: float, tolerance: float) -> None:
     assert parameter_report(load_recipe(name))[0]["total"] == pytest.approx(total, abs=tolerance)
 
 
@@ -61,7 +64,8 @@ def test_what_is_as_published_has_nothing_of_ours(name: str) -> None:
     assert standing(recipe).startswith("as published")
     assert recipe.train.precision == "fp32"
     assert not recipe.data.corpus.endswith("shuffled")
-    told = name.startswith(("txl/standard-410", "ptb/awd-lstm", "wikitext2/awd-lstm")) and recipe.unit.kind == "none"
+    by_public_code = ("txl/standard-410", "ptb/awd-lstm", "wikitext2/awd-lstm", "ptb/qrnn", "wikitext103/")
+    told = name.startswith(by_public_code) and recipe.unit.kind == "none"
     assert bool(recipe.chosen) != told  # by the code of other papers; this one leaves much open
     assert not recipe.varies
 
@@ -69,7 +73,10 @@ def test_what_is_as_published_has_nothing_of_ours(name: str) -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_our_own_models_read_vectors_of_unit_size(name: str) -> None:
     """Those shown to beginners, and those that compare tables at equal budgets; demo/standard is the plain one."""
-    ours = name.startswith(("txl/budget/", "txl/small", "europarl/", "tatoeba/", "demo/")) and name != "demo/standard"
+    ours = (
+        name.startswith(("txl/budget/", "txl/small", "europarl/", "tatoeba/", "demo/", "recurrent/"))
+        and name != "demo/standard"
+    )
     recipe = load_recipe(name)
     if ours:
         width = getattr(recipe.embedding, "output_dim", None) or recipe.embedding.map_dim
@@ -213,7 +220,7 @@ def test_settings_that_do_not_go_together_are_refused(name: str, overrides: dict
         (
             "txl/small",
             {"context": {"hidden_dim": 2}},
-            r"context\.hidden_dim belongs to the kind lstm, but",
+            r"context\.hidden_dim belongs to the kind lstm and qrnn and sru, but",
         ),
         ("demo/standard", {"output": {"components": 3}}, r"output\.components belongs to the kind mixture"),
         (
@@ -524,3 +531,8 @@ def test_a_value_that_holds_itself_is_refused(tmp_path: Path) -> None:
         load_recipe(file)
     with pytest.raises(UserError, match=r"source\.embedding is not valid YAML .* the alias \*x is not read"):
         load_recipe("tatoeba/laptop", {"source": {"share": "nothing", "embedding": "&x {again: [*x]}"}})
+
+
+def test_the_small_recurrent_models_are_of_equal_size() -> None:
+    sizes = [parameter_report(load_recipe(f"recurrent/{kind}"))[0]["context"] for kind in ("lstm", "qrnn", "sru")]
+    assert max(sizes) < 1.005 * min(sizes)

@@ -20,7 +20,8 @@ def test_the_page_is_what_the_generator_gives() -> None:
 
 def test_every_published_recipe_has_a_row_and_every_row_a_recipe_or_a_reason() -> None:
     published = {name for name in recipe_names() if load_recipe(name).published}
-    assert published <= {row.get("recipe") for row in ROWS} <= published | {None}
+    without_a_row = {"ptb/qrnn"}  # a row of another paper
+    assert published - without_a_row <= {row.get("recipe") for row in ROWS} <= published | {None}
     for row in ROWS:
         assert row.get("runs") or row.get("not_run") or row.get("not_here"), row
         assert ("recipe" in row) != ("not_here" in row), row

@@ -7,11 +7,14 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from torchdefine.config import Kinds
-from torchdefine.context.lstm import LSTM, LSTMConfig, LSTMState
+from torchdefine.context.lstm import LSTM, LSTMConfig
+from torchdefine.context.qrnn import QRNN, QRNNConfig
+from torchdefine.context.recurrent import RecurrentStack, RecurrentState
+from torchdefine.context.sru import SRU, SRUConfig
 from torchdefine.context.transformer import DecoderState, Transformer, TransformerConfig
 from torchdefine.context.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
 
-CONTEXTS = Kinds("context model", LSTMConfig, TransformerXLConfig)
+CONTEXTS = Kinds("context model", LSTMConfig, QRNNConfig, SRUConfig, TransformerXLConfig)
 register_context = CONTEXTS.register
 
 State = Any

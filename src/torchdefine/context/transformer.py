@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from torchdefine.config import MOST_DEEP, MOST_WIDE, Config, rate, setting
 from torchdefine.context.residual import Stream, Update, add_and_norm, closing, feed_forward
+from torchdefine.context.sru import SRULayer
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
-from torchdefine.ops import autocast_dtype, exact_dtype
+from torchdefine.ops import autocast_dtype, exact_dtype, locked_dropout
 
 
 @dataclass(frozen=True)
@@ -29,24 +31,28 @@ class TransformerConfig(Config):
     norm: Literal["pre", "post"] = setting("pre", "Layer norms before or after every sub-layer.")
     dropout: float = rate("Dropout rate of inputs, after every sub-layer and in feed-forward layers.", default=0.1)
     attention_dropout: float = rate("Dropout rate of the attention weights.")
+    feed_forward: Literal["relu", "sru"] = setting("relu", "What a feed-forward layer begins with.")
+    sru_dropout: float = rate("Dropout rate of what SRUs give, with one mask for all places of a sequence.")
 
     def build(self, width: int) -> Transformer:
         return Transformer(width, self)
 
 
 KeysAndValues = tuple[Tensor, Tensor]
+Past = tuple[Tensor, ...]
+"""Of a layer, after some places of a target: keys, values and, with an SRU, its cell, (N, hidden_dim)."""
 
 
 class DecoderState(NamedTuple):
     """What decoding step by step remembers: N = B · K rows, K hypotheses for each of B sources."""
 
-    own: list[KeysAndValues]  # of the target so far in every layer, each (N, h, t, d)
+    own: Sequence[Past]  # of the target so far in every layer; keys and values are (N, h, t, d)
     memory: list[KeysAndValues]  # of the source in every layer, each (B, h, S, d): once for all hypotheses
     visible: Tensor  # (B, 1, 1, S): which places of the source are not padding
 
     def select(self, rows: Tensor, sources: Tensor | None = None) -> DecoderState:
         """The rows (N',) of the target side, in that order, and if given only some of the sources (B',)."""
-        own = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.own]
+        own = [tuple(part.index_select(0, rows) for part in past) for past in self.own]
         if sources is None:
             return self._replace(own=own)
         memory = [(k.index_select(0, sources), v.index_select(0, sources)) for k, v in self.memory]
@@ -71,7 +77,8 @@ class Transformer(Prepared):
 
     def prepare(self, on: bool = True) -> None:
         layers = (EncoderLayer, DecoderLayer, Residual, SelfAttention, CrossAttention, FeedForward)
-        self.fused = on and untouched(self, *layers, nn.Linear, nn.LayerNorm, nn.Identity)
+        recurrent = (SRUFeedForward, SRULayer)
+        self.fused = on and untouched(self, *layers, *recurrent, nn.Linear, nn.LayerNorm, nn.Identity)
         for part in self.modules():
             if isinstance(part, _Part):
                 part.fused = self.fused
@@ -91,7 +98,9 @@ class Transformer(Prepared):
         """The state before the first of ``hypotheses`` targets for each source of ``memory``."""
         heads, width = self.config.heads, self.width // self.config.heads
         nothing = memory.new_zeros(memory.shape[0] * hypotheses, heads, 0, width)
-        return DecoderState([(nothing, nothing)] * len(self.decoder), self._remembered(memory), visible[:, None, None])
+        cells = self.decoder[0].feed_forward.first_cells(nothing)
+        own = [(nothing, nothing, *cells)] * len(self.decoder)
+        return DecoderState(own, self._remembered(memory), visible[:, None, None])
 
     def step(self, y: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """One more vector of every target, (N, width) → (N, width), and the state that includes it."""
@@ -102,9 +111,9 @@ class Transformer(Prepared):
         return [layer.across.remember(memory) for layer in self.decoder]
 
     def _decoded(
-        self, y: Tensor, memory: list[KeysAndValues], mask: Tensor, past: list[KeysAndValues] | None = None
-    ) -> tuple[Tensor, list[KeysAndValues]]:
-        """(N, T, width) → the same, and every layer's keys and values so far; with ``past``, y is the place after."""
+        self, y: Tensor, memory: list[KeysAndValues], mask: Tensor, past: Sequence[Past] | None = None
+    ) -> tuple[Tensor, list[Past]]:
+        """(N, T, width) → the same, and every layer's past so far; with ``past``, y is the place after."""
         stream, present = self.decoder[0].attend.enter(self._placed(y, past[0][0].shape[2] if past else 0)), []
         followings = norms_after(self.decoder, self.decoder_norm)
         for index, (layer, following) in enumerate(zip(self.decoder, followings, strict=True)):
@@ -135,13 +144,13 @@ class EncoderLayer(nn.Module):
     def __init__(self, width: int, config: TransformerConfig) -> None:
         super().__init__()
         self.within = SelfAttention(width, config)
-        self.feed_forward = FeedForward(width, config)
+        self.feed_forward = FEED_FORWARD[config.feed_forward](width, config)
         self.attend, self.feed = Residual(width, config), Residual(width, config)
 
     def forward(self, x: Stream, mask: Tensor, following: nn.Module) -> Stream:
         """``following`` is the next layer's first norm, or the stack's last one; used if norms come first."""
         x = self.attend.after(x, self.within(x.read, mask=mask)[0], self.feed.norm)
-        return self.feed.after(x, self.feed_forward(x.read), following)
+        return self.feed.after(x, self.feed_forward(x.read)[0], following)
 
 
 class DecoderLayer(nn.Module):
@@ -151,20 +160,21 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.within = SelfAttention(width, config)
         self.across = CrossAttention(width, config)
-        self.feed_forward = FeedForward(width, config)
+        self.feed_forward = FEED_FORWARD[config.feed_forward](width, config)
         self.attend, self.look, self.feed = Residual(width, config), Residual(width, config), Residual(width, config)
 
     def forward(
-        self, y: Stream, memory: KeysAndValues, mask: Tensor, following: nn.Module, past: KeysAndValues | None = None
-    ) -> tuple[Stream, KeysAndValues]:
-        """A whole target without ``past``, or one place after it; also returns the keys and values so far.
+        self, y: Stream, memory: KeysAndValues, mask: Tensor, following: nn.Module, past: Past | None = None
+    ) -> tuple[Stream, Past]:
+        """A whole target without ``past``, or one place after it; also returns the past so far.
 
         ``following`` is the next layer's first norm, or the stack's last one; used if norms come first.
         """
         attended, present = self.within(y.read, causal=past is None, past=past)
         y = self.attend.after(y, attended, self.look.norm)
         y = self.look.after(y, self.across(y.read, memory, mask), self.feed.norm)
-        return self.feed.after(y, self.feed_forward(y.read), following), present
+        fed, cells = self.feed_forward(y.read, past[2:] if past else ())
+        return self.feed.after(y, fed, following), (*present, *cells)
 
 
 class _Part(nn.Module):
@@ -206,7 +216,7 @@ class SelfAttention(_Part):
         self.out = glorot(nn.Linear(width, width))
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, causal: bool = False, past: KeysAndValues | None = None
+        self, x: Tensor, mask: Tensor | None = None, causal: bool = False, past: Past | None = None
     ) -> tuple[Update, KeysAndValues]:
         """(B, T, width) → the same, and the keys and values; with ``past``, x is the one place after it."""
         query, key, value = (by_head(part, self.heads) for part in self.query_key_value(x).chunk(3, dim=-1))
@@ -250,8 +260,40 @@ class FeedForward(_Part):
         self.reduce = glorot(nn.Linear(config.hidden_dim, width))
         self.dropout = config.dropout
 
-    def forward(self, x: Tensor) -> Update:
-        return feed_forward(x, self.expand, self.reduce, self.dropout if self.training else 0.0, self.fused)
+    def forward(self, x: Tensor, past: Past = ()) -> tuple[Update, Past]:
+        dropout = self.dropout if self.training else 0.0
+        return feed_forward(x, self.expand, self.reduce, dropout, self.fused), ()
+
+    def first_cells(self, like: Tensor) -> Past:
+        return ()
+
+
+class SRUFeedForward(_Part):
+    """An SRU without highway, which reads a sequence from its first place on, and a linear layer (Lei et al., 2018).
+
+    Padding stands at the end of a sequence, where no place behind it is read.
+    """
+
+    def __init__(self, width: int, config: TransformerConfig) -> None:
+        super().__init__()
+        self.recurrent = SRULayer(width, config.hidden_dim, highway=False)
+        self.reduce = glorot(nn.Linear(config.hidden_dim, width))
+        self.dropout = config.sru_dropout
+
+    def forward(self, x: Tensor, past: Past = ()) -> tuple[Update, Past]:
+        """Whole sequences (N, T, width), or one place after the cell in ``past``; also returns the last cell."""
+        if past:
+            hidden, (after,) = self.recurrent.step(x[:, 0], (past[0][None],))  # (N, hidden_dim)
+            return closing(hidden[:, None], self.reduce, self.fused), (after[0],)
+        hidden, (after,) = self.recurrent(x.transpose(0, 1), (self.first_cells(x)[0][None],))  # (T, N, hidden_dim)
+        dropped = locked_dropout(hidden, self.dropout if self.training else 0.0, time_dim=0)
+        return closing(dropped.transpose(0, 1), self.reduce, self.fused), (after[0],)
+
+    def first_cells(self, like: Tensor) -> Past:
+        return (like.new_zeros(like.shape[0], self.recurrent.output_dim),)
+
+
+FEED_FORWARD: dict[str, type[FeedForward | SRUFeedForward]] = {"relu": FeedForward, "sru": SRUFeedForward}
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:

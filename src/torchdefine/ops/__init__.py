@@ -4,6 +4,7 @@ from torchdefine.ops.dropout import locked_dropout, relu_dropout
 from torchdefine.ops.dtypes import autocast_dtype, converted, exact_dtype, product_dtype
 from torchdefine.ops.group_stack import StackForm, StackLayer, group_stack
 from torchdefine.ops.kernel_gate import Impl, only_values, plain_torch
+from torchdefine.ops.light_recurrence import light_recurrence
 from torchdefine.ops.lstm import has_kernel, lstm
 from torchdefine.ops.products import group_linear, product
 from torchdefine.ops.relative_attention import (

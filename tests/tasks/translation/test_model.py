@@ -150,6 +150,7 @@ def test_widths_and_vocabularies_must_fit() -> None:
         ("wmt14/transformer-define", {}, 68.97),
         ("wmt14/transformer-define", {"source": {"share": "unit"}}, 68.53),
         ("wmt14/transformer-define-tied", {}, 53.09),
+        ("wmt14/transformer-sru", {}, 89.73),
     ],
 )
 def test_the_papers_models_have_the_papers_sizes(name: str, changes: dict, millions: float) -> None:

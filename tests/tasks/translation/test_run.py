@@ -307,3 +307,24 @@ def test_the_command_translates_by_cached_vectors(run: Run, monkeypatch: pytest.
     load_run(run.folder.path, device="cpu").cache()
     assert command("translate", str(run.folder.path), "--cached", stdin=b"the cat\n", monkeypatch=monkeypatch) == 0
     assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_one_with_srus_resumes_translates_and_says_why_it_is_not_exported(
+    translation_recipe: Path, tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    settings = {
+        "context": {"feed_forward": "sru", "sru_dropout": 0.1},
+        "train": {"steps": 20, "eval_every": 20, "log_every": 5, "checkpoint_every": 10, "keep": 0},
+    }
+    runs = [train(translation_recipe, out=tmp_path / "whole", device="cpu", **settings)]
+    with pytest.raises(Interrupted):
+        train(translation_recipe, out=tmp_path / "run", device="cpu", reporter=StopAt(10), **settings)
+    runs.append(train(translation_recipe, out=tmp_path / "run", device="cpu", resume=True, **settings))
+    one, other = (read_checkpoint(r.folder.last, only="model").tensors for r in runs)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    lines = ["one red house.", "two."]
+    together, alone = runs[0].translate(lines), [runs[0].translate([line])[0] for line in lines]
+    assert [found[0].text for found in together] == [found[0].text for found in alone]
+    with pytest.raises(UserError, match=r"context\.feed_forward sru cannot be exported"):
+        runs[0].export(tmp_path / "exported")

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchdefine.context import DecoderState
 from torchdefine.data import TokenizerPair
 from torchdefine.data.tokenizer import SOURCE_FILE, TARGET_FILE, TOKENIZER_FILE
+from torchdefine.errors import UserError
 from torchdefine.export import Exportable, Port, Program
 from torchdefine.export.card import embedding_in_words
 from torchdefine.tasks.translation.model import Translator
@@ -19,6 +20,11 @@ LIMIT = "Every source needs a token that is not padding. For a beam, repeat the 
 def exportable(model: Translator, tokenization: TokenizerPair) -> Exportable:
     """A model in evaluation mode."""
     transformer = model.transformer
+    if transformer.config.feed_forward == "sru":
+        raise UserError(
+            "A translator with context.feed_forward sru cannot be exported, because a program cannot loop over the "
+            "places of a source: use relu."
+        )
     layers = f"{transformer.config.encoder_layers} + {transformer.config.decoder_layers} layers"
     sides = [
         f"The embedding of {side if side == 'both sides' else f'the {side}'} is {embedding_in_words(embedding)}."
@@ -112,5 +118,5 @@ tokenizer = Tokenizer.from_file("{TOKENIZER_FILE if tokenization.joint else TARG
 print([tokenizer.decode([*line, {eos}][: [*line, {eos}].index({eos})]) for line in zip(*found)])"""
 
 
-def _flat(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
+def _flat(pairs: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
     return [tensor for pair in pairs for tensor in pair]
