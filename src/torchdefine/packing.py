@@ -40,6 +40,7 @@ _OWN = {
     "group-reduce": Entry(
         "group_reduce:GroupReduce", "blocks of rows, a low rank for each, by frequency (Chen et al., 2018)", seconds=30
     ),
+    "slim": Entry("slim:Slim", "rows made of shared sub-vectors, found by k-means (after Li et al., 2018)", seconds=10),
     "int": Entry("quantised:Quantised", "as many bits per number as fit, one scale per row or per 32 numbers"),
     "int8": Entry("quantised:Quantised", "8 bits per number, one scale per 32 numbers", {"bits": 8}, in_fit=False),
     "int4": Entry("quantised:Quantised", "4 bits per number, one scale per 32 numbers", {"bits": 4}, in_fit=False),

@@ -291,6 +291,13 @@ class ProjectiveMap(StandardMap):
     def compared(self) -> Tensor:
         return self.table.weight if self.bits is None else rounded(self.table.weight, self.bits)
 
+    def factors_of(self, table: Tensor) -> dict[str, Tensor]:
+        """The weights with which this map gives the best low rank of a table, (V, output_dim), that was trained."""
+        left, sizes, right = torch.linalg.svd(table.double(), full_matrices=False)
+        roots, kept = sizes[: self.map_dim].sqrt(), slice(self.map_dim)
+        factors = {"table.weight": left[:, kept] * roots, "projection.weight": right[kept].T * roots}
+        return {name: factor.to(table.dtype) for name, factor in factors.items()}
+
 
 def resized_table(table: nn.Embedding, num_embeddings: int, std: float) -> nn.Embedding:
     """A table with more or fewer rows: old rows are kept bit for bit, new ones drawn like the others."""
