@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from torchdefine import train
+from torchdefine.config import to_plain
 from torchdefine.context import CONTEXTS
 from torchdefine.embedding import EMBEDDINGS
 from torchdefine.output import OUTPUTS
 from torchdefine.output.layer import Targets
+from torchdefine.training.progress import Reporter
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -149,6 +152,7 @@ def test_an_example_learns_and_is_as_large_as_published(name: str, corpus: Path,
     results = example(name)["main"](["--steps", "60", "--data", str(corpus), "--out", str(tmp_path / "run")])
     run = results["run"]
     assert run.result["test_perplexity"] < run.result["test_unigram_perplexity"]
+    assert run.generate("w1", 6, seed=1) == run.generate("w1", 6, seed=1)
     published = results.get("published")
     if name == "gated_convolution":
         assert round(published / 1e6) == 229
@@ -158,3 +162,23 @@ def test_an_example_learns_and_is_as_large_as_published(name: str, corpus: Path,
         assert [round(size / 1e6) for size in published] == [5, 19]
     else:
         assert results["parameters"] == (run.embedding.num_embeddings - 1) * (128 + 1)
+
+
+class Stops(Reporter):
+    def trained(self, record: dict) -> None:
+        if record["step"] >= 4:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gated_convolution", "tcn"])
+def test_a_convolutional_model_is_exported_and_resumed(name: str, corpus: Path, tmp_path: Path) -> None:
+    code, out = example(name), tmp_path / "run"
+    run = code["main"](["--steps", "6", "--data", str(corpus), "--out", str(out)])["run"]
+    run.export(tmp_path / "exported")  # refuses a program that gives other numbers than the model
+    settings = {"context": to_plain(run.recipe.context), "train": {"steps": 6, "checkpoint_every": 3, "log_every": 1}}
+    with pytest.raises(KeyboardInterrupt):
+        train("compared/lstm", data=corpus, out=tmp_path / "stopped", reporter=Stops(), **settings)
+    resumed = train(out=tmp_path / "stopped", resume=True)
+    whole = train("compared/lstm", data=corpus, out=tmp_path / "whole", **settings)
+    assert resumed.result["test_perplexity"] == whole.result["test_perplexity"]
