@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # "as" tells type checkers that a name is meant for others
     from torchdefine.embedding import GroupLinear as GroupLinear
     from torchdefine.embedding import HostMap as HostMap
     from torchdefine.embedding import ProjectiveMap as ProjectiveMap
+    from torchdefine.embedding import SlimMap as SlimMap
     from torchdefine.embedding import StandardMap as StandardMap
     from torchdefine.embedding import TorchRecMap as TorchRecMap
     from torchdefine.embedding import UnitConfig as UnitConfig
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # "as" tells type checkers that a name is meant for others
     from torchdefine.training import Diverged as Diverged
 
 _ROOM_OF = {
-    **dict.fromkeys(("AdaptiveMap", "HostMap", "ProjectiveMap", "StandardMap", "TorchRecMap"), "embedding"),
+    **dict.fromkeys(("AdaptiveMap", "HostMap", "ProjectiveMap", "SlimMap", "StandardMap", "TorchRecMap"), "embedding"),
     **dict.fromkeys(("DeFINE", "DeFINEBag", "DefineUnit", "GroupLinear"), "embedding"),
     **dict.fromkeys(("UnitConfig", "make_plan", "register_embedding", "register_unit"), "embedding"),
     **dict.fromkeys(("ReplacementReport", "replace_embeddings", "restore"), "adapt.replace"),

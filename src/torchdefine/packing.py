@@ -37,6 +37,10 @@ _OWN = {
     "used": Entry("used:Used", "the same, and one vector for all rows that the counts say are unused", seconds=30),
     "svd": Entry("low_rank:LowRank", "low rank (SVD)"),
     "frequent": Entry("low_rank:LowRank", "frequent rows whole, low rank for the rest", {"kept": (0.05, 0.15)}),
+    "group-reduce": Entry(
+        "group_reduce:GroupReduce", "blocks of rows, a low rank for each, by frequency (Chen et al., 2018)", seconds=30
+    ),
+    "slim": Entry("slim:Slim", "rows made of shared sub-vectors, found by k-means (after Li et al., 2018)", seconds=10),
     "int": Entry("quantised:Quantised", "as many bits per number as fit, one scale per row or per 32 numbers"),
     "int8": Entry("quantised:Quantised", "8 bits per number, one scale per 32 numbers", {"bits": 8}, in_fit=False),
     "int4": Entry("quantised:Quantised", "4 bits per number, one scale per 32 numbers", {"bits": 4}, in_fit=False),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import torchdefine
-from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap, UnitConfig
+from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, SlimMap, StandardMap, UnitConfig
 from torchdefine.embedding import VARIANTS, TokenEmbedding, make_plan, table
 from torchdefine.errors import UserError
 
@@ -32,6 +32,7 @@ EMBEDDINGS = {
         AdaptiveMap(50, 16, (10, 30), padding_idx=2, output_dim=32), 24, expand_dim=64
     ),
     "ranked": lambda: DeFINE.over(AdaptiveMap(50, 16, (10,), padding_idx=2, counts=range(50)), 24, expand_dim=64),
+    "slim": lambda: DeFINE.over(SlimMap(50, 16, 4, 20, padding_idx=2), 24, expand_dim=64),
     "weight_scaling": lambda: small(weight_scaling=True, padding_idx=2),
     "output_norm": lambda: small(output_norm=True, padding_idx=2),
     "normed": lambda: small(unit=UnitConfig(norm="layer", dropout=0.1), padding_idx=2),

@@ -195,7 +195,7 @@ def test_what_cannot_be_is_refused_and_nothing_changes(
     assert {path: path.read_bytes() for path in run_copy.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("method", ["codes", "svd", "bits", "int", "frequent"])
+@pytest.mark.parametrize("method", ["codes", "svd", "bits", "int", "frequent", "group-reduce", "slim"])
 def test_a_budget_is_kept_and_mostly_spent(method: str) -> None:
     torch.manual_seed(0)
     embedding = DeFINE(600, 32, map_dim=16, expand_dim=64)

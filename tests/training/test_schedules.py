@@ -72,3 +72,11 @@ def test_noam_is_the_published_formula() -> None:
     assert max(rates) == rates[9] == pytest.approx((64 * 10) ** -0.5)
     with pytest.raises(UserError, match=r"schedule\.warmup is 0, but must be at least 1"):
         SCHEDULES.read({"kind": "noam", "warmup": 0}, "schedule")
+
+
+def test_cycles_rise_and_fall_each_lower_than_the_one_before() -> None:
+    rates = ratios(total=40, kind="cyclic", cycles=4, decay=0.5, final_ratio=0.1)
+    assert rates[::10] == pytest.approx([0.1] * 4)
+    assert rates[5::10] == pytest.approx([1, 0.5, 0.25, 0.125])
+    assert rates[2:10:6] == pytest.approx([0.1 + 0.9 * 0.4] * 2)
+    assert ratios(total=40, kind="cyclic", cycles=6, decay=0.1, final_ratio=0.3)[-1] == pytest.approx(0.3)

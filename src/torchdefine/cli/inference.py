@@ -94,7 +94,7 @@ def add_commands(command: Command) -> None:
 
 
 def methods_help() -> str:
-    listed = "\n".join(f"  {name:9} {entry.summary}" for name, entry in METHODS.items())
+    listed = "\n".join(f"  {name:12} {entry.summary}" for name, entry in METHODS.items())
     return f"methods:\n{listed}\n{COMPRESSING}"
 
 

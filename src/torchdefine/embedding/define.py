@@ -18,6 +18,7 @@ from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.hub import Hub
 from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
 from torchdefine.embedding.plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
+from torchdefine.embedding.slim_map import SlimMap
 from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.unit import DefineUnit
 from torchdefine.errors import UserError
@@ -30,7 +31,10 @@ FORMAT = "torchdefine embedding"
 FORMAT_VERSION = 1
 CONFIG_FILE, WEIGHTS_FILE = "embedding.json", "embedding.safetensors"
 SAVE_AGAIN = "save the embedding there again"
-MAPS: dict[str, Any] = {"standard": StandardMap, "projective": ProjectiveMap, "adaptive": AdaptiveMap}
+MAPS: dict[str, Any] = {
+    **{"standard": StandardMap, "projective": ProjectiveMap},
+    **{"adaptive": AdaptiveMap, "slim": SlimMap},
+}
 
 
 class DeFINE(Hub, TokenEmbedding):

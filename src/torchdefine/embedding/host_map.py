@@ -54,6 +54,8 @@ class HostMap(nn.Module):
             raise UserError(
                 f"A HostMap is made of a StandardMap, not of a {type(table).__name__}: give it a standard one."
             )
+        if table.bits is not None:
+            raise UserError(f"A HostMap's rows are floats, but this table learns in {table.bits} bits: use bits=None.")
         check_count("cache_rows", cache_rows)
         table.sparse = True
         self.map_dim, self.output_dim, self.padding_idx = table.map_dim, table.output_dim, table.padding_idx

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.config import MOST_WIDE, Config, rate, setting
+from torchdefine.embedding.few_bits import MOST_BITS, rounded
 from torchdefine.errors import UserError, check_count
 
 Scale = Literal["none", "root-dim", "unit-rms"] | float
@@ -73,14 +74,21 @@ class MapConfig(Config):
         return self.map_dim**-0.5 if self.init_std is None else self.init_std
 
 
+def few_bits() -> Any:
+    """A field for the bits that a table is trained in."""
+    explanation = "Bits of every number of the table, which learns through the rounding; else floats."
+    return setting(None, explanation, at_least=1, at_most=MOST_BITS)
+
+
 @dataclass(frozen=True)
 class StandardConfig(MapConfig):
     """One table."""
 
     kind: str = "standard"
+    bits: int | None = few_bits()
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> StandardMap:
-        return StandardMap(vocabulary.size, self.map_dim, scale=self.factor(self.map_dim))
+        return StandardMap(vocabulary.size, self.map_dim, scale=self.factor(self.map_dim), bits=self.bits)
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,7 @@ class ProjectiveConfig(MapConfig):
         None, "Width of the vectors; the unit's embedding_dim, else map_dim.", at_least=1, at_most=MOST_WIDE
     )
     projection_std: float | None = setting(None, "Standard deviation of its matrix; else 1 / sqrt(map_dim).", above=0)
+    bits: int | None = few_bits()
 
     @property
     def initial_rms(self) -> float:
@@ -99,7 +108,8 @@ class ProjectiveConfig(MapConfig):
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> ProjectiveMap:
         output_dim = self.output_dim or width or self.map_dim
-        layer = ProjectiveMap(vocabulary.size, self.map_dim, output_dim, scale=self.factor(output_dim))
+        scale = self.factor(output_dim)
+        layer = ProjectiveMap(vocabulary.size, self.map_dim, output_dim, scale=scale, bits=self.bits)
         layer.projection_std = self.projection_std or layer.projection_std
         return layer
 
@@ -181,10 +191,13 @@ def rows_of(table: nn.Embedding, ids: Tensor, each_once: bool) -> Tensor:
 
 
 class StandardMap(nn.Module):
-    """One table of V × n; with ``scale`` its vectors are multiplied on the way out."""
+    """One table of V × n; with ``scale`` its vectors are multiplied on the way out.
+
+    With ``bits`` its numbers are rounded wherever they are read, with a step for each row, and learn through that.
+    """
 
     kind = "standard"
-    saved: tuple[str, ...] = ("num_embeddings", "map_dim", "padding_idx", "scale", "sparse", "std")
+    saved: tuple[str, ...] = ("num_embeddings", "map_dim", "padding_idx", "scale", "sparse", "bits", "std")
     """What ``to_config`` keeps."""
 
     def __init__(
@@ -194,11 +207,14 @@ class StandardMap(nn.Module):
         padding_idx: int | None = None,
         scale: float = 1.0,
         sparse: bool = False,
+        bits: int | None = None,
     ) -> None:
         super().__init__()
         self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
+        if bits is not None and bits not in range(1, MOST_BITS + 1):
+            raise UserError(f"A table cannot be trained in {bits} bits: use 1 to {MOST_BITS}, or None for floats.")
         self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, map_dim
-        self.scale, self.std = scale, 1.0
+        self.scale, self.bits, self.std = scale, bits, 1.0
         self.table = nn.Embedding(num_embeddings, map_dim, self.padding_idx, sparse=sparse)
 
     @property
@@ -219,7 +235,14 @@ class StandardMap(nn.Module):
 
     def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
         vectors = rows_of(self.table, as_ids(ids, self.num_embeddings), each_once)  # (…, n)
-        return vectors * self.scale if self.scale != 1.0 else vectors
+        vectors = vectors * self.scale if self.scale != 1.0 else vectors
+        return vectors if self.bits is None else rounded(vectors, self.bits)
+
+    def compared(self) -> Tensor:
+        """The rows that a tied output layer compares with, (V, n)."""
+        if self.bits is None:
+            return self.table.weight
+        return rounded(self.table.weight * self.scale, self.bits) / self.scale
 
     def resize(self, num_embeddings: int) -> None:
         check_resize(num_embeddings, self.padding_idx)
@@ -230,7 +253,8 @@ class StandardMap(nn.Module):
         return {"kind": self.kind, **{name: getattr(self, name) for name in self.saved}}
 
     def extra_repr(self) -> str:
-        return "" if self.scale == 1.0 else f"scale={self.scale:g}"
+        shown = {"scale": None if self.scale == 1.0 else f"{self.scale:g}", "bits": self.bits}
+        return ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
 
 
 class ProjectiveMap(StandardMap):
@@ -247,8 +271,9 @@ class ProjectiveMap(StandardMap):
         padding_idx: int | None = None,
         scale: float = 1.0,
         sparse: bool = False,
+        bits: int | None = None,
     ) -> None:
-        super().__init__(num_embeddings, map_dim, padding_idx, scale, sparse)
+        super().__init__(num_embeddings, map_dim, padding_idx, scale, sparse, bits)
         check_count("output_dim", output_dim)
         self.output_dim, self.projection_std = output_dim, map_dim**-0.5
         self.projection = nn.Linear(map_dim, output_dim, bias=False)
@@ -259,8 +284,19 @@ class ProjectiveMap(StandardMap):
         nn.init.normal_(self.projection.weight, std=self.projection_std)
 
     def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        vectors = self.projection(rows_of(self.table, as_ids(ids, self.num_embeddings), each_once))  # (…, output_dim)
+        rows = rows_of(self.table, as_ids(ids, self.num_embeddings), each_once)  # (…, n)
+        vectors = self.projection(rows if self.bits is None else rounded(rows, self.bits))  # (…, output_dim)
         return vectors * self.scale if self.scale != 1.0 else vectors
+
+    def compared(self) -> Tensor:
+        return self.table.weight if self.bits is None else rounded(self.table.weight, self.bits)
+
+    def factors_of(self, table: Tensor) -> dict[str, Tensor]:
+        """The weights with which this map gives the best low rank of a table, (V, output_dim), that was trained."""
+        left, sizes, right = torch.linalg.svd(table.double(), full_matrices=False)
+        roots, kept = sizes[: self.map_dim].sqrt(), slice(self.map_dim)
+        factors = {"table.weight": left[:, kept] * roots, "projection.weight": right[kept].T * roots}
+        return {name: factor.to(table.dtype) for name, factor in factors.items()}
 
 
 def resized_table(table: nn.Embedding, num_embeddings: int, std: float) -> nn.Embedding:

@@ -17,6 +17,7 @@ from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.host_map import HostMap
 from torchdefine.embedding.kept import Kept
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
+from torchdefine.embedding.slim_map import SlimMap
 from torchdefine.embedding.table import LooksUp, finished_table, in_evaluation
 from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, ExpansionLayer
 from torchdefine.errors import UserError
@@ -24,7 +25,7 @@ from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import locked_dropout
 
 PARTS = (
-    *(StandardMap, ProjectiveMap, AdaptiveMap, HostMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
+    *(StandardMap, ProjectiveMap, AdaptiveMap, SlimMap, HostMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
     *(DefineUnit, ExpansionLayer, GroupLinear, nn.LayerNorm, nn.GroupNorm),
 )
 """What our maps and units are made of: each handles every token independently."""

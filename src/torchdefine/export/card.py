@@ -20,6 +20,7 @@ IN_WORDS = {
     "StandardMap": "a standard table",
     "ProjectiveMap": "a projected table",
     "AdaptiveMap": "a table in bands by frequency",
+    "SlimMap": "rows made of shared sub-vectors",
     "DefineUnit": "a DeFINE unit",
     "DenseProjection": "a dense projection",
     "DenseMLP": "a dense MLP",

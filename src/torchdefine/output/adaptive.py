@@ -20,6 +20,7 @@ from torchdefine.embedding import (
     AdaptiveMap,
     MapConfig,
     ProjectiveConfig,
+    SlimConfig,
     StandardConfig,
     TokenEmbedding,
     VocabularyFacts,
@@ -193,7 +194,7 @@ class AdaptiveSoftmaxConfig(OutputConfig):
         )
 
     def check(self, embedding: MapConfig) -> None:
-        if isinstance(embedding, StandardConfig | ProjectiveConfig):
+        if isinstance(embedding, StandardConfig | ProjectiveConfig | SlimConfig):
             problem = f"An adaptive output takes its bands from an adaptive embedding, not from a {embedding.kind} one"
             raise UserError(f"{problem}: use embedding.kind adaptive, output.kind adaptive-table, or output.kind full.")
         if isinstance(embedding, AdaptiveConfig):

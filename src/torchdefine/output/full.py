@@ -48,7 +48,7 @@ class MapSoftmax(OutputLayer):
 
     def _table(self) -> Tensor:
         """The rows of a layer over one table, (V, width)."""
-        table: Tensor = self._embedding[0].finished() if self._embedding else self._map[0].table.weight
+        table: Tensor = self._embedding[0].finished() if self._embedding else self._map[0].compared()
         return table
 
     def _row_std(self) -> float:

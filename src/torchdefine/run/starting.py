@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from torchdefine.data.tokenizer import TOKENIZER_FILE
+from torchdefine.embedding import ProjectiveMap
 from torchdefine.errors import UserError
 from torchdefine.files import check_path, from_home
 from torchdefine.recipe import Recipe, differences, load_recipe, short_name
 from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.run.folder import RunFolder
 from torchdefine.spelling import listed, option
-from torchdefine.training.checkpoint import load_weights
+from torchdefine.training.checkpoint import Checkpoint, load_weights
 from torchdefine.training.distributed import Processes
 
 Changes = dict[str, Any]
@@ -133,7 +134,7 @@ def take_weights(model: Any, recipe: Any, folder: RunFolder) -> None:
             cure = f"set data.tokenizer to {tokenizer}, which it was trained with"
         raise UserError(f"train.start_from {other.path} has another vocabulary: {cure}.")
     try:
-        load_weights(model, weights, other.best)
+        load_weights(model, with_low_ranks(weights, model, other.recipe()), other.best)
     except UserError:
         trained = other.recipe()
         found = [place for place, _, _ in differences(trained.to_plain(), recipe.to_plain())]
@@ -143,3 +144,19 @@ def take_weights(model: Any, recipe: Any, folder: RunFolder) -> None:
             f"train.start_from {other.path} is a model of {trained.name}, whose weights do not fit into one of "
             f"{recipe.name}{where}: start from a run with the same model."
         ) from None
+
+
+def with_low_ranks(weights: Checkpoint, model: Any, trained: Any) -> Checkpoint:
+    """The weights with the best low rank of a table where ``model`` has a projected map in the place of a standard one.
+
+    So a table is compressed while a model learns, and the smaller one learns on (Acharya et al., 2019).
+    """
+    tensors = dict(weights.tensors)
+    for name, part in model.named_modules():
+        table, projection = (f"model.{name}.{weight}.weight" for weight in ("table", "projection"))
+        if not isinstance(part, ProjectiveMap) or table not in tensors or projection in tensors:
+            continue
+        if (width := tensors[table].shape[1]) == part.output_dim:
+            scaled = tensors[table] * (trained.embedding.factor(width) / part.scale)
+            tensors |= {f"model.{name}.{one}": factor for one, factor in part.factors_of(scaled).items()}
+    return Checkpoint(tensors, weights.facts)

@@ -47,15 +47,16 @@ def svd_table(
     weights = source.weights()
     rows, mean = centred(source.matrix, weights)
     if not kept:
-        return CompactTable(_low_rank(rows, rank, weights, storage), mean, source.padding_idx)
+        return CompactTable(low_rank_rows(rows, rank, weights, storage), mean, source.padding_idx)
     order = torch.sort(weights, descending=True, stable=True).indices  # ties stay as they are
     order = sorted_within(order, [kept, len(rows) - kept])
     whole, rest = order[:kept], order[kept:]
-    bands = [stored_rows(rows[whole], storage), _low_rank(rows[rest], rank, weights[rest], storage)]
+    bands = [stored_rows(rows[whole], storage), low_rank_rows(rows[rest], rank, weights[rest], storage)]
     return CompactTable(in_bands(bands, order), mean, source.padding_idx)
 
 
-def _low_rank(rows: Tensor, rank: int, weights: Tensor, storage: str) -> FactorisedRows:
+def low_rank_rows(rows: Tensor, rank: int, weights: Tensor, storage: str) -> FactorisedRows:
+    """The rows of rank ``rank`` with the least weighted error."""
     directions, coarse = principal_directions(rows, rank, weights), storage.startswith("int")  # (r, m)
     projection = stored_rows(directions, "int8" if coarse else storage, group_size=directions.shape[1])
     back = torch.linalg.pinv(projection.matrix()) if coarse else directions.T  # (m, r)
@@ -109,6 +110,11 @@ class LowRank(Method):
 
 def _empty(rows: int, width: int, storage: str, kept: int, rank: int) -> Rows:
     """Rows without values of low rank, the first ``kept`` of them whole."""
-    projection = stored_rows(torch.empty(rank, width), "int8" if storage.startswith("int") else storage, width)
-    rest = FactorisedRows(stored_rows(torch.empty(rows - kept, rank), storage), projection)
+    rest = empty_low_rank(rows - kept, rank, width, storage)
     return BandedRows([stored_rows(torch.empty(kept, width), storage), rest]) if kept else rest
+
+
+def empty_low_rank(rows: int, rank: int, width: int, storage: str) -> FactorisedRows:
+    """What ``low_rank_rows`` makes, without values."""
+    projection = stored_rows(torch.empty(rank, width), "int8" if storage.startswith("int") else storage, width)
+    return FactorisedRows(stored_rows(torch.empty(rows, rank), storage), projection)

@@ -139,6 +139,25 @@ def best_steps(grouped: Tensor, bits: int) -> Tensor:
     return best
 
 
+@torch.no_grad()
+def exact_rows(matrix: Tensor, most_bits: int) -> QuantisedRows | None:
+    """The rows of a matrix if every number is a level already, as after training with ``embedding.bits``."""
+    for bits in range(1, most_bits + 1):
+        steps = matrix.new_full((len(matrix),), torch.nan)
+        half = (2**bits - 1) / 2
+        for odd in range(2**bits - 1, 0, -2):  # the least number of a row may be any of the levels
+            tried = 2 * matrix.abs().amin(-1) / odd
+            codes = nearest_codes(matrix, tried.unsqueeze(-1), bits)
+            levels = ((codes - half) * tried.unsqueeze(-1) == matrix).all(-1) & (tried.half() == tried)
+            steps = torch.where(levels, tried, steps)
+        if bool(steps.isfinite().all()):
+            made = QuantisedRows(len(matrix), matrix.shape[1], bits, matrix.shape[1]).to(matrix.device)
+            made.codes = pack(nearest_codes(matrix, steps.unsqueeze(-1), bits), bits)
+            made.steps = frozen(steps.half().unsqueeze(-1))
+            return made
+    return None
+
+
 def stored_rows(matrix: Tensor, how: str, group_size: int = GROUP) -> Rows:
     """Rows as ``float32``, ``float16``, ``bfloat16``, or ``int8`` … ``int1`` in groups.
 
@@ -158,10 +177,15 @@ def dense_table(table: TableLike | Source, dtype: str = "float16", **known: Any)
 
 
 def quantised_table(table: TableLike | Source, bits: int = 4, group_size: int = GROUP, **known: Any) -> CompactTable:
-    """Every number in ``bits`` bits, with a float16 step for each ``group_size`` of them."""
+    """Every number in ``bits`` bits, with a float16 step for each ``group_size`` of them.
+
+    A table that was trained in so few bits (``embedding.bits``), or fewer, is stored as it is, without any loss.
+    """
     if not 1 <= bits <= 8 or group_size < 1:
         raise UserError(f"A table cannot have {bits} bits in groups of {group_size}: try 1 to 8 bits in groups of 32.")
     source = Source.of(table, **known)
+    if exact_rows(source.matrix[:1], bits) and (exact := exact_rows(source.matrix, bits)):
+        return CompactTable(exact, padding_idx=source.padding_idx)
     rows, mean = centred(source.matrix)
     return CompactTable(quantise_rows(rows, bits, group_size, source.progress), mean, source.padding_idx)
 

@@ -94,5 +94,20 @@ class NoamConfig(ConstantConfig):
         return float(self.noam_width**-0.5 * min((step + 1) ** -0.5, (step + 1) * self.warmup**-1.5))
 
 
-SCHEDULES = Kinds("schedule", ConstantConfig, DropsConfig, PlateauConfig, DecayConfig, NoamConfig)
+@dataclass(frozen=True)
+class CyclicConfig(ConstantConfig):
+    """A learning rate that rises and falls in cycles, each lower than the one before (Acharya et al., 2019)."""
+
+    kind: str = "cyclic"
+    cycles: int = setting(5, "How many cycles a run has.", at_least=1)
+    decay: float = setting(0.5, "What the top of a cycle is multiplied by for the next one.", above=0, at_most=1)
+    final_ratio: float = setting(0.05, "The bottom of all cycles, as a fraction of lr.", at_least=0, at_most=1)
+
+    def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
+        cycle, done = divmod(self.cycles * step / max(total_steps, 1), 1.0)
+        top = max(self.decay**cycle, self.final_ratio)
+        return float(self._warm(step) * (self.final_ratio + (top - self.final_ratio) * (1 - abs(2 * done - 1))))
+
+
+SCHEDULES = Kinds("schedule", ConstantConfig, DropsConfig, PlateauConfig, DecayConfig, NoamConfig, CyclicConfig)
 SCHEDULES.register(DecayConfig, "linear")
