@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self, cast
@@ -15,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torchdefine import __version__
 from torchdefine.config import to_plain
 from torchdefine.embedding.adaptive_map import AdaptiveMap
+from torchdefine.embedding.features import Features, concatenated_width
 from torchdefine.embedding.hub import Hub
 from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
 from torchdefine.embedding.plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
@@ -87,12 +89,24 @@ class DeFINE(Hub, TokenEmbedding):
 
     @classmethod
     def over(
-        cls, map_layer: MapLayer, embedding_dim: int | None = None, unit: UnitConfig | str = "define", **settings: Any
+        cls,
+        map_layer: MapLayer,
+        embedding_dim: int | None = None,
+        unit: UnitConfig | str = "define",
+        features: Sequence[str] = (),
+        vocabulary: VocabularyFacts | None = None,
+        **settings: Any,
     ) -> Self:
-        """The unit behind any map layer; its input is as wide as the map's output."""
-        defined = DefineUnit(map_layer.output_dim, UnitConfig.of(unit, embedding_dim=embedding_dim, **settings))
+        """The unit behind any map layer; its input is as wide as the map's output, and features that stand beside it.
+
+        ``vocabulary`` is what features must know of the tokens.
+        """
+        config = UnitConfig.of(unit, embedding_dim=embedding_dim, **settings)
+        defined = DefineUnit(map_layer.output_dim + concatenated_width(features), config)
         embedding = cls.__new__(cls)
-        TokenEmbedding.__init__(embedding, map_layer, defined, defined.plan.embedding_dim)
+        width = defined.plan.embedding_dim
+        shared = features_of(features, vocabulary, map_layer, width)
+        TokenEmbedding.__init__(embedding, map_layer, defined, width, shared)
         return embedding
 
     @property
@@ -108,13 +122,15 @@ class DeFINE(Hub, TokenEmbedding):
             "row_dropout": self.row_dropout,
             "map_dropout": self.map_dropout,
             "unit": {**to_plain(self.plan.config), "embedding_dim": self.embedding_dim},
+            "features": [] if self.features is None else list(self.features.texts),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         check_version(config)
         unit = UnitConfig.read(config["unit"], "unit")
-        embedding = cls.over(map_from_config(config["map"]), unit.embedding_dim, unit)
+        map_layer, features = map_from_config(config["map"]), config["features"]
+        embedding = cls.over(map_layer, unit.embedding_dim, unit, features, VocabularyFacts(map_layer.num_embeddings))
         embedding.row_dropout, embedding.map_dropout = config["row_dropout"], config["map_dropout"]
         return embedding
 
@@ -169,13 +185,28 @@ def build_embedding(embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts
     """The embedding that a recipe's two sections ask for, with fresh weights."""
     width = getattr(unit, "embedding_dim", None)
     map_layer = embedding.build(vocabulary, width)
+    features = embedding.features
     if isinstance(unit, UnitConfig):
-        built: TokenEmbedding = DeFINE.over(map_layer, unit=unit)
+        built: TokenEmbedding = DeFINE.over(map_layer, unit=unit, features=features, vocabulary=vocabulary)
     else:
-        built = TokenEmbedding(map_layer, unit.build(map_layer.output_dim), width)
+        between = unit.build(map_layer.output_dim + concatenated_width(features))
+        shared = features_of(features, vocabulary, map_layer, width or map_layer.output_dim, between is not None)
+        built = TokenEmbedding(map_layer, between, width, shared)
     map_layer.reset_parameters(embedding.std)
+    if built.features is not None:
+        built.features.reset_parameters(embedding.initial_rms * embedding.factor(map_layer.output_dim))
     built.row_dropout, built.map_dropout = embedding.row_dropout, embedding.map_dropout
     return built
+
+
+def features_of(
+    features: Sequence[str], vocabulary: VocabularyFacts | None, map_layer: MapLayer, width: int, has_unit: bool = True
+) -> Features | None:
+    """What tokens share beside a map, where they share anything."""
+    if not features:
+        return None
+    facts = vocabulary or VocabularyFacts(map_layer.num_embeddings)
+    return Features(features, facts, map_layer.output_dim, width, has_unit, map_layer.padding_idx)
 
 
 def map_from_config(config: dict[str, Any]) -> MapLayer:

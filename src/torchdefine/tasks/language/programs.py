@@ -58,10 +58,10 @@ print(vectors.shape)""",
 
 
 def step_program(model: LanguageModel, context: SteppingModel, tokenization: Tokenization) -> Program:
-    one, structure = tree_flatten(context.initial_state(1))
-    two, _ = tree_flatten(context.initial_state(2))
+    one, structure = tree_flatten(model.initial_state(1))
+    two, _ = tree_flatten(model.initial_state(2))
     state = []
-    for (name, below), a, b in zip(context.state_tensors().items(), one, two, strict=True):
+    for (name, below), a, b in zip(model.state_tensors().items(), one, two, strict=True):
         # A size that differs between the states of one row and of two is the batch's.
         shape = tuple(size if size == other else "batch" for size, other in zip(a.shape, b.shape, strict=True))
         state.append(Port(name, shape, str(a.dtype).removeprefix("torch."), below))

@@ -53,7 +53,7 @@ class LanguageTask(Task):
         size, counts = len(tokens), None
         if tokens.kind == "subwords":
             counts = np.zeros(size, np.int64) if data is None else data.splits["train"].counts(size)
-        return build_language_model(recipe, VocabularyFacts(size, counts))
+        return build_language_model(recipe, VocabularyFacts(size, counts, tokens.token))
 
     def count(self, recipe: LanguageRecipe, tokens: Tokenization | None = None) -> tuple[LanguageModel, int]:
         size = len(tokens) if tokens is not None else recipe.data.vocabulary_size

@@ -61,7 +61,7 @@ class TranslationTask(Task):
         if data is not None:
             train = data.splits["train"]
             counts = [train.source.counts(sizes[0]), train.target.counts(sizes[1])]
-        source, target = map(VocabularyFacts, sizes, counts)
+        source, target = map(VocabularyFacts, sizes, counts, (tokens.source.token, tokens.target.token))
         return build_translator(recipe, source, target, tokens.source.pad_id)
 
     def count(self, recipe: TranslationRecipe, tokens: TokenizerPair | None = None) -> tuple[Translator, int]:
