@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torchdefine import __version__
 from torchdefine.config import to_plain
 from torchdefine.embedding.adaptive_map import AdaptiveMap
-from torchdefine.embedding.features import Features, concatenated_width
+from torchdefine.embedding.features import Features, concatenated_width, strings_of
 from torchdefine.embedding.hub import Hub
 from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
 from torchdefine.embedding.plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
@@ -48,8 +48,10 @@ class DeFINE(Hub, TokenEmbedding):
         padding_idx: a token whose vector is always zero and never learns.
         unit: a variant by name ("define", "hgt", "glt" …) or a ``UnitConfig``, which has its own ``expand_dim``.
         device, dtype: as in ``nn.Embedding``.
-        settings: ``sparse``, as in ``nn.Embedding``, and any other setting of ``UnitConfig``. ``depth`` is the number
-            of layers, N, the last of which reduces to ``embedding_dim``; 1 is one projection. ``max_groups`` is g_max.
+        settings: ``sparse``, as in ``nn.Embedding``; ``features`` that tokens share beside the table, such as
+            ``["characters:8192x16"]``, and ``tokens``, the strings that these read; and any other setting of
+            ``UnitConfig``. ``depth`` is the number of layers, N, the last of which reduces to ``embedding_dim``; 1 is
+            one projection. ``max_groups`` is g_max.
 
     ``DeFINE.over(map_layer, …)`` puts the unit behind another map: projective, or adaptive by frequency. An embedding
     with more parameters than a table of V × m gives a warning.
@@ -68,16 +70,22 @@ class DeFINE(Hub, TokenEmbedding):
         **settings: Any,
     ) -> None:
         sparse = bool(settings.pop("sparse", False))
+        features, tokens = settings.pop("features", ()), settings.pop("tokens", None)
         map_dim = default_map_dim(embedding_dim) if map_dim is None else map_dim
         config = UnitConfig.of(unit, embedding_dim=embedding_dim, **settings)
         if expand_dim is None and isinstance(unit, str):
             expand_dim = default_expand_dim(map_dim, embedding_dim, config)
         config = UnitConfig.of(config, expand_dim=expand_dim)
-        make_plan(map_dim, config)  # refuses sizes that do not fit before memory is taken for the table
+        input_dim = map_dim + concatenated_width(features)
+        make_plan(input_dim, config)  # refuses sizes that do not fit before memory is taken for the table
+        facts = VocabularyFacts(num_embeddings, None, strings_of(tokens, features, num_embeddings))
         with nullcontext() if device is None else torch.device(device):
             table = StandardMap(num_embeddings, map_dim, padding_idx, sparse=sparse)
-            defined = DefineUnit(map_dim, config)
-        super().__init__(table, defined, embedding_dim)
+            defined = DefineUnit(input_dim, config)
+            shared = features_of(features, facts, table, embedding_dim)
+        super().__init__(table, defined, embedding_dim, shared)
+        if shared is not None:
+            shared.sparse = sparse
         self.to(dtype)
         own, plain = sum(p.numel() for p in self.parameters()), num_embeddings * embedding_dim
         if own > plain:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 from zlib import crc32
@@ -292,6 +292,18 @@ def ngrams_of(token: str, rows: int) -> list[int]:
     marked = f"<{token}>"
     found = [marked[i : i + n] for n in LENGTHS for i in range(len(marked) - n + 1)]
     return [crc32(ngram.encode("utf-8", "surrogatepass")) % (rows - 1) + 1 for ngram in found[:MOST_NGRAMS]]
+
+
+def strings_of(tokens: Sequence[str] | None, features: Sequence[str], number: int) -> Callable[[int], str] | None:
+    """The tokens' strings as a vocabulary gives them, checked against the features that read them."""
+    if tokens is None:
+        for text in features:
+            if FEATURES[FeatureConfig.of(text).name] is Characters:
+                raise UserError(f"The feature {text} reads the tokens' strings: give them as tokens, one for each id.")
+        return None
+    if len(tokens) != number:
+        raise UserError(f"There are {len(tokens):,} tokens for {number:,} rows: give one string for each id.")
+    return tokens.__getitem__
 
 
 def check_features(features: Sequence[str], model: str, *, pairs: bool) -> None:
