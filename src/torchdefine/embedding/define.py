@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -189,10 +190,18 @@ def check_version(config: dict[str, Any]) -> None:
         )
 
 
-def build_embedding(embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts) -> TokenEmbedding:
-    """The embedding that a recipe's two sections ask for, with fresh weights."""
+def build_embedding(
+    embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts, beside_dim: int = 0
+) -> TokenEmbedding:
+    """The embedding that a recipe's two sections ask for, with fresh weights.
+
+    Its last step, the unit or the map's projection, gives ``beside_dim`` numbers more, for the layers of the model.
+    """
     width = getattr(unit, "embedding_dim", None)
+    if beside_dim:
+        embedding, unit = _widened(embedding, unit, beside_dim)
     map_layer = embedding.build(vocabulary, width)
+    width = getattr(unit, "embedding_dim", None)
     features = embedding.features
     if isinstance(unit, UnitConfig):
         built: TokenEmbedding = DeFINE.over(map_layer, unit=unit, features=features, vocabulary=vocabulary)
@@ -204,7 +213,20 @@ def build_embedding(embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts
     if built.features is not None:
         built.features.reset_parameters(embedding.initial_rms * embedding.factor(map_layer.output_dim))
     built.row_dropout, built.map_dropout = embedding.row_dropout, embedding.map_dropout
+    built.beside_dim = beside_dim
     return built
+
+
+def _widened(embedding: Any, unit: Any, beside_dim: int) -> tuple[Any, Any]:
+    """The settings of the last step with a wider output."""
+    if getattr(unit, "embedding_dim", None):
+        return embedding, replace(unit, embedding_dim=unit.embedding_dim + beside_dim)
+    if unit.kind == "none" and getattr(embedding, "output_dim", None):
+        return replace(embedding, output_dim=embedding.output_dim + beside_dim), unit
+    raise UserError(
+        "context.layer_rank takes vectors from the unit or the projection behind the table: set unit.embedding_dim, or "
+        "embedding.output_dim where there is no unit."
+    )
 
 
 def features_of(

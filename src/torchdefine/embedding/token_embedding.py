@@ -49,6 +49,8 @@ class TokenEmbedding(LooksUp, Prepared):
     layer that is tied to the finished vectors compares with all of them, whole.
     """
 
+    beside_dim = 0
+    """How many numbers at the end of each vector are not the model's input, but meant for its layers."""
     shares = False
     """Whether ``embedded`` may compute every different token of a batch once."""
 
@@ -78,6 +80,11 @@ class TokenEmbedding(LooksUp, Prepared):
     @property
     def num_embeddings(self) -> int:
         return self.map.num_embeddings
+
+    @property
+    def read_dim(self) -> int:
+        """The width of a model's input."""
+        return self.embedding_dim - self.beside_dim
 
     @property
     def map_dim(self) -> int:
@@ -121,7 +128,7 @@ class TokenEmbedding(LooksUp, Prepared):
         return finished
 
     def finished(self) -> Tensor:
-        """All finished vectors, (V, m), for an output layer that is tied to them.
+        """All finished vectors, (V, m), for an output layer that is tied to them; it compares with ``read_dim`` of m.
 
         Where they are to learn they are computed with gradients, in training with dropout in the unit, a mask for each
         row. Otherwise they are looked up, or computed once and kept until the weights change.

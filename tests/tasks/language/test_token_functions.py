@@ -136,3 +136,36 @@ def test_words_without_a_row_need_an_output_of_its_own() -> None:
     with torch.no_grad():
         probabilities, _ = model.log_prob(torch.tensor([[59]]), model.initial_state(1))
     assert probabilities.exp().sum().item() == pytest.approx(1)
+
+
+UNITS: dict[str, Any] = {
+    "unit": {},
+    "projection": {"unit": {"kind": "projection", "embedding_dim": 64}},
+    "map's projection": {"unit": {"kind": "none"}, "output": {"cutoffs": [20, 40], "tied_projections": []}},
+    "finished": {"output": {"kind": "full", "tied": "finished"}},
+}
+
+
+@pytest.mark.parametrize("changes", UNITS.values(), ids=UNITS)
+def test_one_unit_gives_the_input_the_output_matrix_and_a_vector_for_every_layer(changes: dict[str, Any]) -> None:
+    parts = {"output": {"cutoffs": [20, 40]}, **changes}
+    recipe = load_recipe("txl/small", {**parts, "context": {"layer_rank": 5}})
+    model = build_language_model(recipe, VocabularyFacts(V)).double()
+    assert (model.embedding.embedding_dim, model.embedding.read_dim) == (64 + 2 * 5, 64)
+    for layer in model.context.layers:
+        nn.init.normal_(layer.widen.weight)
+    ids = torch.randint(V, (2, 9))
+    model(ids[:, :-1], ids[:, 1:], model.initial_state(2))[0].objective.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    with reading(model) as twin, torch.no_grad():
+        computed, _ = twin.log_prob(ids, twin.initial_state(2))
+        model.eval().embedding.look_up(model.embedding.table())
+    with reading(model) as twin, torch.no_grad():
+        cached, _ = twin.log_prob(ids, twin.initial_state(2))
+    torch.testing.assert_close(cached, computed)
+
+
+def test_vectors_for_layers_need_a_unit_or_a_projection() -> None:
+    recipe = load_recipe("txl/small", {"embedding": "standard", "unit": "none", "context": {"layer_rank": 5}})
+    with pytest.raises(UserError, match=r"set unit\.embedding_dim, or embedding\.output_dim"):
+        build_language_model(recipe, VocabularyFacts(V))
