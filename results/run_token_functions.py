@@ -63,8 +63,8 @@ def runs_of(name: str) -> Iterator[Planned]:
 
 
 @torch.no_grad()
-def after_rare_words(run: Run, split: str = "test") -> dict[str, float]:
-    """Loss and perplexity of tokens whose previous token is rare in the training text."""
+def after_rare_words(run: Run, split: str = "test") -> dict[str, float] | None:
+    """Loss and perplexity of tokens whose previous token is rare in the training text; None if there are none."""
     corpus, own, device = open_corpus(run.recipe.data), run.recipe.eval, next(run.model.parameters()).device
     counts = torch.as_tensor(np.asarray(run.token_counts()), device=device)
     tokens = np.asarray(corpus.splits[split].tokens)
@@ -78,6 +78,8 @@ def after_rare_words(run: Run, split: str = "test") -> dict[str, float]:
             wanted = (counts[ids] <= RARE) & (targets != IGNORE)
             nats += losses.cross_entropy[wanted].double().sum()
             number += int(wanted.sum())
+    if not number:
+        return None
     loss = float(nats) / number
     return {"at_most": RARE, "tokens": number, "loss": loss, "perplexity": math.exp(loss)}
 

@@ -23,6 +23,7 @@ MAPS = {
     "projective": lambda: ProjectiveMap(V, 8, 16, padding_idx=2),
     "adaptive": lambda: AdaptiveMap(V, 16, (10, 20), padding_idx=2),
     "few rows": lambda: AdaptiveMap(V, 16, (10, 20), padding_idx=2, rows=30),
+    "few bands": lambda: AdaptiveMap(V, 16, (10, 20), padding_idx=2, rows=15),
 }
 PLACES = ("add", "concat", "after")
 ALONE = ["characters:50x8:{place}", "frequency:8x8:{place}"]

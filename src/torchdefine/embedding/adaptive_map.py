@@ -80,18 +80,17 @@ class AdaptiveMap(nn.Module):
         super().__init__()
         self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
         self.cutoffs = check_cutoffs(cutoffs, num_embeddings)
-        self.band_dims = band_dims(map_dim, division, len(self.cutoffs) + 1)
+        self.rows = num_embeddings if rows is None else rows
+        if not 1 <= self.rows <= num_embeddings:
+            raise UserError(f"{rows} rows do not fit {num_embeddings} tokens: use 1 to {num_embeddings}.")
+        starts = [start for start in (0, *self.cutoffs) if start < self.rows]
+        self.band_dims = band_dims(map_dim, division, len(starts))
         if output_dim is not None:
             check_count("output_dim", output_dim)
         self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, output_dim or map_dim
         self.division, self.scale, self.std = division, scale, 1.0
         self.register_buffer("ranks", frequency_ranks(num_embeddings, counts))
-        self.rows = rows
-        if rows is not None and not self.cutoffs[-1] < rows <= num_embeddings:
-            raise UserError(
-                f"{rows} rows do not reach into the last band: use {self.cutoffs[-1] + 1} to {num_embeddings}."
-            )
-        edges = [0, *self.cutoffs, num_embeddings if rows is None else rows]
+        edges = [*starts, self.rows]
         self.bands = nn.ModuleList(
             nn.Embedding(stop - start, dim, sparse=sparse)
             for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
@@ -133,8 +132,8 @@ class AdaptiveMap(nn.Module):
         return self.projections[band if self.projects_first else band - 1]
 
     def bands_with_starts(self) -> list[tuple[nn.Embedding, int]]:
-        """The tables, most frequent first, each with the rank of its first row."""
-        return list(zip(cast("Iterable[nn.Embedding]", self.bands), (0, *self.cutoffs), strict=True))
+        """The tables that have rows, most frequent first, each with the rank of its first row."""
+        return list(zip(cast("Iterable[nn.Embedding]", self.bands), (0, *self.cutoffs), strict=False))
 
     def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
         """Static shapes: every band looks up every token, and the vectors of other bands' tokens are zeroed.
@@ -165,18 +164,19 @@ class AdaptiveMap(nn.Module):
         return vectors * self.scale if self.scale != 1.0 else vectors
 
     def resize(self, num_embeddings: int) -> None:
-        """Rows come and go at the end of the rarest band; beyond ``rows`` tokens have none."""
+        """Rows come and go at the end of the rarest band; where some tokens have none, new ones have none either."""
         check_resize(num_embeddings, self.padding_idx)
         if num_embeddings <= self.cutoffs[-1]:
             problem = f"{num_embeddings} rows would empty the rarest band, which starts at {self.cutoffs[-1]}"
             raise UserError(f"{problem}: keep at least {self.cutoffs[-1] + 1}.")
-        if self.rows is not None and num_embeddings < self.rows:
+        if num_embeddings < self.rows < self.num_embeddings:
             raise UserError(f"{num_embeddings} tokens are fewer than the {self.rows} rows: keep at least {self.rows}.")
         if self.ranks is not None:
             self.ranks = grown_ranks(self.ranks, num_embeddings)
-        if self.rows is None:
+        if self.rows == self.num_embeddings:
             last, start = self.bands_with_starts()[-1]
             self.bands[-1] = resized_table(last, num_embeddings - start, self.std)
+            self.rows = num_embeddings
         self.num_embeddings = num_embeddings
 
     def to_config(self) -> dict[str, Any]:
