@@ -1,6 +1,6 @@
 """Train the models of a family of token_functions.yaml, one after another, and keep a JSON of each.
 
-    python results/run_token_functions.py FAMILY … [--data FOLDER] [--device cpu] [--shared]
+    python results/run_token_functions.py FAMILY … [--data FOLDER] [--device cpu] [--shared] [--times]
 
 A run that has its JSON is not done again, and one that another process does is left to it. Beside the usual evaluation
 the perplexity of test tokens that follow a rare word is measured. `make results` turns the files into tables.
@@ -26,8 +26,11 @@ from torchdefine import Run, train
 from torchdefine.data import IGNORE, TokenStreams
 from torchdefine.files import write_json
 from torchdefine.modes import reading
-from torchdefine.recipe import merged
+from torchdefine.recipe import load_recipe, merged
+from torchdefine.run.environment import describe_environment
+from torchdefine.search import step_times
 from torchdefine.tasks.language.task import open_corpus
+from torchdefine.training.distributed import Processes
 from torchdefine.training.progress import LineReporter
 
 HERE = Path(__file__).parent
@@ -56,10 +59,12 @@ def runs_of(name: str) -> Iterator[Planned]:
     for place in range(2):
         for row in family["rows"]:
             seeds = row.get("seeds", family["seeds"])
-            if place < len(seeds):
+            for rate in family.get("rates", [None]) if place < len(seeds) else ():
                 own = {section: value for section, value in row.items() if isinstance(value, dict)}
                 changes = merged(merged(family["common"], own), {"train": {"seed": seeds[place]}})
-                yield Planned(name, row["name"], row.get("recipe", family["recipe"]), changes)
+                label = row["name"] if rate is None else f"{row['name']}, rate {rate:g}"
+                changes = changes if rate is None else merged(changes, {"optim": {"lr": rate}})
+                yield Planned(name, label, row.get("recipe", family["recipe"]), changes)
 
 
 @torch.no_grad()
@@ -93,14 +98,30 @@ def write_result(planned: Planned, path: Path, options: argparse.Namespace) -> N
         write_json(path, {**run.result, **place, "after_rare_words": after_rare_words(run)})
 
 
+def write_times(family: str, path: Path, options: argparse.Namespace) -> None:
+    """How long a training step of every row of a family takes, measured in turns."""
+    given = {} if options.data is None else {"data": {"corpus": options.data}}
+    rows = {one.row: one for one in runs_of(family)}
+    recipes = [load_recipe(one.recipe, merged(one.changes, given)) for one in rows.values()]
+    device = Processes().device(options.device)
+    times = step_times(recipes, open_corpus(recipes[0].data), device)
+    facts = {"family": family, "ms_per_step": dict(zip(rows, times, strict=True)), "shared_device": options.shared}
+    write_json(path, {**facts, **describe_environment(device)})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="+", metavar="FAMILY")
     parser.add_argument("--data", help="a folder with the text; the recipe's by default")
     parser.add_argument("--device")
     parser.add_argument("--shared", action="store_true", help="other work runs meanwhile, so speed tells nothing")
+    parser.add_argument("--times", action="store_true", help="only time the steps of all rows, in turns")
     parser.add_argument("--out", type=Path, default=HERE / "token-functions")
     options = parser.parse_args()
+    if options.times:
+        for family in options.families:
+            write_times(family, options.out / "times" / f"{family}.json", options)
+        return
     for planned in [planned for family in options.families for planned in runs_of(family)]:
         path = options.out.resolve() / planned.family / planned.file
         lock = FileLock(

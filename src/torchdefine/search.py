@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -211,7 +211,7 @@ def _try(optuna: Any, study: Any, trial: Any, common: Search) -> str:
         study.tell(trial, state=state.PRUNED)
         return f"{trial.params} does not fit the budget"
     recipe = common.made(settings)
-    ours, theirs = step_times(common, recipe)
+    ours, theirs = step_times([recipe, common.reference], common.data, common.device)
     facts = {"settings": settings, "parameters": common.parameters(recipe), "ms": ours, "reference_ms": theirs}
     for name, value in facts.items():
         trial.set_user_attr(name, value)
@@ -246,30 +246,29 @@ class Halving(Reporter):
             raise self.optuna.TrialPruned
 
 
-def step_times(common: Search, recipe: Any) -> tuple[float, float]:
-    """Milliseconds of a training step of a candidate and of the reference, one after the other, again and again."""
-    steppers = [_stepper(one, common) for one in (recipe, common.reference)]
-    seconds: list[list[float]] = [[], []]
+def step_times(recipes: Sequence[Any], data: Any, device: torch.device) -> list[float]:
+    """Milliseconds of a training step of each recipe: steps are taken in turns, so that other work slows all alike."""
+    steppers = [_stepper(recipe, data, device) for recipe in recipes]
+    seconds: list[list[float]] = [[] for _ in recipes]
     for step in range(WARM_UP + TIMED):
         for stepper, found in zip(steppers, seconds, strict=True):
             began = time.perf_counter()
             stepper(step)
             found.append(time.perf_counter() - began)
-    ours, theirs = (1e3 * statistics.median(found[WARM_UP:]) for found in seconds)
-    return ours, theirs
+    return [1e3 * statistics.median(found[WARM_UP:]) for found in seconds]
 
 
-def _stepper(recipe: Any, common: Search) -> Callable[[int], None]:
+def _stepper(recipe: Any, data: Any, device: torch.device) -> Callable[[int], None]:
     task, processes = find_task(recipe.task), Processes()
     with torch.random.fork_rng(devices=[]):
-        model: Any = task.build(recipe, common.data.tokenization, common.data).to(common.device)
-        batches = task.batches(recipe, common.data, common.device, processes)
+        model: Any = task.build(recipe, data.tokenization, data).to(device)
+        batches = task.batches(recipe, data, device, processes)
         trainer = Trainer(model, batches, recipe, None, lambda: None, processes, Reporter())  # type: ignore[arg-type, return-value]
     prepare(model)
 
     def step(number: int) -> None:
         trainer.step(batches.batch(number % batches.total_steps), recipe.optim.lr)
-        if common.device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.synchronize()
 
     return step
