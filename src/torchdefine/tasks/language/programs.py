@@ -44,10 +44,10 @@ def embedding_program(embedding: TokenEmbedding) -> Program:
     if embedding.cached_vectors is not None:
         how = "looked up in the cached table"
     shape, count = ("batch", "length"), embedding.num_embeddings
-    inputs, given = (Port("ids", shape, "int64", count),), ""
+    inputs, given = [Port("ids", shape, "int64", count)], ""
     summary = f"Ids to the vectors that the model reads, {how}."
     if embedding.reads_previous:
-        inputs += (Port("before", shape, "int64", count + 1),)
+        inputs.append(Port("before", shape, "int64", count + 1))
         summary += " `before` is one more than the token before each, and 0 where there is none."
         given = ", $lib.asarray([[0, 2, 3], [0, 5, 6]])"
 
@@ -59,7 +59,7 @@ def embedding_program(embedding: TokenEmbedding) -> Program:
         summary,
         embedding,
         call,
-        inputs,
+        tuple(inputs),
         (Port("vectors", (*shape, embedding.embedding_dim)),),
         f"""embedding = opened("embedding")
 ids = $lib.asarray([[1, 2, 3], [4, 5, 6]])
