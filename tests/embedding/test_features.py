@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap
+from torchdefine.analysis.correlation import embedding_maps
 from torchdefine.embedding import TokenEmbedding, VocabularyFacts
 from torchdefine.embedding.features import Features, hashed_pairs, previous_ids
 from torchdefine.embedding.token_embedding import embedded
@@ -95,6 +96,14 @@ def test_what_depends_on_the_token_alone_is_cached(place: str) -> None:
     torch.testing.assert_close(embedding.finished(), embedding.table())
     embedding.train().finished().sum().backward()
     assert all(part.rows.table.weight.grad is not None for part in embedding.features.parts)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_maps_of_dimensions_are_those_of_the_finished_vectors(place: str) -> None:
+    embedding = made(place, pairs=False).eval()
+    table = embedding.table()
+    cosines = nn.functional.normalize(table, dim=0)
+    torch.testing.assert_close(embedding_maps(embedding)["finished"].cosines, cosines.T @ cosines)
 
 
 def test_bigrams_behind_the_unit_are_added_to_cached_vectors() -> None:

@@ -95,6 +95,11 @@ class TokenEmbedding(LooksUp, Prepared):
         return self.map.padding_idx
 
     @property
+    def has_table(self) -> bool:
+        """Whether every token has one vector, but for what may be added behind the unit."""
+        return self.features is None or not self.features.through_unit
+
+    @property
     def reads_previous(self) -> bool:
         """Whether a vector depends on the token before, too, which ``forward`` must then be given."""
         return self.features is not None and self.features.of_pairs
@@ -179,7 +184,7 @@ class TokenEmbedding(LooksUp, Prepared):
         self.fused = on and ours and not drops and forward is TokenEmbedding.forward and untouched(self, *PARTS)
         # Without a unit or features, only several projected tables cost more than finding equal tokens.
         pays = unit is not None or self.features is not None or isinstance(self.map, AdaptiveMap)
-        self.shares = self.fused and pays and not (self.features is not None and self.features.through_unit)
+        self.shares = self.fused and pays and self.has_table
 
     def _looked_up(self, ids: Tensor, table: nn.Module) -> Tensor:
         """As short as possible: on a GPU the look-up itself takes less time than a few lines of Python."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from torchdefine import load_run, train
+from torchdefine.analysis.report import write_report
 from torchdefine.embedding import VocabularyFacts
 from torchdefine.errors import UserError
 from torchdefine.export import check_export
@@ -17,6 +18,7 @@ from torchdefine.tasks.language.model import LanguageModel
 from torchdefine.tasks.language.run import generate
 from torchdefine.tasks.language.task import build_language_model
 from torchdefine.tasks.sampling import SamplingOptions
+from torchdefine.tasks.translation.task import build_translator
 from torchdefine.training.progress import Reporter
 
 
@@ -117,6 +119,9 @@ def test_a_run_is_resumed_cached_and_exported(feature: str, recipe_file: Path, t
     else:
         with pytest.raises(UserError, match="Bigrams go through the unit"):
             loaded.cache()
+    report = tmp_path / "report.html"
+    write_report([tmp_path / "whole"], report)
+    assert ("has no vectors of single tokens" in report.read_text()) is ("concat" in feature)
     out = tmp_path / "exported"
     loaded.export(out, "onnx" if "after" in feature else "torch-export")
     check_export(out)
@@ -127,6 +132,15 @@ def test_other_tasks_refuse_bigrams_by_name(recipe: str) -> None:
     with pytest.raises(UserError, match=r"bigrams:64x8 needs the token before each, which a .* does not give"):
         load_recipe(recipe, {"embedding": {"features": ["bigrams:64x8"]}})
     assert load_recipe(recipe, {"embedding": {"features": ["characters:64x8"]}}).embedding.features
+
+
+def test_a_shared_unit_reads_the_features_of_both_sides() -> None:
+    changes = {"embedding": {"features": ["frequency:8x16:concat"]}, "source": {"share": "unit"}}
+    model = build_translator(load_recipe("tatoeba/laptop-define", changes), VocabularyFacts(50), VocabularyFacts(V), 0)
+    source, target = model.embeddings().values()
+    assert source.unit is target.unit
+    assert source(torch.arange(50)).shape[-1] == target(torch.arange(V)).shape[-1]
+    assert source.features is not target.features
 
 
 def test_words_without_a_row_need_an_output_of_its_own() -> None:
