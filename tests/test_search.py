@@ -75,3 +75,18 @@ def test_a_table_is_as_wide_as_the_budget_allows(recipe: str, tmp_path: Path) ->
 def test_a_recipe_without_steps_is_refused(recipe: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"says its train\.steps"):
         search(recipe, tmp_path, train={"epochs": 1}, device="cpu")
+
+
+def test_at_equal_time_slow_candidates_are_not_trained(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    common = searching.opened(recipe, tmp_path, None, "time", "cpu", {"train": STEPS})
+    own = common.reference.embedding.map_dim
+    assert all(ms > 0 for ms in searching.step_times([common.reference] * 2, common.data, common.device))
+    times = iter([[1.04, 1.0], [1.06, 1.0]])
+    monkeypatch.setattr(searching, "step_times", lambda *_: next(times))
+    found = search(recipe, tmp_path, trials=2, equal="time", device="cpu", train=STEPS, tell=told.append)
+    assert [row["finished"] for row in found["trials"]] == [True, False]
+    assert all(row["settings"]["embedding"]["map_dim"] == own for row in found["trials"])
+    assert told[1].endswith("takes 1.1 ms a step, and the recipe 1.0")
