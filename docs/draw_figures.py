@@ -18,6 +18,45 @@ COLUMN_GAP, BOX_WIDTH, STRIP_WIDTH, GROUP_GAP = 3.4, 0.55, 0.28, 0.012
 def main() -> None:
     figure = draw_plan(make_plan(128, UnitConfig(expand_dim=1024, embedding_dim=384, depth=4)))
     save_figure(figure, FIGURES / "unit.svg")
+    save_figure(draw_token_function(), FIGURES / "token-functions.svg")
+
+
+def draw_token_function() -> Figure:
+    """What a token's vector is made of, and where it feeds a model, from left to right."""
+    with drawing() as figure_class:
+        figure = figure_class(figsize=(9.0, 3.6), layout="constrained")
+        axes = figure.add_subplot()
+        boxes = {  # the middle of each box, its colour, whether it depends on the token before
+            "row of the map": (1.0, 3.0, INPUT_COLOUR, False),
+            "characters": (1.0, 2.2, INPUT_COLOUR, False),
+            "frequency": (1.0, 1.4, INPUT_COLOUR, False),
+            "bigrams": (1.0, 0.4, INPUT_COLOUR, True),
+            "unit": (3.6, 2.2, OUTPUT_COLOUR, False),
+            "token vector": (5.6, 2.2, REDUCE_COLOUR, False),
+            "model's input": (8.0, 2.2, COLOURS[3], False),
+            "output matrix": (8.0, 3.2, COLOURS[3], False),
+            "every layer, gated": (8.0, 1.2, COLOURS[3], False),
+        }
+        for name, (x, y, colour, of_pairs) in boxes.items():
+            style = {"facecolor": colour, "alpha": 0.35 if of_pairs else 0.6, "linestyle": "--" if of_pairs else "-"}
+            axes.add_patch(Rectangle((x - 0.8, y - 0.28), 1.6, 0.56, edgecolor=colour, **style))
+            axes.text(x, y, name, ha="center", va="center", fontsize=9)
+        joins = [(name, "unit", "") for name in ("row of the map", "characters", "frequency")]
+        joins += [("bigrams", "unit", "add or concat"), ("unit", "token vector", "")]
+        joins += [("token vector", name, "") for name in ("output matrix", "model's input", "every layer, gated")]
+        for one, other, label in joins:
+            (x, y, *_, of_pairs), (end_x, end_y, *_) = boxes[one], boxes[other]
+            _join(axes, (x + 0.8, y), (end_x - 0.8, end_y), label, dashed=of_pairs)
+        _join(axes, (1.8, 0.4), (7.4, 1.92), "after", dashed=True)
+        axes.set(xlim=(0, 9), ylim=(0, 3.6))
+        axes.axis("off")
+    return figure
+
+
+def _join(axes: Axes, start: tuple[float, float], end: tuple[float, float], label: str, dashed: bool) -> None:
+    arrow = {"arrowstyle": "-|>", "color": "#555555", "linestyle": "--" if dashed else "-"}
+    axes.annotate("", end, start, arrowprops=arrow)
+    axes.text((start[0] + end[0]) / 2, (start[1] + end[1]) / 2 - 0.12, label, ha="left", va="top", fontsize=8)
 
 
 def draw_plan(plan: Plan) -> Figure:

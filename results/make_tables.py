@@ -17,6 +17,7 @@ from paper_page import write_paper_page
 from recipe_tables import recipe_section
 from scale_tables import scales_section
 from stage_tables import all_stages
+from token_function_tables import write_token_functions_page
 from translation_tables import translation_section, write_translation_page
 
 HERE = Path(__file__).parent
@@ -56,6 +57,7 @@ def main() -> None:
     write_evidence_page(stages)
     write_demo_page(HERE / "demo.json")
     write_front_lines(HERE)
+    write_token_functions_page(HERE / "token-functions")
     write_paper_page()
 
 

@@ -90,7 +90,7 @@ def python_of(page: str) -> str:
     return "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", ["unit.md", "transformer-xl.md"])
+@pytest.mark.parametrize("page", ["unit.md", "transformer-xl.md", "token-functions.md"])
 def test_the_code_of_a_page_runs(page: str) -> None:
     exec(compile(python_of(page), page, "exec"), {"__name__": "docs"})
 

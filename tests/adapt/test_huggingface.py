@@ -18,7 +18,7 @@ import transformers
 from safetensors import safe_open
 
 from tests.adapt.model_identity import model_hash
-from tests.adapt.tiny_models import FAMILIES, WIDTH, Family, V, batch, bert, llama, marian, t5
+from tests.adapt.tiny_models import FAMILIES, WIDTH, Family, V, batch, bert, gpt2, llama, marian, t5
 from torchdefine import replace_embeddings, restore
 from torchdefine.adapt import FitOptions, fit
 from torchdefine.adapt.huggingface import MODEL_TYPE, cache_tables, with_define, with_table
@@ -98,6 +98,20 @@ def test_generate_gives_the_same_with_and_without_a_cache(family: tuple[Family, 
     with_cache = model.generate(**given, **options, use_cache=True)
     assert with_cache.shape[1] > 1
     assert torch.equal(with_cache, model.generate(**given, **options, use_cache=False))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_features_of_tokens_are_saved_and_loaded_bit_by_bit(tied: bool, tmp_path: Path) -> None:
+    words = [f"token{number}" for number in range(V)]
+    model = with_define(gpt2(tied).eval(), **SIZES, features=["characters:50x16:concat", "frequency:8x4"], tokens=words)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    given = batch(model)
+    assert torch.equal(logits(loaded, given), logits(model, given))
+    cache_tables(loaded)
+    torch.testing.assert_close(logits(loaded, given), logits(model, given))
+    prompt = given["input_ids"][:, :4]
+    assert torch.equal(*(one.generate(prompt, max_new_tokens=5, do_sample=False) for one in (loaded, model)))
 
 
 def test_saving_and_loading_is_bit_equal(family: tuple[Family, Any], tmp_path: Path) -> None:

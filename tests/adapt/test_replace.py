@@ -728,3 +728,18 @@ def test_an_embedding_bag_is_replaced_cached_and_restored() -> None:
     restore(model, report)
     assert model["ids"] is old
     assert torch.equal(model["ids"](*given), before)
+
+
+def test_rare_words_may_share_ngrams_in_a_replaced_table() -> None:
+    model, words = NextWord(), [f"word{number}" for number in range(2000)]
+    features = ["characters:500x16:concat", "frequency:16x16"]
+    report = replace_embeddings(model, map_dim=16, expand_dim=64, features=features, tokens=words)
+    mapped, finished = sizes_read(model.tokens.table)
+    assert (mapped, finished) == (pytest.approx(0.04, rel=0.2), pytest.approx(0.02, rel=0.2))
+    assert model(torch.tensor([[1, 2]])).isfinite().all()
+    model.eval().tokens.cache()
+    torch.testing.assert_close(model.tokens(torch.tensor([7])), model.tokens.table(torch.tensor([7])))
+    restore(model, report)
+    for wrong, sentence in ((["bigrams:64x8"], "calls its table with ids alone"), (features, "give them as tokens")):
+        with pytest.raises(UserError, match=sentence):
+            replace_embeddings(model, map_dim=16, expand_dim=64, features=wrong)

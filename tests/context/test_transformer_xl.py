@@ -37,11 +37,14 @@ def sinusoid(distance: int, dim: int) -> Tensor:
 
 
 def naive_layer(
-    model: TransformerXL, index: int, history: list[Tensor], own: range, reach: Reach, oldest: int
+    model: TransformerXL, index: int, history: list[Tensor], own: range, reach: Reach, oldest: int, beside: list[Tensor]
 ) -> list[Tensor]:
-    """One stream: what the layer gives at the positions ``own`` of a history of vectors that starts at 0."""
+    """One stream: what the layer gives at the positions ``own`` of a history of vectors that starts at 0.
+
+    ``beside`` are the vectors that the tokens at these positions have for the layer.
+    """
     layer = model.layers[index]
-    dim, heads, width = model.input_dim, model.config.heads, model.config.head_dim
+    dim, heads, width = model.output_dim, model.config.heads, model.config.head_dim
     normed = [layer.attention_norm(h) for h in history] if layer.pre_norm else history
 
     def head(weight: Tensor, vector: Tensor, h: int) -> Tensor:
@@ -68,6 +71,8 @@ def naive_layer(
         y = y if layer.pre_norm else layer.attention_norm(y)
         inner = layer.feed_forward_norm(y) if layer.pre_norm else y
         z = y + layer.reduce(F.relu(layer.expand(inner)))
+        if model.config.layer_rank:
+            z = z + layer.widen(beside[i - own.start] * torch.sigmoid(layer.gate(inner)))
         finished.append(z if layer.pre_norm else layer.feed_forward_norm(z))
     return finished
 
@@ -79,12 +84,14 @@ def naive(model: TransformerXL, segments: list[Tensor], reach: Reach) -> Tensor:
         histories: list[list[Tensor]] = [[] for _ in model.layers]
         outputs: list[Tensor] = []
         for segment in segments:
-            vectors = list(segment[stream])
+            vectors, rank = list(segment[stream, :, : model.output_dim]), model.config.layer_rank or 0
             start = len(histories[0])
             for index, history in enumerate(histories):
                 history[:] = [h.detach() for h in history] + vectors
                 own, oldest = range(start, len(history)), max(start - reach.memory, 0)
-                vectors = naive_layer(model, index, history, own, reach, oldest)
+                first = model.output_dim + index * rank
+                beside = list(segment[stream, :, first : first + rank])
+                vectors = naive_layer(model, index, history, own, reach, oldest, beside)
             outputs += vectors
         streams.append(torch.stack(outputs))
     return torch.stack(streams)
@@ -121,6 +128,33 @@ def test_equals_a_loop_over_positions_with_gradients(reach: Reach, pre_norm: boo
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_layers_take_vectors_of_their_own_gated(pre_norm: bool) -> None:
+    model = make(Reach(4), dim=6 + 2 * 3, pre_norm=pre_norm, layer_rank=3, eval_memory=4)
+    segments = [torch.randn(2, length, 12, dtype=torch.float64, requires_grad=True) for length in (4, 3)]
+    ours, expected = run(model, segments), naive(model, segments, Reach(4))
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+    weights, inputs = torch.randn_like(expected), [*model.parameters(), *segments]
+    grads = [torch.autograd.grad((one * weights).sum(), inputs) for one in (ours, expected)]
+    torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
+    model.eval()
+    state, stepped = model.initial_state(2), []
+    positions = [*torch.cat(segments, 1).split(1, dim=1)]
+    for x in positions:
+        y, state = model.step(x, state)
+        stepped.append(y)
+    torch.testing.assert_close(torch.cat(stepped, 1), run(model, positions))
+
+
+def test_vectors_for_layers_start_without_effect() -> None:
+    torch.manual_seed(1)
+    plain = TransformerXL(6, TransformerXLConfig(layers=2, memory=3, **SIZES)).eval()
+    given = TransformerXL(12, TransformerXLConfig(layers=2, memory=3, layer_rank=3, **SIZES)).eval()
+    given.load_state_dict(plain.state_dict(), strict=False)
+    x = torch.randn(1, 5, 12)
+    assert torch.equal(run(given, [x]), run(plain, [x[..., :6]]))
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])

@@ -195,11 +195,15 @@ class Stops(Reporter):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("sparse", ["sparse-adam", "rowwise-adagrad"])
+@pytest.mark.parametrize(
+    ("sparse", "features"),
+    [("sparse-adam", []), ("rowwise-adagrad", []), ("sparse-adam", ["bigrams:64x8:concat", "characters:40x8"])],
+)
 def test_a_recipe_trains_with_sparse_tables_and_resumes_bit_for_bit(
-    recipe_file: Path, tmp_path: Path, sparse: str
+    recipe_file: Path, tmp_path: Path, sparse: str, features: list[str]
 ) -> None:
     settings: dict[str, Any] = {
+        "embedding": {"features": features},
         "optim": {"sparse": sparse, "sparse_lr": 0.02},
         "output": {"tied": "none"},
         "averaging": {"kind": "always"},

@@ -82,6 +82,8 @@ def replace_embeddings(
     expand_dim: int | None = None,
     depth: int | None = None,
     unit: UnitConfig | str = "define",
+    features: Sequence[str] = (),
+    tokens: Sequence[str] | None = None,
     table: nn.Module | Mapping[str, nn.Module] | None = None,
     heads: Heads = "tie",
 ) -> ReplacementReport:
@@ -99,6 +101,9 @@ def replace_embeddings(
         expand_dim: of its unit; by default four times the table's width, at most 1024.
         depth: of its unit.
         unit: its variant, by name or as settings.
+        features: what a fresh ``DeFINE``'s tokens share beside its map, as in ``("characters:8192x16",)``; bigrams are
+            refused, since a model calls its table without the token before.
+        tokens: the string of each id, for features that read it.
         table: a table fitted to the old one instead (``CompactTable``, ``DeFINE``), or a mapping from names to such.
         heads: output layers that share a table are tied to the replacement ("tie": to DeFINE's map through a
             projection, or to the vectors of a given ``table``; "finished": to the vectors of a fresh DeFINE too), or
@@ -111,7 +116,7 @@ def replace_embeddings(
     chosen, adoptions, fresh = choose(model, targets), _adoptions(model), table is None
     kind: HeadKind = "own" if heads == "untie" else "map" if fresh and heads == "tie" else "vectors"
     if table is None:
-        new: list[nn.Module] = [fresh_define(old, map_dim, expand_dim, depth, unit) for old in chosen]
+        new: list[nn.Module] = [fresh_define(old, map_dim, expand_dim, depth, unit, features, tokens) for old in chosen]
     else:
         new = _given(chosen, table)
     for made in new:

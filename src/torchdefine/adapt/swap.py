@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,7 +11,8 @@ from torch import nn
 
 from torchdefine.adapt.stand_in import HeadKind, MapHead, SharedStandIn, StandIn, VectorsHead
 from torchdefine.adapt.survey import Place, Table
-from torchdefine.embedding import DeFINE, DeFINEBag, DefineUnit, StandardMap, UnitConfig, make_plan
+from torchdefine.embedding import DeFINE, DeFINEBag, DefineUnit, StandardMap, UnitConfig, VocabularyFacts, make_plan
+from torchdefine.embedding.features import check_features, concatenated_width, strings_of
 from torchdefine.embedding.plan import default_expand_dim, default_map_dim
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable
@@ -39,19 +40,32 @@ class Swap:
 
 
 def fresh_define(
-    old: Table, map_dim: int | None, expand_dim: int | None, depth: int | None, unit: UnitConfig | str
+    old: Table,
+    map_dim: int | None,
+    expand_dim: int | None,
+    depth: int | None,
+    unit: UnitConfig | str,
+    features: Sequence[str] = (),
+    tokens: Sequence[str] | None = None,
 ) -> DeFINE:
-    """A new DeFINE of a table's sizes, with the usual widths where none are given."""
+    """A new DeFINE of a table's sizes, with the usual widths where none are given.
+
+    ``tokens`` are the strings that ``features`` may need.
+    """
+    check_features(features, "a model that calls its table with ids alone", pairs=False)
     weight = old.module.weight
     rows, width = weight.shape
     unit = UnitConfig.of(unit, depth=depth)
     map_dim = default_map_dim(width) if map_dim is None else map_dim
     expand_dim = default_expand_dim(map_dim, width, unit) if expand_dim is None else expand_dim
     config = UnitConfig.of(unit, embedding_dim=width, expand_dim=expand_dim)
-    make_plan(map_dim, config)  # refuses sizes that do not fit before memory is taken for the table
+    make_plan(map_dim + concatenated_width(features), config)  # refuses sizes that do not fit before memory is taken
+    facts = VocabularyFacts(rows, None, strings_of(tokens, features, rows))
     with weight.device:
         table = StandardMap(rows, map_dim, old.module.padding_idx, sparse=old.module.sparse)
-        made = DeFINE.over(table, unit=config)
+        made = DeFINE.over(table, unit=config, features=features, vocabulary=facts)
+        if made.features is not None:
+            made.features.sparse = old.module.sparse
     return made.to(weight.dtype)
 
 
@@ -97,6 +111,8 @@ def _start_as_large(made: DeFINE, size: float, *, tied: bool) -> None:
         std = size * (made.embedding_dim / made.map_dim) ** 0.5
         made.map.reset_parameters(std=std)
         made.unit.rescale_input(1 / std)
+        if made.features is not None:
+            made.features.reset_parameters(std)  # the weights see what stands beside the map's vectors, too
 
 
 def _head(old: nn.Module, stand_in: StandIn, kind: HeadKind, fresh: bool) -> nn.Module:

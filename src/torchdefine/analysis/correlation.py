@@ -130,14 +130,16 @@ def embedding_maps(
 
 
 def _stages(embedding: TokenEmbedding, ids: Tensor) -> dict[str, Tensor]:
-    small = embedding.map(ids)  # (chunk, n)
+    small, shared = embedding.map(ids), embedding.features  # (chunk, n)
+    if shared is not None:
+        small = shared.before_unit(small, ids, None)
     stages = {"map": small}
     if isinstance(embedding.unit, DefineUnit):
         *layers, finished = embedding.unit.layer_outputs(small)
         stages |= {f"layer {number}": output for number, output in enumerate(layers, start=1)}
     else:
         finished = small if embedding.unit is None else embedding.unit(small)
-    return {**stages, "finished": finished}
+    return {**stages, "finished": finished if shared is None else shared.behind_unit(finished, ids)}
 
 
 def layout_rows(runs: list[RunSummary], finished: dict[str, CorrelationMap]) -> Rows:

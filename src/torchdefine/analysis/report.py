@@ -43,6 +43,7 @@ MAPS_EXPLAINED = (
 )
 SAMPLE_LENGTH, SAMPLE_SEED = 40, 1
 NO_WEIGHTS = "<p>No run has written weights that can be read.</p>"
+NO_TABLE = "has no vectors of single tokens, because bigrams go through its unit: it is left out here."
 
 
 def draw(
@@ -108,7 +109,8 @@ def write_report(
             opened[summary.name] = run
         meter.advance(1)
     maps = {}
-    for name, run in opened.items():
+    tabled = {name: run for name, run in opened.items() if run.embedding.has_table}
+    for name, run in tabled.items():
         maps[name] = embedding_maps(run.embedding)
         meter.advance(1)
     meter.finish()
@@ -116,9 +118,9 @@ def write_report(
         "Result": _result_section(comparison, filter(None, map(instead_of_the_best, opened.values()))),
         "Parameters": _parameter_section(runs),
         "Training curves": _curve_section(runs),
-        "Correlation maps": _map_section(runs, maps),
+        "Correlation maps": _map_section(runs, maps, [name for name in opened if name not in tabled]),
         "Samples": _sample_section(opened, prompt),
-        "Nearest neighbours": _neighbour_section(opened, words),
+        "Nearest neighbours": _neighbour_section(tabled, words),
         "Settings": _settings_section(runs),
         "Origin": "".join(map(_origin, runs)),
     }
@@ -153,9 +155,10 @@ def _curve_section(runs: list[RunSummary]) -> str:
     return f'<div class="tabs">{"".join(buttons)}{"".join(panels)}</div>{few}'
 
 
-def _map_section(runs: list[RunSummary], maps: dict[str, dict[str, CorrelationMap]]) -> str:
+def _map_section(runs: list[RunSummary], maps: dict[str, dict[str, CorrelationMap]], without: Sequence[str]) -> str:
+    left_out = "".join(f"<p>{escaped(name)} {NO_TABLE}</p>" for name in without)
     if not maps:
-        return NO_WEIGHTS
+        return left_out or NO_WEIGHTS
     finished = _finished(maps)
     rows = correlation.layout_rows([run for run in runs if run.name in finished], finished)
     reference = correlation.standard_table(runs, finished)
@@ -167,6 +170,7 @@ def _map_section(runs: list[RunSummary], maps: dict[str, dict[str, CorrelationMa
         )
     parts = [
         MAPS_EXPLAINED,
+        left_out,
         _maps(rows),
         _table(*correlation.numbers_table(finished.values(), reference)),
         _paragraph(explained),
@@ -207,7 +211,7 @@ def _neighbour_section(opened: dict[str, Run], chosen: Sequence[str] | None) -> 
     lead = "Words with similar vectors. A cosine of 1 is the same direction, 0 a right angle."
     if not chosen:
         lead += " The words are frequent ones of each run's own vocabulary; --words chooses others."
-    parts = [_paragraph(lead)] if opened else [NO_WEIGHTS]
+    parts = [_paragraph(lead)] if opened else ["<p>No run has vectors of single tokens that can be read.</p>"]
     for name, run in opened.items():
         if (tokens := run.names_of_tokens) is None:
             continue

@@ -25,7 +25,7 @@ from torchdefine.spelling import closest, did_you_mean
 
 SECONDS_TO_SPEAK = 10.0
 """Time for the first process of a machine to say why a command is refused, since it may be later than the others."""
-WITH_SETTINGS = ("train", "encode", "params")
+WITH_SETTINGS = ("train", "encode", "params", "search")
 """The commands that take settings of the recipe."""
 WITH_KINDS = ("embedding", "unit", "context", "output", "optim", "schedule", "averaging")
 """Sections of which there are several kinds: ``--unit define`` is short for ``--unit.kind define``."""

@@ -13,7 +13,7 @@ from torchdefine.packing import METHODS
 SHELLS = ("bash", "zsh", "fish")
 Options = dict[str, tuple[str, list[str]]]
 """The options of a command: what each means, and its values where they can be listed."""
-WITH_RECIPES = ("train", "encode", "params", "recipes")
+WITH_RECIPES = ("train", "encode", "params", "recipes", "search")
 """The commands whose first argument may be a recipe's name."""
 
 INSTALLING = """  torchdefine completion bash > ~/.local/share/bash-completion/completions/torchdefine

@@ -7,10 +7,11 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchdefine.cli.shared import Command, add_shared, bar, data_settings, show
+from torchdefine.cli.shared import Command, add_shared, bar, data_settings, show, whole
 from torchdefine.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ ENCODING = """  torchdefine encode table1a/r3 --data my_texts/ --out my_tokens/
   The words of a text are counted and numbered once, by the data settings of a recipe, and kept in a cache. For a large
   text and a machine whose time is expensive, this does it beforehand: my_tokens/ has the tokens and their vocabulary,
   and takes the place of the text for every recipe with the same data settings."""
+
+SEARCHING = """example:
+  torchdefine search demo/adaptive-projection --out runs/search --train.steps 450
+
+  Candidates differ in unit, features, ties and learning rate; the width of the table follows from the budget. Only the
+  better third goes on after a ninth and a third of the steps."""
 
 SETTINGS = """settings:
   Any setting of the recipe can be changed by --SECTION.NAME VALUE, as in --optim.lr 1e-3, and the kind of a part by
@@ -50,6 +57,15 @@ def add_commands(command: Command) -> None:
     option("recipe", help="the recipe that will be trained, for its data settings: a name, or a YAML file")
     option("--data", help=text)
     option("--out", required=True, help="a new folder for the tokens")
+
+    summary = "Search for the table and the unit that do best, by short runs at equal parameters or equal step time."
+    option = command("search", _search, summary, SEARCHING)
+    option("recipe", help="the recipe that candidates start from: a name, or a YAML file")
+    option("--data", help=text)
+    option("--out", required=True, help="the search's folder; one that is there goes on")
+    option("--trials", type=whole, default=24, help="how many candidates (default: 24)")
+    option("--equal", default="parameters", choices=["parameters", "time"], help="what the recipe bounds")
+    add_shared(option, "--device")
 
     summary = "Train five small language models, pack the table of the best, and compare: a few minutes."
     option = command("demo", _demo, summary)
@@ -154,6 +170,16 @@ def _encode(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
     amounts = ", ".join(f"{split} {len(file):,}" for split, file in texts.splits.items())
     size = sum(path.stat().st_size for path in texts.folder.iterdir()) / 1e6
     print(f"The tokens ({amounts}; {size:,.1f} MB) are in {texts.folder}: name it as --data in the place of the text.")
+
+
+def _search(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
+    from torchdefine.search import PICTURE, REPORT, search
+
+    data = data_settings(options, overrides.pop("data", {}))
+    how = {name: getattr(options, name) for name in ("trials", "equal", "device")}
+    search(options.recipe, options.out, data=data, tell=partial(print, flush=True), **how, **overrides)
+    print((Path(options.out) / REPORT).read_text(encoding="utf-8"))
+    print(f"The report is {Path(options.out) / REPORT}, its picture {PICTURE}.")
 
 
 def _demo(options: argparse.Namespace, _: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,14 +25,14 @@ from torchdefine.context.relative_attention import (
     sinusoids,
     with_one,
 )
-from torchdefine.context.residual import DenseWeights, Stream, Update, add_and_norm, feed_forward
+from torchdefine.context.residual import DenseWeights, Stream
+from torchdefine.context.transformer_xl_layer import AnySurroundings, TransformerXLLayer
 from torchdefine.errors import UserError, check_count
 from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import Scoring, converted, exact_dtype, has_attention_kernel, has_fused_kernels, product_dtype
 
 INIT_STD = 0.02
 
-AnySurroundings = Surroundings | KernelSurroundings | PlainSurroundings
 TransformerXLState = tuple[list[Tensor], Tensor]
 """The inputs of each layer at the last M positions, (B, M, d) each, and how many of them were written, (1,)."""
 
@@ -59,6 +59,13 @@ class TransformerXLConfig(Config):
     eval_memory: int | None = setting(None, "The memory in evaluation; the same as in training by default.", at_least=0)
     eval_same_length: bool = setting(False, "The same_length of evaluation.")
     eval_clamp: int | None = setting(None, "The clamp of evaluation.", at_least=1)
+    layer_rank: int | None = setting(
+        None,
+        "Width of a vector of its own that the embedding gives every layer for each token; the layer gates it, and "
+        "widens it to its own width. The unit or projection gives them all beside the input.",
+        at_least=1,
+        at_most=MOST_WIDE,
+    )
     input_dropout: float = rate("Dropout rate of the inputs, and of the distances' vectors.")
     hidden_dropout: float = rate("Dropout rate after attention, inside the feed-forward layers and after them.")
     output_dropout: float = rate("Dropout rate of the outputs of the last layer.")
@@ -72,6 +79,11 @@ class TransformerXLConfig(Config):
                 memory > 0 or not same_length,
                 f"{mode}same_length is true, but with {mode}memory 0 no position would see any: leave one of them out.",
             )
+
+    @property
+    def beside_dim(self) -> int:
+        """How many numbers an embedding gives beside the input: those of all layers."""
+        return self.layers * (self.layer_rank or 0)
 
     @property
     def memory_in_evaluation(self) -> int:
@@ -91,7 +103,9 @@ class Reach(NamedTuple):
 
 
 class TransformerXL(Prepared):
-    """(B, T, input_dim) → (B, T, input_dim), with a memory of fixed length that starts empty.
+    """(B, T, input_dim) → (B, T, output_dim), with a memory of fixed length that starts empty.
+
+    Both are equally wide, but where layers have a ``layer_rank``: their vectors stand behind the input, first to last.
 
     States are made for the mode that the module is in: evaluation may look back farther than training. Shapes never
     depend on values, so that a step can be compiled or captured as a CUDA graph.
@@ -102,26 +116,27 @@ class TransformerXL(Prepared):
     def __init__(self, input_dim: int, config: TransformerXLConfig | None = None) -> None:
         super().__init__()
         self.config = config = config or TransformerXLConfig()
-        if input_dim < 2 or input_dim % 2:
-            problem = f"The vectors are {input_dim} wide, but position encodings (half sines, half cosines) do not fit"
-            raise UserError(f"{problem}: use an even width, such as {max(input_dim + input_dim % 2, 2)}.")
-        if config.head_dim is None and input_dim % config.heads:
-            raise UserError(f"{config.heads} heads do not divide the width {input_dim}: set context.head_dim or heads.")
-        self.input_dim = self.output_dim = input_dim
+        dim = input_dim - config.beside_dim
+        if dim < 2 or dim % 2:
+            problem = f"The vectors are {dim} wide, but position encodings (half sines, half cosines) do not fit"
+            raise UserError(f"{problem}: use an even width, such as {max(dim + dim % 2, 2)}.")
+        if config.head_dim is None and dim % config.heads:
+            raise UserError(f"{config.heads} heads do not divide the width {dim}: set context.head_dim or heads.")
+        self.input_dim, self.output_dim = input_dim, dim
         self.reach = Reach(config.memory, config.same_length, config.clamp)
         self.evaluation = Reach(config.memory_in_evaluation, config.eval_same_length, config.eval_clamp)
         self.pre_norm = config.pre_norm
-        head_dim = config.head_dim or input_dim // config.heads
+        head_dim = config.head_dim or dim // config.heads
         self.content_bias = nn.Parameter(torch.empty(config.heads, head_dim))
         self.distance_bias = nn.Parameter(torch.empty(config.heads, head_dim))
-        self.layers: Any = nn.ModuleList(TransformerXLLayer(input_dim, config) for _ in range(config.layers))
+        self.layers: Any = nn.ModuleList(TransformerXLLayer(dim, config) for _ in range(config.layers))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """As in the public Transformer-XL code: everything normal and small, norms around 1."""
         for name, parameter in self.named_parameters():
-            if name.endswith("bias") and parameter.ndim == 1:
+            if (name.endswith("bias") and parameter.ndim == 1) or name.endswith("widen.weight"):
                 parameter.zero_()
             else:
                 parameter.normal_(1.0 if "norm" in name else 0.0, INIT_STD)
@@ -161,7 +176,7 @@ class TransformerXL(Prepared):
 
     def initial_state(self, batch_size: int) -> TransformerXLState:
         """Empty memories; under autocast in its dtype, since only products read them and would round them anyway."""
-        shape = (batch_size, self.current_reach.memory, self.input_dim)
+        shape = (batch_size, self.current_reach.memory, self.output_dim)
         dtype = self.content_bias.dtype if self.pre_norm else product_dtype(self.content_bias)
         memories = [self.content_bias.new_zeros(shape, dtype=dtype) for _ in self.layers]
         return memories, torch.zeros(1, dtype=torch.long, device=self.content_bias.device)
@@ -169,8 +184,9 @@ class TransformerXL(Prepared):
     def forward(self, x: Tensor, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
         """The outputs, and the memory after the last position, cut off from the graph."""
         around = self.surroundings(x, state[0][0].shape[1], state[1])
-        hidden = F.dropout(x, self.config.input_dropout, self.training)  # (B, T, d)
-        hidden, after = self._through(hidden, state, around, _remember)
+        own, beside = self._split(x)
+        hidden = F.dropout(own, self.config.input_dropout, self.training)  # (B, T, d)
+        hidden, after = self._through(hidden, beside, state, around, _remember)
         return F.dropout(hidden, self.config.output_dropout, self.training), after
 
     def step(self, x: Tensor, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
@@ -182,17 +198,29 @@ class TransformerXL(Prepared):
         def remember(memory: Tensor, hidden: Tensor) -> Tensor:
             return torch.cat((memory, hidden.to(memory.dtype)), dim=1)[:, length:]  # (B, M, d) for every length
 
-        return self._through(x, state, around, remember)
+        return self._through(*self._split(x), state, around, remember)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """The input, (B, T, d), and the vector of every layer, (B, T, layer_rank), where layers have one."""
+        if self.config.layer_rank is None:
+            return x, [None] * len(self.layers)
+        own, beside = x.split([self.output_dim, self.config.beside_dim], dim=-1)
+        return own, beside.chunk(len(self.layers), dim=-1)
 
     def _through(
-        self, x: Tensor, state: TransformerXLState, around: AnySurroundings, remember: Callable[..., Tensor]
+        self,
+        x: Tensor,
+        beside: Sequence[Tensor | None],
+        state: TransformerXLState,
+        around: AnySurroundings,
+        remember: Callable[..., Tensor],
     ) -> tuple[Tensor, TransformerXLState]:
         """All layers, and what ``remember`` makes of each one's memory and input."""
         memories, filled = state
         stream, after = Stream(x, x), []
-        for layer, memory, weights in zip(self.layers, memories, self._dense_weights(x), strict=True):
+        for layer, memory, weights, own in zip(self.layers, memories, self._dense_weights(x), beside, strict=True):
             after.append(remember(memory, stream.past if self.config.pre_norm else stream.read))
-            stream = layer(stream, memory, around, weights)  # (B, T, d)
+            stream = layer(stream, memory, around, weights, own)  # (B, T, d)
         return stream.past, (after, (filled + x.shape[1]).clamp(max=memories[0].shape[1]))
 
     @property
@@ -285,41 +313,8 @@ class TransformerXL(Prepared):
 
     def _distance_vectors(self, x: Tensor, distances: Tensor) -> Tensor:
         """(W,) → (W, d), in the dtype of matrix products."""
-        vectors = sinusoids(distances.clamp(0, self.current_reach.clamp), self.input_dim, exact_dtype(x))
+        vectors = sinusoids(distances.clamp(0, self.current_reach.clamp), self.output_dim, exact_dtype(x))
         return F.dropout(vectors, self.config.input_dropout, self.training).to(product_dtype(x))
-
-
-class TransformerXLLayer(nn.Module):
-    """Relative attention over memory and segment, then two dense layers at every position."""
-
-    fused = False
-    """Set by the model."""
-
-    def __init__(self, dim: int, config: TransformerXLConfig) -> None:
-        super().__init__()
-        head_dim, inner_dim = config.head_dim or dim // config.heads, config.inner_dim or 4 * dim
-        self.attention = RelativeAttention(dim, config.heads, head_dim, config.attention_dropout)
-        self.attention_norm = nn.LayerNorm(dim)
-        self.expand = nn.Linear(dim, inner_dim)
-        self.reduce = nn.Linear(inner_dim, dim)
-        self.feed_forward_norm = nn.LayerNorm(dim)
-        self.hidden_dropout, self.pre_norm = config.hidden_dropout, config.pre_norm
-
-    def forward(
-        self, x: Stream, memory: Tensor, around: AnySurroundings, weights: DenseWeights | None = None
-    ) -> Stream:
-        """``weights`` are those of the dense layers, if they were converted for all layers at once."""
-        dropout, own = self.hidden_dropout if self.training else 0.0, x.read
-        if self.pre_norm:
-            own, memory = self.attention_norm(own), self.attention_norm(memory.to(own.dtype))
-        update = Update(self.attention(own, memory, around))
-        norm_between = self.feed_forward_norm if self.pre_norm else self.attention_norm
-        x = add_and_norm(x.past, update, norm_between, dropout, self.fused, self.pre_norm)
-        update = feed_forward(x.read, self.expand, self.reduce, dropout, self.fused, weights)
-        if self.pre_norm:  # the next layer begins with a norm
-            total = x.past + F.dropout(update.whole(), dropout)
-            return Stream(total, total)
-        return add_and_norm(x.past, update, self.feed_forward_norm, dropout, self.fused, pre=False)
 
 
 def _remember(memory: Tensor, hidden: Tensor) -> Tensor:

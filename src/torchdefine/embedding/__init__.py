@@ -4,6 +4,7 @@ from torchdefine.config import Kinds
 from torchdefine.embedding.adaptive_map import AdaptiveConfig, AdaptiveMap, shrink_cutoffs
 from torchdefine.embedding.bag import DeFINEBag
 from torchdefine.embedding.define import DeFINE, build_embedding
+from torchdefine.embedding.features import Features, previous_ids
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.host_map import HostMap
 from torchdefine.embedding.map import (

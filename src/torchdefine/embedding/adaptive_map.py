@@ -40,10 +40,15 @@ class AdaptiveConfig(MapConfig):
         at_most=MOST_WIDE,
     )
 
+    rows: int | None = setting(
+        None, "Rows in all bands: rarer tokens have none, and only their features tell them apart.", at_least=1
+    )
+
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> AdaptiveMap:
         cutoffs = fitting_cutoffs("embedding", self.cutoffs, vocabulary.size, divisors=(8, 2))
+        rows = None if self.rows is None else min(self.rows, vocabulary.size)
         counts = vocabulary.counts_tensor()
-        options: Any = {"scale": self.factor(self.output_dim or self.map_dim), "counts": counts}
+        options: Any = {"scale": self.factor(self.output_dim or self.map_dim), "counts": counts, "rows": rows}
         return AdaptiveMap(vocabulary.size, self.map_dim, cutoffs, self.division, output_dim=self.output_dim, **options)
 
 
@@ -52,8 +57,9 @@ class AdaptiveMap(nn.Module):
 
     Band 0 holds the most frequent tokens, ``map_dim`` wide, and has no projection; band i is ``division ** i`` times
     narrower. With ``output_dim`` every band is projected to it, band 0 too: the adaptive input of Baevski & Auli
-    (2019). Bands go by frequency rank. If ids are not sorted by frequency (subwords, another model's vocabulary), give
-    ``counts``, one per id. Gradients of the tables are sparse tensors where ``sparse`` is set.
+    (2019). With ``rows`` there are no more, and tokens of that rank or rarer get zeros. Bands go by frequency rank. If
+    ids are not sorted by frequency (subwords, another model's vocabulary), give ``counts``, one per id. Gradients of
+    the tables are sparse tensors where ``sparse`` is set.
     """
 
     ranks: Tensor | None
@@ -69,17 +75,22 @@ class AdaptiveMap(nn.Module):
         counts: Sequence[int] | Tensor | None = None,
         output_dim: int | None = None,
         sparse: bool = False,
+        rows: int | None = None,
     ) -> None:
         super().__init__()
         self.padding_idx = check_table(num_embeddings, map_dim, padding_idx)
         self.cutoffs = check_cutoffs(cutoffs, num_embeddings)
-        self.band_dims = band_dims(map_dim, division, len(self.cutoffs) + 1)
+        self.rows = num_embeddings if rows is None else rows
+        if not 1 <= self.rows <= num_embeddings:
+            raise UserError(f"{rows} rows do not fit {num_embeddings} tokens: use 1 to {num_embeddings}.")
+        starts = [start for start in (0, *self.cutoffs) if start < self.rows]
+        self.band_dims = band_dims(map_dim, division, len(starts))
         if output_dim is not None:
             check_count("output_dim", output_dim)
         self.num_embeddings, self.map_dim, self.output_dim = num_embeddings, map_dim, output_dim or map_dim
         self.division, self.scale, self.std = division, scale, 1.0
         self.register_buffer("ranks", frequency_ranks(num_embeddings, counts))
-        edges = [0, *self.cutoffs, num_embeddings]
+        edges = [*starts, self.rows]
         self.bands = nn.ModuleList(
             nn.Embedding(stop - start, dim, sparse=sparse)
             for start, stop, dim in zip(edges, edges[1:], self.band_dims, strict=False)
@@ -121,8 +132,8 @@ class AdaptiveMap(nn.Module):
         return self.projections[band if self.projects_first else band - 1]
 
     def bands_with_starts(self) -> list[tuple[nn.Embedding, int]]:
-        """The tables, most frequent first, each with the rank of its first row."""
-        return list(zip(cast("Iterable[nn.Embedding]", self.bands), (0, *self.cutoffs), strict=True))
+        """The tables that have rows, most frequent first, each with the rank of its first row."""
+        return list(zip(cast("Iterable[nn.Embedding]", self.bands), (0, *self.cutoffs), strict=False))
 
     def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
         """Static shapes: every band looks up every token, and the vectors of other bands' tokens are zeroed.
@@ -153,19 +164,23 @@ class AdaptiveMap(nn.Module):
         return vectors * self.scale if self.scale != 1.0 else vectors
 
     def resize(self, num_embeddings: int) -> None:
-        """Rows come and go at the end of the rarest band."""
+        """Rows come and go at the end of the rarest band; where some tokens have none, new ones have none either."""
         check_resize(num_embeddings, self.padding_idx)
         if num_embeddings <= self.cutoffs[-1]:
             problem = f"{num_embeddings} rows would empty the rarest band, which starts at {self.cutoffs[-1]}"
             raise UserError(f"{problem}: keep at least {self.cutoffs[-1] + 1}.")
+        if num_embeddings < self.rows < self.num_embeddings:
+            raise UserError(f"{num_embeddings} tokens are fewer than the {self.rows} rows: keep at least {self.rows}.")
         if self.ranks is not None:
             self.ranks = grown_ranks(self.ranks, num_embeddings)
-        last, start = self.bands_with_starts()[-1]
-        self.bands[-1] = resized_table(last, num_embeddings - start, self.std)
+        if self.rows == self.num_embeddings:
+            last, start = self.bands_with_starts()[-1]
+            self.bands[-1] = resized_table(last, num_embeddings - start, self.std)
+            self.rows = num_embeddings
         self.num_embeddings = num_embeddings
 
     def to_config(self) -> dict[str, Any]:
-        names = ("num_embeddings", "map_dim", "cutoffs", "division", "padding_idx", "scale", "sparse", "std")
+        names = ("num_embeddings", "map_dim", "cutoffs", "division", "padding_idx", "scale", "sparse", "std", "rows")
         config = {"kind": "adaptive", "ranked": self.ranks is not None} | {name: getattr(self, name) for name in names}
         return config | {"output_dim": self.output_dim if self.projects_first else None}
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -15,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torchdefine import __version__
 from torchdefine.config import to_plain
 from torchdefine.embedding.adaptive_map import AdaptiveMap
+from torchdefine.embedding.features import Features, concatenated_width, strings_of
 from torchdefine.embedding.hub import Hub
 from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
 from torchdefine.embedding.plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
@@ -51,8 +54,10 @@ class DeFINE(Hub, TokenEmbedding):
         unit: a variant by name ("define", "hgt", "glt" …) or a ``UnitConfig``, which has its own ``expand_dim``.
         device: as in ``nn.Embedding``.
         dtype: as in ``nn.Embedding``.
-        settings: ``sparse``, as in ``nn.Embedding``, and any other setting of ``UnitConfig``. ``depth`` is the number
-            of layers, N, the last of which reduces to ``embedding_dim``; 1 is one projection. ``max_groups`` is g_max.
+        settings: ``sparse``, as in ``nn.Embedding``; ``features`` that tokens share beside the table, such as
+            ``["characters:8192x16"]``, and ``tokens``, the strings that these read; and any other setting of
+            ``UnitConfig``. ``depth`` is the number of layers, N, the last of which reduces to ``embedding_dim``; 1 is
+            one projection. ``max_groups`` is g_max.
 
     ``DeFINE.over(map_layer, …)`` puts the unit behind another map: projective, or adaptive by frequency. An embedding
     with more parameters than a table of V × m gives a warning.
@@ -71,16 +76,22 @@ class DeFINE(Hub, TokenEmbedding):
         **settings: Any,
     ) -> None:
         sparse = bool(settings.pop("sparse", False))
+        features, tokens = settings.pop("features", ()), settings.pop("tokens", None)
         map_dim = default_map_dim(embedding_dim) if map_dim is None else map_dim
         config = UnitConfig.of(unit, embedding_dim=embedding_dim, **settings)
         if expand_dim is None and isinstance(unit, str):
             expand_dim = default_expand_dim(map_dim, embedding_dim, config)
         config = UnitConfig.of(config, expand_dim=expand_dim)
-        make_plan(map_dim, config)  # refuses sizes that do not fit before memory is taken for the table
+        input_dim = map_dim + concatenated_width(features)
+        make_plan(input_dim, config)  # refuses sizes that do not fit before memory is taken for the table
+        facts = VocabularyFacts(num_embeddings, None, strings_of(tokens, features, num_embeddings))
         with nullcontext() if device is None else torch.device(device):
             table = StandardMap(num_embeddings, map_dim, padding_idx, sparse=sparse)
-            defined = DefineUnit(map_dim, config)
-        super().__init__(table, defined, embedding_dim)
+            defined = DefineUnit(input_dim, config)
+            shared = features_of(features, facts, table, embedding_dim)
+        super().__init__(table, defined, embedding_dim, shared)
+        if shared is not None:
+            shared.sparse = sparse
         self.to(dtype)
         own, plain = sum(p.numel() for p in self.parameters()), num_embeddings * embedding_dim
         if own > plain:
@@ -92,12 +103,24 @@ class DeFINE(Hub, TokenEmbedding):
 
     @classmethod
     def over(
-        cls, map_layer: MapLayer, embedding_dim: int | None = None, unit: UnitConfig | str = "define", **settings: Any
+        cls,
+        map_layer: MapLayer,
+        embedding_dim: int | None = None,
+        unit: UnitConfig | str = "define",
+        features: Sequence[str] = (),
+        vocabulary: VocabularyFacts | None = None,
+        **settings: Any,
     ) -> Self:
-        """The unit behind any map layer; its input is as wide as the map's output."""
-        defined = DefineUnit(map_layer.output_dim, UnitConfig.of(unit, embedding_dim=embedding_dim, **settings))
+        """The unit behind any map layer; its input is as wide as the map's output, and features that stand beside it.
+
+        ``vocabulary`` is what features must know of the tokens.
+        """
+        config = UnitConfig.of(unit, embedding_dim=embedding_dim, **settings)
+        defined = DefineUnit(map_layer.output_dim + concatenated_width(features), config)
         embedding = cls.__new__(cls)
-        TokenEmbedding.__init__(embedding, map_layer, defined, defined.plan.embedding_dim)
+        width = defined.plan.embedding_dim
+        shared = features_of(features, vocabulary, map_layer, width)
+        TokenEmbedding.__init__(embedding, map_layer, defined, width, shared)
         return embedding
 
     @property
@@ -113,13 +136,15 @@ class DeFINE(Hub, TokenEmbedding):
             "row_dropout": self.row_dropout,
             "map_dropout": self.map_dropout,
             "unit": {**to_plain(self.plan.config), "embedding_dim": self.embedding_dim},
+            "features": [] if self.features is None else list(self.features.texts),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         check_version(config)
         unit = UnitConfig.read(config["unit"], "unit")
-        embedding = cls.over(map_from_config(config["map"]), unit.embedding_dim, unit)
+        map_layer, features = map_from_config(config["map"]), config["features"]
+        embedding = cls.over(map_layer, unit.embedding_dim, unit, features, VocabularyFacts(map_layer.num_embeddings))
         embedding.row_dropout, embedding.map_dropout = config["row_dropout"], config["map_dropout"]
         return embedding
 
@@ -170,17 +195,53 @@ def check_version(config: dict[str, Any]) -> None:
         )
 
 
-def build_embedding(embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts) -> TokenEmbedding:
-    """The embedding that a recipe's two sections ask for, with fresh weights."""
+def build_embedding(
+    embedding: MapConfig, unit: Any, vocabulary: VocabularyFacts, beside_dim: int = 0
+) -> TokenEmbedding:
+    """The embedding that a recipe's two sections ask for, with fresh weights.
+
+    Its last step, the unit or the map's projection, gives ``beside_dim`` numbers more, for the layers of the model.
+    """
     width = getattr(unit, "embedding_dim", None)
+    if beside_dim:
+        embedding, unit = _widened(embedding, unit, beside_dim)
     map_layer = embedding.build(vocabulary, width)
+    width = getattr(unit, "embedding_dim", None)
+    features = embedding.features
     if isinstance(unit, UnitConfig):
-        built: TokenEmbedding = DeFINE.over(map_layer, unit=unit)
+        built: TokenEmbedding = DeFINE.over(map_layer, unit=unit, features=features, vocabulary=vocabulary)
     else:
-        built = TokenEmbedding(map_layer, unit.build(map_layer.output_dim), width)
+        between = unit.build(map_layer.output_dim + concatenated_width(features))
+        shared = features_of(features, vocabulary, map_layer, width or map_layer.output_dim, between is not None)
+        built = TokenEmbedding(map_layer, between, width, shared)
     map_layer.reset_parameters(embedding.std)
+    if built.features is not None:
+        built.features.reset_parameters(embedding.initial_rms * embedding.factor(map_layer.output_dim))
     built.row_dropout, built.map_dropout = embedding.row_dropout, embedding.map_dropout
+    built.beside_dim = beside_dim
     return built
+
+
+def _widened(embedding: Any, unit: Any, beside_dim: int) -> tuple[Any, Any]:
+    """The settings of the last step with a wider output."""
+    if getattr(unit, "embedding_dim", None):
+        return embedding, replace(unit, embedding_dim=unit.embedding_dim + beside_dim)
+    if unit.kind == "none" and getattr(embedding, "output_dim", None):
+        return replace(embedding, output_dim=embedding.output_dim + beside_dim), unit
+    raise UserError(
+        "context.layer_rank takes vectors from the unit or the projection behind the table: set unit.embedding_dim, or "
+        "embedding.output_dim where there is no unit."
+    )
+
+
+def features_of(
+    features: Sequence[str], vocabulary: VocabularyFacts | None, map_layer: MapLayer, width: int, has_unit: bool = True
+) -> Features | None:
+    """What tokens share beside a map, where they share anything."""
+    if not features:
+        return None
+    facts = vocabulary or VocabularyFacts(map_layer.num_embeddings)
+    return Features(features, facts, map_layer.output_dim, width, has_unit, map_layer.padding_idx)
 
 
 def map_from_config(config: dict[str, Any]) -> MapLayer:

@@ -6,7 +6,7 @@ Every map layer says how wide its table is (``map_dim``) and how wide the vector
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -28,6 +28,8 @@ class VocabularyFacts:
     size: int
     counts: Sequence[int] | np.ndarray | None = None
     """One for each id where ids are not in frequency order, so that bands can go by frequency."""
+    token: Callable[[int], str] | None = None
+    """The string of each id, for features that read it."""
 
     def counts_tensor(self) -> Tensor | None:
         return None if self.counts is None else torch.as_tensor(self.counts, device="cpu")
@@ -49,6 +51,13 @@ class MapConfig(Config):
     row_dropout: float = rate("Dropout rate of whole rows: token types whose vectors are zeroed in a step.")
     map_dropout: float = rate(
         "Dropout rate of the map's vectors, before the unit, as in DeLighT: one mask for all positions of a text."
+    )
+
+    features: tuple[str, ...] = setting(
+        (),
+        "What tokens share beside the map: tables of hashed bigrams, of the n-grams of their characters, or by "
+        "frequency, as in bigrams:16384x16,characters:8192x16:concat. add (the default) or concat before the unit, or "
+        "after it.",
     )
 
     @abstractmethod

@@ -48,15 +48,18 @@ def finished_table(
 
 
 @contextmanager
-def in_evaluation(embedding: nn.Module, *, computing: bool = False) -> Iterator[Any]:
+def in_evaluation(embedding: nn.Module, *, computing: bool = False, alone: bool = True) -> Iterator[Any]:
     """An embedding in evaluation mode, in its own precision even within autocast: a twin of it, with the same weights.
 
-    With ``computing`` it computes its vectors even where the embedding looks them up.
+    With ``computing`` it computes its vectors even where the embedding looks them up; ``alone`` says whether they are
+    those of single tokens.
     """
     made = twins(embedding)
-    for twin in made.values():
+    for twin in list(made.values()):
         if computing and isinstance(twin, LooksUp):
             twin.look_up(None)
+        if alone and isinstance(twin, LooksUp):
+            twin.stand_alone()
         if isinstance(twin, Prepared):
             twin.prepare(True)
     device = next(embedding.parameters()).device.type
@@ -107,6 +110,9 @@ class LooksUp(nn.Module):
                 raise UserError("The embedding is in training mode, but a table cannot be trained: call eval() first.")
         self._made_from = [] if module is None else [*_weights_of(self)]
         object.__setattr__(self, "looked_up", module)  # around nn.Module, which would register it
+
+    def stand_alone(self) -> None:
+        """Give vectors that depend on the token alone, or refuse; those of most embeddings do."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # a copy, whose weights are new

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
+from torchdefine.embedding.features import FEATURE_PARTS, Feature, Features, previous_ids
 from torchdefine.embedding.finished import tensors_of, through_unit
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.host_map import HostMap
@@ -26,7 +27,7 @@ from torchdefine.ops import locked_dropout
 
 PARTS = (
     *(StandardMap, ProjectiveMap, AdaptiveMap, SlimMap, HostMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
-    *(DefineUnit, ExpansionLayer, GroupLinear, nn.LayerNorm, nn.GroupNorm),
+    *(DefineUnit, ExpansionLayer, GroupLinear, nn.LayerNorm, nn.GroupNorm, Features, Feature, *FEATURE_PARTS),
 )
 """What our maps and units are made of: each handles every token independently."""
 
@@ -43,19 +44,28 @@ class TokenEmbedding(LooksUp, Prepared):
     """A map layer, then a unit from its vectors to the finished ones; (…) → (…, embedding_dim).
 
     ``unit`` is any module from (…, map_layer.output_dim) to (…, embedding_dim), or None to take the map's vectors as
-    they are. ``row_dropout`` is the dropout rate of whole rows, token types whose map vectors are zeroed in a step.
-    ``map_dropout`` is that of single features of the map's vectors: one mask for all positions of (B, T) ids, else one
-    for each vector. Both act where ids are looked up; an output layer that is tied to the finished vectors compares
-    with all of them, whole.
+    they are. ``features`` are what tokens share beside the map. ``row_dropout`` is the dropout rate of whole rows,
+    token types whose map vectors are zeroed in a step. ``map_dropout`` is that of single features of the map's vectors:
+    one mask for all positions of (B, T) ids, else one for each vector. Both act where ids are looked up; an output
+    layer that is tied to the finished vectors compares with all of them, whole.
     """
 
+    beside_dim = 0
+    """How many numbers at the end of each vector are not the model's input, but meant for its layers."""
     shares = False
     """Whether ``embedded`` may compute every different token of a batch once."""
 
-    def __init__(self, map_layer: MapLayer, unit: nn.Module | None = None, embedding_dim: int | None = None) -> None:
+    def __init__(
+        self,
+        map_layer: MapLayer,
+        unit: nn.Module | None = None,
+        embedding_dim: int | None = None,
+        features: Features | None = None,
+    ) -> None:
         super().__init__()
         self.map: MapLayer = map_layer
         self.unit = unit
+        self.features = features
         self.embedding_dim = map_layer.output_dim if embedding_dim is None else embedding_dim
         self.row_dropout = self.map_dropout = 0.0
         self._vector_dtype = torch.float32
@@ -73,6 +83,11 @@ class TokenEmbedding(LooksUp, Prepared):
         return self.map.num_embeddings
 
     @property
+    def read_dim(self) -> int:
+        """The width of a model's input."""
+        return self.embedding_dim - self.beside_dim
+
+    @property
     def map_dim(self) -> int:
         return self.map.map_dim
 
@@ -80,26 +95,46 @@ class TokenEmbedding(LooksUp, Prepared):
     def padding_idx(self) -> int | None:
         return self.map.padding_idx
 
-    def forward(self, ids: Tensor, each_once: bool = False) -> Tensor:
-        """(…) whole numbers → (…, embedding_dim); with ``each_once`` no id may stand twice."""
+    @property
+    def has_table(self) -> bool:
+        """Whether every token has one vector, but for what may be added behind the unit."""
+        return self.features is None or not self.features.through_unit
+
+    @property
+    def reads_previous(self) -> bool:
+        """Whether a vector depends on the token before, too, which ``forward`` must then be given."""
+        return self.features is not None and self.features.of_pairs
+
+    def forward(self, ids: Tensor, each_once: bool = False, previous: Tensor | None = None) -> Tensor:
+        """(…) whole numbers → (…, embedding_dim); with ``each_once`` no id may stand twice.
+
+        ``previous`` are the tokens before each, (…), -1 for none, where an embedding ``reads_previous``; with
+        ``each_once``, what is added for pairs of tokens is left out.
+        """
+        shared = self.features
+        if shared is not None and not each_once:
+            previous = shared.checked(previous)
         if self.looked_up is not None and not self.has_other_weights():
-            return self._looked_up(ids, self.looked_up)
-        vectors: Tensor = self.map(ids, each_once) if each_once else self.map(ids)  # type: ignore[call-arg]
+            vectors = self._looked_up(ids, self.looked_up)
+            return vectors if shared is None else shared.with_pairs(vectors, ids, previous)
+        vectors = self.map(ids, each_once) if each_once else self.map(ids)  # type: ignore[call-arg]
+        if shared is not None:
+            vectors = shared.before_unit(vectors, ids, previous)
         if self.training and self.row_dropout:  # 1 / (1 - p) for the types kept in this step and 0 for the others
             types = torch.ones(self.num_embeddings, device=vectors.device, dtype=vectors.dtype)
             vectors = vectors * F.dropout(types, self.row_dropout)[ids.long()].unsqueeze(-1)
         if self.training and self.map_dropout:
             locked = vectors.ndim == 3
             vectors = locked_dropout(vectors, self.map_dropout, 1) if locked else F.dropout(vectors, self.map_dropout)
-        if self.unit is None:
-            return vectors
-        finished: Tensor = self.unit(vectors)  # (…, m)
-        if (padding := self.map.padding_idx) is not None:  # the unit's biases would give the padding token a vector
-            finished = finished.masked_fill((ids == padding).unsqueeze(-1), 0.0)
+        finished: Tensor = vectors if self.unit is None else self.unit(vectors)  # (…, m)
+        if self.unit is not None and (padding := self.map.padding_idx) is not None:
+            finished = finished.masked_fill((ids == padding).unsqueeze(-1), 0.0)  # its biases would give it a vector
+        if shared is not None:
+            finished = shared.with_pairs(shared.behind_unit(finished, ids), ids, previous)
         return finished
 
     def finished(self) -> Tensor:
-        """All finished vectors, (V, m), for an output layer that is tied to them.
+        """All finished vectors, (V, m), for an output layer that is tied to them; it compares with ``read_dim`` of m.
 
         Where they are to learn they are computed with gradients, in training with dropout in the unit, a mask for each
         row. Otherwise they are looked up, or computed once and kept until the weights change.
@@ -111,7 +146,9 @@ class TokenEmbedding(LooksUp, Prepared):
         learns = torch.is_grad_enabled() and any(p.requires_grad for p in self._weights())
         if torch.compiler.is_compiling() or self.training or (learns and table is None):
             return self._all_computed() if table is None else self._looked_up(self._ids(), table)
-        kept: Tensor = self._kept.of(lambda: finished_table(self), *tensors_of(self.map, self.unit, table))
+        kept: Tensor = self._kept.of(
+            lambda: finished_table(self), *tensors_of(self.map, self.unit, self.features, table)
+        )
         return kept
 
     def _ids(self) -> Tensor:
@@ -121,13 +158,16 @@ class TokenEmbedding(LooksUp, Prepared):
         ids = self._ids()
         once = isinstance(self.map, StandardMap | AdaptiveMap)  # then a GPU adds up gradients without sorting ids
         mapped: Tensor = self.map(ids, once) if once else self.map(ids)  # type: ignore[call-arg]  # (V, n)
+        shared = None if self.features is None else self.features.of_tokens_alone()
+        if shared is not None:
+            mapped = shared.before_unit(mapped, ids, None)
         finished = mapped if self.unit is None else through_unit(self.unit, mapped)  # (V, m)
         if (padding := self.map.padding_idx) is not None:
             finished = finished.masked_fill((ids == padding).unsqueeze(-1), 0.0)
-        return finished
+        return finished if shared is None else shared.behind_unit(finished, ids)
 
     def _weights(self) -> Iterator[Tensor]:
-        parts = (part for part in (self.map, self.unit) if isinstance(part, nn.Module))
+        parts = (part for part in (self.map, self.unit, self.features) if isinstance(part, nn.Module))
         return itertools.chain.from_iterable(part.parameters() for part in parts)
 
     def prepare(self, on: bool = True) -> None:
@@ -143,8 +183,9 @@ class TokenEmbedding(LooksUp, Prepared):
         drops = self.training and max(self.map_dropout, within) > 0
         ours = unit is None or (type(unit) in PARTS and untouched(unit, *PARTS))
         self.fused = on and ours and not drops and forward is TokenEmbedding.forward and untouched(self, *PARTS)
-        # Without a unit, only several projected tables cost more than finding equal tokens.
-        self.shares = self.fused and (unit is not None or isinstance(self.map, AdaptiveMap))
+        # Without a unit or features, only several projected tables cost more than finding equal tokens.
+        pays = unit is not None or self.features is not None or isinstance(self.map, AdaptiveMap)
+        self.shares = self.fused and pays and self.has_table
 
     def _looked_up(self, ids: Tensor, table: nn.Module) -> Tensor:
         """As short as possible: on a GPU the look-up itself takes less time than a few lines of Python."""
@@ -154,11 +195,17 @@ class TokenEmbedding(LooksUp, Prepared):
         return vectors if vectors.dtype is self._vector_dtype else vectors.to(self._vector_dtype)
 
     def look_up(self, table: Tensor | nn.Module | None) -> None:
+        if table is not None and self.features is not None:
+            self.features.of_tokens_alone()  # refuses pairs that go through the unit
         super().look_up(table)
         self._kept = Kept()
         weights = itertools.chain(self.map.parameters(), self.map.buffers())  # type: ignore[attr-defined]
         dtypes = (weight.dtype for weight in weights if weight.is_floating_point())
         self._vector_dtype = next(dtypes, torch.float32)  # a foreign map may have no weights
+
+    def stand_alone(self) -> None:
+        if self.features is not None:
+            self.features = self.features.of_tokens_alone()
 
     def extra_repr(self) -> str:
         own = sum(parameter.numel() for parameter in self.parameters())
@@ -168,6 +215,8 @@ class TokenEmbedding(LooksUp, Prepared):
     def reset_parameters(self) -> None:
         self.look_up(None)
         self.map.reset_parameters()
+        if self.features is not None:
+            self.features.reset_parameters()
         if self.unit is not None:
             reset = getattr(self.unit, "reset_parameters", None)
             if reset is None:
@@ -181,11 +230,19 @@ class TokenEmbedding(LooksUp, Prepared):
         computing: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Tensor:
-        """All finished vectors, (V, m), a chunk of tokens at a time; ``computing`` where it looks them up, too."""
+        """All finished vectors, (V, m), a chunk of tokens at a time; ``computing`` where it looks them up, too.
+
+        Bigrams that are added behind the unit are left out, as they depend on another token, too.
+        """
         return finished_table(self, dtype=dtype, computing=computing, progress=progress)
 
     def cached(self, *, dtype: torch.dtype | None = None) -> nn.Embedding:
         """An ``nn.Embedding`` that gives the same vectors without the unit, for inference."""
+        if self.reads_previous:
+            raise UserError(
+                "An nn.Embedding cannot add bigrams: call look_up(table()), which caches what depends on the token "
+                "alone."
+            )
         return nn.Embedding.from_pretrained(self.table(dtype=dtype), padding_idx=self.padding_idx)
 
     def resize(self, num_embeddings: int) -> Self:
@@ -194,11 +251,15 @@ class TokenEmbedding(LooksUp, Prepared):
         The table becomes a new parameter, so give it to the optimiser again.
         """
         self.map.resize(num_embeddings)
+        if self.features is not None:
+            self.features.resize(num_embeddings)
         self.look_up(None)
         return self
 
 
-def embedded(embedding: TokenEmbedding, ids: Tensor, distinct: int | None = None) -> Tensor:
+def embedded(
+    embedding: TokenEmbedding, ids: Tensor, distinct: int | None = None, previous: Tensor | None = None
+) -> Tensor:
     """The vectors of ids; an embedding that ``shares`` computes every different token once, if that pays.
 
     ``distinct`` is an upper bound on the number of different ids. Without it only a CPU finds them, since the host
@@ -210,9 +271,12 @@ def embedded(embedding: TokenEmbedding, ids: Tensor, distinct: int | None = None
         pays = distinct <= MOST_DIFFERENT * ids.numel()
     shares = embedding.shares and embedding.looked_up is None and not torch.compiler.is_compiling()
     if not (shares and pays and ids.numel() >= FEWEST_IDS):
-        return embedding(ids)
+        return embedding(ids) if previous is None else embedding(ids, previous=previous)
     types, places = distinct_ids(ids, distinct)
-    return F.embedding(places, embedding(types, each_once=True))
+    if previous is None or embedding.features is None:
+        return F.embedding(places, embedding(types, each_once=True))
+    alone = F.embedding(places, embedding(types, each_once=True))
+    return embedding.features.with_pairs(alone, ids, embedding.features.checked(previous))
 
 
 class SizesRead(NamedTuple):
@@ -228,8 +292,13 @@ def sizes_read(embedding: TokenEmbedding) -> SizesRead:
     """How large the vectors are that the unit and the model read, over some tokens."""
     count = min(embedding.num_embeddings, IDS_TO_MEASURE)
     ids = torch.arange(count, device=next(embedding.parameters()).device) * embedding.num_embeddings // count
-    with in_evaluation(embedding) as twin:
-        mapped, finished = (float(vectors(ids).float().square().mean().sqrt()) for vectors in (twin.map, twin))
+    with in_evaluation(embedding, alone=False) as twin:
+        previous = previous_ids(ids) if twin.reads_previous else None
+        read = twin.map(ids)
+        if twin.features is not None:
+            read = twin.features.before_unit(read, ids, previous)
+        both = read, twin(ids, previous=previous) if twin.reads_previous else twin(ids)
+        mapped, finished = (float(vectors.float().square().mean().sqrt()) for vectors in both)
     return SizesRead(None if embedding.unit is None else mapped, finished)
 
 

@@ -102,7 +102,8 @@ def embedding_in_words(embedding: TokenEmbedding) -> str:
     unit = f", followed by {in_words(embedding.unit)}" if embedding.unit is not None else ""
     cached = ", looked up in a cache" if embedding.cached_vectors is not None else ""
     packed = ", unpacked from a compressed table" if is_packed(embedding) else ""
-    return f"{table}{unit}, with vectors {embedding.embedding_dim} wide{cached}{packed}"
+    shared = "" if embedding.features is None else f", with {', '.join(embedding.features.texts)}"
+    return f"{table}{unit}{shared}, with vectors {embedding.embedding_dim} wide{cached}{packed}"
 
 
 def in_words(part: object) -> str:

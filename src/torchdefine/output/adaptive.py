@@ -199,6 +199,9 @@ class AdaptiveSoftmaxConfig(OutputConfig):
             raise UserError(f"{problem}: use embedding.kind adaptive, output.kind adaptive-table, or output.kind full.")
         if isinstance(embedding, AdaptiveConfig):
             checked_ties(self.tied_projections, (False,) * (len(embedding.cutoffs) + 1))
+            if self.tied == "table" and embedding.rows is not None:
+                problem = "With embedding.rows not every word has a row that an output could compare with"
+                raise UserError(f"{problem}: use output.tied none or finished, or leave it out.")
 
     def width(self, embedding: TokenEmbedding) -> int | None:
         """Tied projections take vectors as wide as those that the map gives."""

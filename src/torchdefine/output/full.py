@@ -44,11 +44,13 @@ class MapSoftmax(OutputLayer):
     @property
     def width(self) -> int:
         """Of the rows that hidden vectors are compared with."""
-        return self._embedding[0].embedding_dim if self._embedding else int(self._map[0].map_dim)
+        return self._embedding[0].read_dim if self._embedding else int(self._map[0].map_dim)
 
     def _table(self) -> Tensor:
         """The rows of a layer over one table, (V, width)."""
-        table: Tensor = self._embedding[0].finished() if self._embedding else self._map[0].compared()
+        if self._embedding:
+            return self._embedding[0].finished()[:, : self.width]
+        table: Tensor = self._map[0].compared()
         return table
 
     def _row_std(self) -> float:

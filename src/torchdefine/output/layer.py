@@ -80,7 +80,7 @@ class OutputConfig(Config):
 
     def width(self, embedding: TokenEmbedding) -> int | None:
         """The width of the rows that a tied layer compares with."""
-        widths = {"table": embedding.map_dim, "finished": embedding.embedding_dim}
+        widths = {"table": embedding.map_dim, "finished": embedding.read_dim}
         return widths.get(self.tied)
 
 

@@ -104,7 +104,7 @@ def _look_up(embedding: TokenEmbedding, table: nn.Module) -> None:
 
 def weights_sha256(embedding: TokenEmbedding) -> str:
     """A hash of all tensors that the vectors depend on; the settings of a run never change."""
-    parts = {"map": embedding.map, "unit": embedding.unit}
+    parts = {"map": embedding.map, "unit": embedding.unit, "features": embedding.features}
     modules = {part: module for part, module in parts.items() if isinstance(module, nn.Module)}
     tensors = {f"{part}.{name}": t for part, module in modules.items() for name, t in module.state_dict().items()}
     return sha256_of_tensors(tensors)

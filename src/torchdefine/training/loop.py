@@ -149,7 +149,10 @@ class Trainer:
                 of = f" ({side})" if side else ""
                 raise UserError(f"{problem}, but {type(embedding.map).__name__}{of} has none: set it to none.")
             embedding.map.sparse = True
-            parts = embedding.map.modules()
+            parts = [*embedding.map.modules()]
+            if embedding.features is not None:
+                embedding.features.sparse = True
+                parts += embedding.features.modules()
             tables |= dict.fromkeys(p for part in parts if isinstance(part, nn.Embedding) for p in part.parameters())
         return [table for table in tables if table.requires_grad]
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from torchdefine.config import rate, setting
 from torchdefine.context import ContextModel, State
 from torchdefine.embedding import TokenEmbedding
+from torchdefine.embedding.features import previous_ids
 from torchdefine.embedding.token_embedding import count_distinct, count_parameters, embedded
 from torchdefine.errors import UserError
 from torchdefine.ops import exact_dtype, locked_dropout
@@ -24,6 +28,14 @@ class LanguageLossConfig(LossConfig):
     output_dropout: float = rate("Locked dropout rate of the context model's outputs; a Transformer-XL has its own.")
     activation_penalty: float = setting(0.0, "Weight of the mean square of what the output layer sees.", at_least=0)
     temporal_penalty: float = setting(0.0, "Weight of the mean square of their change between positions.", at_least=0)
+
+
+class AfterToken(NamedTuple):
+    """What is carried where an embedding reads the token before, too."""
+
+    context: State
+    last: Tensor
+    """(B, 1): one more than the last id of the segment, so that a text starts from zero."""
 
 
 class LanguageModel(nn.Module):
@@ -55,16 +67,37 @@ class LanguageModel(nn.Module):
         return getattr(self.context, "carried", "state")
 
     def initial_state(self, batch_size: int) -> State:
-        return self.context.initial_state(batch_size)
+        state = self.context.initial_state(batch_size)
+        if not self.embedding.reads_previous:
+            return state
+        device = next(self.embedding.parameters()).device
+        return AfterToken(state, torch.zeros(batch_size, 1, dtype=torch.long, device=device))
+
+    def state_tensors(self) -> dict[str, int]:
+        """Names for the tensors of the state, as a context model has them that can be exported."""
+        names: dict[str, int] = self.context.state_tensors()  # type: ignore[attr-defined]
+        last = {"last_token": self.embedding.num_embeddings + 1} if self.embedding.reads_previous else {}
+        return {**names, **last}
 
     def hidden(self, ids: Tensor, state: State, distinct: int | None = None) -> tuple[Tensor, State]:
         """(B, T) ids, maybe with a bound on how many differ → (B, T, width) vectors in context, and the state after."""
+        context, previous, carry = self._unpacked(ids, state)
         if self.embedding.fused and getattr(self.context, "reads_by_position", False):
             # The vectors then lie in the context model's order, without a copy.
-            vectors = embedded(self.embedding, ids.transpose(0, 1), distinct).transpose(0, 1)  # (B, T, m)
+            before = None if previous is None else previous.transpose(0, 1)
+            vectors = embedded(self.embedding, ids.transpose(0, 1), distinct, before).transpose(0, 1)  # (B, T, m)
         else:
-            vectors = embedded(self.embedding, ids, distinct)  # (B, T, m)
-        return self.context(vectors, state)
+            vectors = embedded(self.embedding, ids, distinct, previous)  # (B, T, m)
+        hidden, after = self.context(vectors, context)
+        return hidden, carry(after)
+
+    def _unpacked(self, ids: Tensor, state: State) -> tuple[State, Tensor | None, Callable[[State], State]]:
+        """The context model's state, the token before each id, and what makes the next state of the context model's."""
+        if not self.embedding.reads_previous:
+            return state, None, lambda after: after
+        previous = previous_ids(ids, state.last - 1)  # (B, T)
+        last = ids[:, -1:].to(state.last.dtype) + 1
+        return state.context, previous, lambda after: AfterToken(after, last)
 
     def forward(
         self, ids: Tensor, targets: Tensor, state: State, reduction: Reduction = "mean", hint: HostHint | None = None
@@ -100,8 +133,10 @@ class LanguageModel(nn.Module):
         The same numbers as ``log_prob`` in evaluation, by the context model's own ``step`` if it has one.
         """
         advance = getattr(self.context, "step", self.context)
-        hidden, state = advance(self.embedding(ids), state)  # (B, T, width)
-        return self.output.log_prob(hidden[:, -1]), state
+        context, previous, carry = self._unpacked(ids, state)
+        vectors = self.embedding(ids) if previous is None else self.embedding(ids, previous=previous)
+        hidden, after = advance(vectors, context)  # (B, T, width)
+        return self.output.log_prob(hidden[:, -1]), carry(after)
 
     def host_hint(self, targets: np.ndarray) -> HostHint:
         """What embedding and output layer need to know about the targets (B, T) before they are on the device."""

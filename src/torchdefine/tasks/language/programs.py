@@ -43,25 +43,36 @@ def embedding_program(embedding: TokenEmbedding) -> Program:
     how = "computed" if embedding.looked_up is None else "unpacked from a compressed table"
     if embedding.cached_vectors is not None:
         how = "looked up in the cached table"
+    shape, count = ("batch", "length"), embedding.num_embeddings
+    inputs, given = [Port("ids", shape, "int64", count)], ""
+    summary = f"Ids to the vectors that the model reads, {how}."
+    if embedding.reads_previous:
+        inputs.append(Port("before", shape, "int64", count + 1))
+        summary += " `before` is one more than the token before each, and 0 where there is none."
+        given = ", $lib.asarray([[0, 2, 3], [0, 5, 6]])"
+
+    def call(ids: Tensor, *before: Tensor) -> list[Tensor]:
+        return [embedding(ids, previous=before[0] - 1) if before else embedding(ids)]
+
     return Program(
         "embedding",
-        f"Ids to the vectors that the model reads, {how}.",
+        summary,
         embedding,
-        lambda ids: [embedding(ids)],
-        (Port("ids", ("batch", "length"), "int64", embedding.num_embeddings),),
-        (Port("vectors", ("batch", "length", embedding.embedding_dim)),),
-        """embedding = opened("embedding")
+        call,
+        tuple(inputs),
+        (Port("vectors", (*shape, embedding.embedding_dim)),),
+        f"""embedding = opened("embedding")
 ids = $lib.asarray([[1, 2, 3], [4, 5, 6]])
-(vectors,) = embedding(ids)
+(vectors,) = embedding(ids{given})
 print(vectors.shape)""",
     )
 
 
 def step_program(model: LanguageModel, context: SteppingModel, tokenization: Tokenization) -> Program:
-    one, structure = tree_flatten(context.initial_state(1))
-    two, _ = tree_flatten(context.initial_state(2))
+    one, structure = tree_flatten(model.initial_state(1))
+    two, _ = tree_flatten(model.initial_state(2))
     state = []
-    for (name, below), a, b in zip(context.state_tensors().items(), one, two, strict=True):
+    for (name, below), a, b in zip(model.state_tensors().items(), one, two, strict=True):
         # A size that differs between the states of one row and of two is the batch's.
         shape = tuple(size if size == other else "batch" for size, other in zip(a.shape, b.shape, strict=True))
         state.append(Port(name, shape, str(a.dtype).removeprefix("torch."), below))

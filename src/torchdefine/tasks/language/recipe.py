@@ -9,6 +9,7 @@ from torchdefine.config import Config, setting
 from torchdefine.context import CONTEXTS
 from torchdefine.data import TextConfig
 from torchdefine.embedding import EMBEDDINGS, UNITS, MapConfig
+from torchdefine.embedding.features import check_features
 from torchdefine.output import OUTPUTS, OutputConfig
 from torchdefine.task import Recipe, section
 from torchdefine.tasks.language.model import LanguageLossConfig
@@ -59,4 +60,5 @@ class LanguageRecipe(Recipe):
 
     def __post_init__(self) -> None:
         self.output.check(self.embedding)
+        check_features(self.embedding.features, "a language model", pairs=True)
         self.optim.check_sparse(self.output.tied != "none", self.train.compile)

@@ -53,7 +53,7 @@ class LanguageTask(Task):
         size, counts = len(tokens), None
         if tokens.kind == "subwords":
             counts = np.zeros(size, np.int64) if data is None else data.splits["train"].counts(size)
-        return build_language_model(recipe, VocabularyFacts(size, counts))
+        return build_language_model(recipe, VocabularyFacts(size, counts, tokens.token))
 
     def count(self, recipe: LanguageRecipe, tokens: Tokenization | None = None) -> tuple[LanguageModel, int]:
         size = len(tokens) if tokens is not None else recipe.data.vocabulary_size
@@ -122,7 +122,8 @@ def open_corpus(config: TextConfig, progress: Progress | None = None, *, out: st
 
 def build_language_model(recipe: LanguageRecipe, vocabulary: VocabularyFacts) -> LanguageModel:
     """The model of a recipe with fresh weights from torch's current random state."""
-    embedding = build_embedding(recipe.embedding, recipe.unit, vocabulary)
+    beside = getattr(recipe.context, "beside_dim", 0)
+    embedding = build_embedding(recipe.embedding, recipe.unit, vocabulary, beside)
     tied_dim = recipe.output.width(embedding)
     context = recipe.context.build(embedding.embedding_dim, tied_dim)  # type: ignore[attr-defined]
     output = recipe.output.build(context.output_dim, embedding, vocabulary)

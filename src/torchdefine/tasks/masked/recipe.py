@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torchdefine.config import Config, setting
 from torchdefine.embedding import EMBEDDINGS, UNITS, MapConfig
+from torchdefine.embedding.features import check_features
 from torchdefine.output import OUTPUTS, OutputConfig
 from torchdefine.task import Recipe, section
 from torchdefine.tasks.masked.batches import MaskingConfig
@@ -56,6 +57,7 @@ class MaskedRecipe(Recipe):
 
     def __post_init__(self) -> None:
         self.output.check(self.embedding)
+        check_features(self.embedding.features, "a masked language model", pairs=False)
         self.optim.check_sparse(self.output.tied != "none", self.train.compile)
         self.require(
             self.train.length <= self.context.most_places,

@@ -44,7 +44,7 @@ class MaskedTask(Task):
     def build(self, recipe: MaskedRecipe, tokens: MaskedTokenizer, data: Corpus | None = None) -> MaskedModel:
         """Subwords are not in the order of frequency, so bands go by how often they occur in training."""
         counts = np.zeros(len(tokens), np.int64) if data is None else data.splits["train"].counts(len(tokens))
-        return build_masked_model(recipe, VocabularyFacts(len(tokens), counts))
+        return build_masked_model(recipe, VocabularyFacts(len(tokens), counts, tokens.token))
 
     def count(self, recipe: MaskedRecipe, tokens: MaskedTokenizer | None = None) -> tuple[MaskedModel, int]:
         size = len(tokens) if tokens is not None else recipe.data.vocabulary_size or recipe.data.bpe_size

@@ -9,6 +9,7 @@ from torchdefine.config import Config, setting
 from torchdefine.context import TransformerConfig
 from torchdefine.data import BitextConfig
 from torchdefine.embedding import EMBEDDINGS, UNITS, MapConfig
+from torchdefine.embedding.features import check_features
 from torchdefine.output import OUTPUTS, LossConfig, OutputConfig
 from torchdefine.task import Recipe, section
 from torchdefine.tasks.translation.beam import BeamConfig
@@ -62,6 +63,8 @@ class TranslationRecipe(Recipe):
 
     def __post_init__(self) -> None:
         self.output.check(self.embedding)
+        source = EMBEDDINGS.changed(self.embedding, self.source.embedding, "source.embedding")
+        check_features((*self.embedding.features, *source.features), "a translator", pairs=False)
         self.optim.check_sparse(self.output.tied != "none", self.train.compile)
         joint = self.data.joint or self.data.tokenizer is not None
         self.require(

@@ -61,7 +61,7 @@ class TranslationTask(Task):
         if data is not None:
             train = data.splits["train"]
             counts = [train.source.counts(sizes[0]), train.target.counts(sizes[1])]
-        source, target = map(VocabularyFacts, sizes, counts)
+        source, target = map(VocabularyFacts, sizes, counts, (tokens.source.token, tokens.target.token))
         return build_translator(recipe, source, target, tokens.source.pad_id)
 
     def count(self, recipe: TranslationRecipe, tokens: TokenizerPair | None = None) -> tuple[Translator, int]:
@@ -130,7 +130,9 @@ def build_translator(
         config = EMBEDDINGS.changed(recipe.embedding, recipe.source.embedding, "source.embedding")
         own_source = build_embedding(config, UNITS.changed(recipe.unit, recipe.source.unit, "source.unit"), source)
         if recipe.source.share == "unit":
+            shared = own_source.features
             own_source = TokenEmbedding.beside(own_source.map, own_target)
+            own_source.features = shared
             own_source.row_dropout, own_source.map_dropout = config.row_dropout, config.map_dropout
     elif source.size != target.size:
         raise UserError("A shared embedding needs one BPE for both languages: use data.joint true.")
