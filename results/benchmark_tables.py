@@ -295,7 +295,7 @@ def step_cells(group: dict[str, Any], compiled: bool) -> list[str]:
         f"{ours['ms']:.1f} ms",
         f"{plain['ms'] / ours['ms']:.1f}",
         *([f"{lead_over_compiled(group):.1f}"] if compiled else []),
-        f"{with_define / without - 1:+.0%}",
+        f"{with_define / without - 1:+.1%}",
     ]
 
 

@@ -201,12 +201,42 @@ def test_the_front_page_says_what_the_newest_steps_on_a_gpu_were(tmp_path: Path)
     tables = page_maker()
     tables.HERE = tmp_path / "results"
     (tmp_path / "README.md").write_text("before\n<!-- speed -->\nold\n<!-- /speed -->\nafter\n")
-    tables.write_front_page(record)
+    tables.write_front_page([record])
     page = (tmp_path / "README.md").read_text()
     assert page.startswith("before\n<!-- speed -->\nWhole training steps on one A GPU")
-    assert "| `a/b` | 2.0 M | 6×15 | 20.0 ms | not run | 8.0 ms | 2.5 | – | +2.5% |" in page
+    assert "| `a/b` | 2.0 M | 6×15 | 20.0 ms | 8.0 ms | 2.5 | +2.5% |" in page
     assert page.endswith("<!-- /speed -->\nafter\n")
     rows["plain loop, a/b"] = row(20.0, 3_000_000)
     rows["plain loop, its model compiled"] = row(12.0)
-    tables.write_front_page(record)
+    tables.write_front_page([record])
     assert "| 20.0 ms (3.0 M) | 12.0 ms | 8.0 ms | 2.5 | 1.5 |" in (tmp_path / "README.md").read_text()
+
+
+def steps_record(gpu: bool, compiled_ms: float | None) -> dict[str, Any]:
+    """A row of `steps` with one family, as far as the front page reads it."""
+    ways = ["kernel by kernel", *["recorded"] * gpu]
+    rows = {"plain loop, with": {"ms": 30.0, "facts": {"parameters": 3_000_000}}}
+    if compiled_ms is not None:
+        rows["plain loop, its model compiled"] = {"ms": compiled_ms, "facts": {"parameters": 3_000_000}}
+    for recipe, ms in (("without", 10.0), ("with", 12.0)):
+        rows |= {f"{recipe}, {way}": {"ms": ms, "facts": {"parameters": 2_000_000}} for way in ways}
+    group = {"note": "ids 4×32 and 4×32, 8,000 types", "reference": "plain loop, with", "rows": rows}
+    hardware = {"cpu": "a CPU", "cpu_threads": 2, **({"gpu": "a GPU"} if gpu else {})}
+    return {"small": not gpu, "hardware": hardware, "groups": {"family": group}}
+
+
+def test_the_front_page_says_where_compiled_torch_was_not_run_and_where_it_is_faster() -> None:
+    tables = page_maker()
+    of_gpu, of_cpu = steps_record(gpu=True, compiled_ms=None), steps_record(gpu=False, compiled_ms=11.0)
+    assert "torch.compile was not run on this GPU." in tables.said_of_gpu(of_gpu)
+    assert (
+        tables.step_table(of_gpu).splitlines()[2]
+        == "| `with` | 2.0 M | 4×32 | 30.0 ms (3.0 M) | 12.0 ms | 2.5 | +20.0% |"
+    )
+    assert "Compiled torch is faster than ours for `with`." in tables.said_of_cpu(of_cpu)
+    assert (
+        tables.step_table(of_cpu)
+        .splitlines()[2]
+        .endswith("| 30.0 ms (3.0 M) | 11.0 ms | 12.0 ms | 2.5 | 0.9 | +20.0% |")
+    )
+    assert "faster than ours" not in tables.said_of_cpu(steps_record(gpu=False, compiled_ms=13.0))
