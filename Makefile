@@ -46,6 +46,7 @@ results: $(VENV)/user  ## write the tables of results/ anew from its JSON files
 	$(VENV)/bin/python results/minilm_tables.py
 	$(VENV)/bin/python results/benchmark_tables.py
 	$(VENV)/bin/python results/click_table.py
+	$(VENV)/bin/python results/masked_tables.py
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
