@@ -46,6 +46,7 @@ results: $(VENV)/user  ## write the tables of results/ anew from its JSON files
 	$(VENV)/bin/python results/minilm_tables.py
 	$(VENV)/bin/python results/benchmark_tables.py
 	$(VENV)/bin/python results/click_table.py
+	$(VENV)/bin/python results/masked_tables.py
 
 docs: $(VENV)/dev  ## the documentation site, in build/site
 	$(VENV)/bin/python docs/build_site.py

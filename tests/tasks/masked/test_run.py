@@ -108,6 +108,10 @@ def test_the_commands_serve_it(run: MaskedRun, tmp_path: Path, capsys: pytest.Ca
     assert load_run(path, device="cpu", cached=True).measure().facts["perplexity"] == pytest.approx(
         run.result["test_perplexity"], rel=1e-5
     )
+    with_unit = ("export", path, "--format", "transformers-with-unit", "--out", tmp_path / "unit")
+    assert "leave --cached and --compressed out" in command(capsys, *with_unit, "--cached", fails=2)
+    command(capsys, *with_unit)
+    assert "import torchdefine.adapt.huggingface" in (tmp_path / "unit" / "README.md").read_text()
     encoded = tmp_path / "encoded"
     command(
         capsys, "encode", "masked/laptop", "--data", run.recipe.data.corpus, "--data.bpe_size", 300, "--out", encoded

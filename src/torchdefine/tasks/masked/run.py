@@ -112,6 +112,8 @@ class MaskedRun(Run):
         """
         if format not in (STOCK, WITH_UNIT):
             return super().export(folder, format, license=license, progress=progress)
+        if format == WITH_UNIT and self.model.embedding.looked_up is not None:
+            raise UserError("A folder with the unit computes its vectors: leave --cached and --compressed out.")
         model = on_the_cpu(self.model)
         card = model_card(self.recipe, self.result if self.folder.result.exists() else {}, license, format)
         with evaluating(model):

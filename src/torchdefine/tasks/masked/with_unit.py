@@ -45,10 +45,10 @@ def _kind(model: MaskedModel) -> HeadKind:
 
 def as_define(embedding: TokenEmbedding) -> DeFINE:
     """A copy that is saved by its settings; one projection is a unit of one layer."""
-    if embedding.looked_up is not None:
-        raise UserError("A folder with the unit computes its vectors: leave --cached and --compressed out.")
     if isinstance(embedding, DeFINE):
-        return copy.deepcopy(embedding)
+        define = copy.deepcopy(embedding)
+        define.look_up(None)
+        return define
     unit = embedding.unit
     if not isinstance(unit, DenseProjection):
         found = "none" if unit is None else f"a {type(unit).__name__}"
