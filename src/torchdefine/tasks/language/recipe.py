@@ -61,7 +61,7 @@ class LanguageRecipe(Recipe):
     def __post_init__(self) -> None:
         self.output.check(self.embedding)
         check_features(self.embedding.features, "a language model", pairs=True)
-        through = [text for text in self.embedding.features if FeatureConfig.of(text).of_pairs and ":after" not in text]
+        through = [text for text in self.embedding.features if FeatureConfig.of(text).pairs_through_unit]
         self.require(
             not through or self.output.tied != "finished" or self.unit.kind == "none",  # type: ignore[attr-defined]
             f"output.tied finished compares with one vector of each token, but {', '.join(through)} goes through the "
