@@ -62,6 +62,11 @@ class FeatureConfig:
         """Whether it depends on the token before, too."""
         return FEATURES[self.name] is Bigrams
 
+    @property
+    def pairs_through_unit(self) -> bool:
+        """Whether it makes a unit, if there is one, compute every position."""
+        return self.of_pairs and self.place != "after"
+
 
 def concatenated_width(features: Sequence[str]) -> int:
     """By how much features make the unit's input wider than the map's vectors."""

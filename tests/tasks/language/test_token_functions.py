@@ -143,6 +143,14 @@ def test_a_shared_unit_reads_the_features_of_both_sides() -> None:
     assert source.features is not target.features
 
 
+def test_an_output_tied_to_finished_vectors_refuses_bigrams_through_the_unit() -> None:
+    changes: dict[str, Any] = {"output": {"kind": "full", "tied": "finished"}}
+    with pytest.raises(UserError, match="but bigrams:64x8 goes through the unit"):
+        load_recipe("txl/small", {**changes, "embedding": {"features": ["bigrams:64x8"]}})
+    load_recipe("txl/small", {**changes, "unit": "none", "embedding": {"features": ["bigrams:64x8"]}})
+    load_recipe("txl/small", {**changes, "embedding": {"features": ["bigrams:64x8:after"]}})
+
+
 def test_words_without_a_row_need_an_output_of_its_own() -> None:
     with pytest.raises(UserError, match="not every word has a row"):
         load_recipe("demo/adaptive-define", {"embedding": {"rows": 20_000}})

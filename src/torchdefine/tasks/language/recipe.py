@@ -9,7 +9,7 @@ from torchdefine.config import Config, setting
 from torchdefine.context import CONTEXTS
 from torchdefine.data import TextConfig
 from torchdefine.embedding import EMBEDDINGS, UNITS, MapConfig
-from torchdefine.embedding.features import check_features
+from torchdefine.embedding.features import FeatureConfig, check_features
 from torchdefine.output import OUTPUTS, OutputConfig
 from torchdefine.task import Recipe, section
 from torchdefine.tasks.language.model import LanguageLossConfig
@@ -61,4 +61,10 @@ class LanguageRecipe(Recipe):
     def __post_init__(self) -> None:
         self.output.check(self.embedding)
         check_features(self.embedding.features, "a language model", pairs=True)
+        through = [text for text in self.embedding.features if FeatureConfig.of(text).pairs_through_unit]
+        self.require(
+            not through or self.output.tied != "finished" or self.unit.kind == "none",  # type: ignore[attr-defined]
+            f"output.tied finished compares with one vector of each token, but {', '.join(through)} goes through the "
+            "unit: add it behind, as in bigrams:16384x16:after, or use output.tied table or none.",
+        )
         self.optim.check_sparse(self.output.tied != "none", self.train.compile)
