@@ -67,19 +67,19 @@ def _backward(
         return kernels.backward(upstream, forget, candidates, start, peephole, cells)
     exact = exact_dtype(candidates)
     gates, before = forget.to(exact), torch.cat((start[None].to(exact), cells[:-1].to(exact)))  # (T, B, H)
-    slope = before - candidates  # of a cell by its gate, and then by its logit
+    slope = before - candidates  # of a cell by its gate, or else by the gate's logit
     decay = gates  # the slope of a cell by the one before
     if peephole is not None:
         gates = torch.addcmul(gates, before, peephole).sigmoid_()
-        slope = slope * gates * (1 - gates)
+        slope.mul_(gates).mul_(1 - gates)
         decay = torch.addcmul(gates, slope, peephole)
     total = upstream.to(exact, copy=True)
     of_positions, decays = total.unbind(), decay.unbind()
     for position in range(len(total) - 1, 0, -1):
         of_positions[position - 1].addcmul_(of_positions[position], decays[position])
-    of_forget = slope * total
-    found = [of_forget.to(forget.dtype), (total - total * gates).to(candidates.dtype)]
-    found.append((total[0] * decay[0]).to(start.dtype))
+    of_forget, of_start = slope.mul_(total), total[0] * decay[0]
+    of_candidates = torch.addcmul(total, total, gates, value=-1)
+    found = [of_forget.to(forget.dtype), of_candidates.to(candidates.dtype), of_start.to(start.dtype)]
     return found if peephole is None else [*found, (of_forget * before).sum((0, 1)).to(peephole.dtype)]
 
 
