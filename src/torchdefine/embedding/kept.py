@@ -13,7 +13,7 @@ class Kept:
     """A value made from tensors. It holds until one of them is written to or replaced."""
 
     def __init__(self) -> None:
-        self._made: tuple[list[tuple[Tensor, int]], Any] | None = None
+        self._made: tuple[list[tuple[Tensor, int | None]], Any] | None = None
 
     def __reduce__(self) -> Any:
         return Kept, ()  # a copy has other tensors
@@ -22,7 +22,7 @@ class Kept:
         """The value for these tensors as they are now; ``make`` is called only if they are not those of before."""
         if self._made is not None and len(self._made[0]) == len(tensors):
             for (before, version), now in zip(self._made[0], tensors, strict=True):
-                if before is not now or version != _version(now):
+                if before is not now or (version is not None and version != now._version):
                     break
             else:
                 return self._made[1]
@@ -32,6 +32,6 @@ class Kept:
         return value
 
 
-def _version(tensor: Tensor) -> int:
-    """How often it has been written to."""
-    return 0 if tensor.is_inference() else tensor._version
+def _version(tensor: Tensor) -> int | None:
+    """How often it has been written to; nobody counts it for tensors of inference mode."""
+    return None if tensor.is_inference() else tensor._version

@@ -27,7 +27,7 @@ def group_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gain: fl
         if only and tokens < entering:  # fewer numbers than the weight has
             return group_linear(x, weight, bias).mul_(gain)
         weight, bias = weight * gain, None if bias is None else bias * gain
-    if only and _large(tokens, weight) and x.dtype is weight.dtype is torch.float32:
+    if only and _large(tokens, weight[0]) and x.dtype is weight.dtype is torch.float32:
         rows, biases = x.reshape(tokens, groups, entering), _each(bias, groups)
         parts = [
             _onednn(rows[:, group], weight[group].T, biases[group], "none", [], "")  # (T, w)
@@ -45,11 +45,16 @@ def group_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gain: fl
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """(…, a) times (a, w)."""
-    return group_linear(x, weight.unsqueeze(0))
+    if x.is_cpu and only_values(x, weight) and x.dtype is weight.dtype is torch.float32:
+        rows = x.reshape(-1, len(weight))
+        if _large(len(rows), weight):
+            return _onednn(rows, weight.T, None, "none", [], "").view(*x.shape[:-1], weight.shape[1])
+    return x @ weight
 
 
 def _large(tokens: int, weight: Tensor) -> bool:
-    return _onednn is not None and tokens * weight[0].numel() >= FEWEST_PRODUCTS
+    """Whether oneDNN is worth its beginning for (tokens, a) times (a, w)."""
+    return _onednn is not None and tokens * weight.numel() >= FEWEST_PRODUCTS
 
 
 def _each(bias: Tensor | None, groups: int) -> Sequence[Tensor | None]:

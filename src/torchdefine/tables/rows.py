@@ -249,11 +249,13 @@ class BandedRows(Rows):
 
     def _few(self, place: Tensor, dtype: torch.dtype) -> Tensor | None:
         """The rows, (…) → (…, width), where they are few and all bands can be decoded together."""
-        if place.numel() > FEW or any(band.together is None for band in self.bands):
+        if place.numel() > FEW:
             return None
-        floats = [one for band in self.bands for one in band._parameters.values()]
-        if any(one.requires_grad for one in floats):
-            return None
+        floats: list[Tensor] = []
+        for band in self.bands:
+            if band.together is None or any(one.requires_grad for one in band._parameters.values()):
+                return None
+            floats += band._parameters.values()
         flat = self._joined_codes()
         if flat.numel() > LARGEST_INT32:
             return None
