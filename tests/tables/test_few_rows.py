@@ -118,9 +118,19 @@ def test_gradients_of_the_floats_equal_the_plain_ones(table: CompactTable) -> No
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("runs", [[[7, 8], [6, 16], [1, 8]], [[6, 8], [5, 8], [3, 8]], [[4, 24], [2, 8]], [[1, 24]]])
+LAYOUTS = [
+    [[7, 8], [6, 16], [1, 8]],
+    [[6, 8], [5, 8], [3, 8]],
+    [[4, 24], [2, 8]],
+    [[1, 24]],
+    [[3.5, 16], [3, 8], [1.5, 32], [1, 8], [0.5, 16]],
+    [[0.5, 48]],
+]
+
+
+@pytest.mark.parametrize("runs", LAYOUTS)
 @pytest.mark.parametrize("memory", [4, 8])
-def test_the_tables_of_a_layout_find_every_level(runs: list[list[int]], memory: int) -> None:
+def test_the_tables_of_a_layout_find_every_level(runs: list[list[float]], memory: int) -> None:
     """Beside a band of one bit, which has fewer fields and columns."""
     bands = [TrellisRows(5, runs, memory), TrellisRows(9, [[1, 16]], memory)]
     for band in bands:
@@ -137,7 +147,7 @@ def test_the_tables_of_a_layout_find_every_level(runs: list[list[int]], memory: 
 
 
 @pytest.mark.parametrize("runs", [[[8, 8]], [[3, 12]]])
-def test_columns_that_do_not_fill_bytes_are_decoded_band_by_band(runs: list[list[int]]) -> None:
+def test_columns_that_do_not_fill_bytes_are_decoded_band_by_band(runs: list[list[float]]) -> None:
     bands = BandedRows([TrellisRows(5, runs), TrellisRows(9, [[1, 8]])], ranked=False)
     for band in bands.bands:
         band.scales, band.levels = frozen(torch.rand(band.width)), frozen(torch.randn(len(band.levels)))

@@ -17,7 +17,7 @@ from torchdefine.errors import MachineError
 from torchdefine.files import Progress
 from torchdefine.tables import CompactTable, DenseRows
 from torchdefine.tables.low_rank import FactorisedRows
-from torchdefine.tables.quantised import QuantisedRows, quantise_rows
+from torchdefine.tables.quantised import rounded_like
 
 STEPS_BETWEEN = 20
 """Of a distillation that is kept, from one time to the next."""
@@ -105,7 +105,7 @@ def loosened(table: CompactTable) -> Iterator[None]:
     rounded = [
         (module, module.projection)
         for module in table.modules()
-        if isinstance(module, FactorisedRows) and isinstance(module.projection, QuantisedRows)
+        if isinstance(module, FactorisedRows) and not isinstance(module.projection, DenseRows)
     ]
     for module, projection in rounded:
         module.projection = DenseRows.of(projection.matrix())
@@ -123,6 +123,6 @@ def loosened(table: CompactTable) -> Iterator[None]:
         for module, old in rounded:
             matrix = module.projection.matrix().detach()
             overflowed = overflowed or not bool(torch.isfinite(matrix.half()).all())
-            module.projection = old if overflowed else quantise_rows(matrix, old.bits, old.group_size)
+            module.projection = old if overflowed else rounded_like(old, matrix)
     if overflowed:
         raise MachineError(OVERFLOWED)

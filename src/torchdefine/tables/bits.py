@@ -25,9 +25,9 @@ from torchdefine.tables.rows import FLOATS, BandedRows, DenseRows, Rows, in_band
 from torchdefine.tables.source import ROWS_AT_ONCE, Budget, Candidate, Method, Source, TableLike
 from torchdefine.tables.trellis import trellis_rows
 
-BLOCK = 8
-"""Columns that share a bit width: eight numbers of any width fill whole bytes. Floats need no blocks."""
-PROJECTION_BITS = 6
+BLOCK = 16
+"""Columns that share a bit width: sixteen numbers of any width fill whole bytes. Floats need no blocks."""
+PROJECTION_BITS = range(2, 9)
 HALVINGS = 16
 TRANSFORM_POWER = 0.5
 """The power of counts. Bits by weight favour frequent rows so much already that a milder power measured best."""
@@ -35,13 +35,18 @@ STEADINESS = 0.05
 """The even sensitivity added to a measured one, relative to its mean, so that no direction is forgotten."""
 SMALL_TABLE = 1 << 25
 """Numbers that the trellis with the most memory codes in a minute or so; larger tables get one with less."""
-LOSSES = (1.0, 0.2917, 0.0824, 0.0225, 0.00607, 0.00167, 0.000454, 0.000121, 0.0000322)
-"""What trellis coding leaves of a normal variable's variance, for 0 to 8 bits a number."""
+LOSSES = {
+    0: 1.0, 0.5: 0.544, 1: 0.2917, 1.5: 0.1525, 2: 0.0824, 2.5: 0.0418, 3: 0.0225, 3.5: 0.0113, 4: 0.00607,
+    5: 0.00167, 6: 0.000454, 7: 0.000121, 8: 0.0000322,
+}  # fmt: skip
+"""What trellis coding leaves of a normal variable's variance, by the bits of a number."""
+EVEN_LOSS = 3.9
+"""What even steps leave of it, times four to the power of the bits."""
 
 Ladder = tuple[tuple[float, ...], tuple[float, ...]]
 """Steps of increasing bits for a number, and the fraction of its variance that each still loses: a convex curve."""
 LADDERS: dict[str, Ladder] = {
-    "mixed": (tuple(range(9)), LOSSES),
+    "mixed": (tuple(LOSSES), tuple(LOSSES.values())),
     "int4": ((0, 4.5), (1.0, 0.012)),  # with a float16 step for 32 numbers
     "int8": ((0, 8.5), (1.0, 0.0001)),
     "float16": ((0, 16), (1.0, 0.0)),
@@ -70,11 +75,11 @@ def transform_table(table: TableLike | Source, budget: int, *, storage: str = "m
     ranked = not in_order(order)
     meant = partial(BandedRows, [DenseRows(stop - start, 1) for start, stop in pairwise(edges)], ranked)
     beside = table_bytes(meant) - 4 * len(matrix) + 4 * (matrix.shape[1] - 1)  # mean and places
-    steps = _affordable_steps(coefficients, weights[order], edges, matrix.shape[1], budget - beside, storage)
+    steps, widths = _affordable_steps(coefficients, weights[order], edges, matrix.shape[1], budget - beside, storage)
     rebuilt = in_bands([band.to(matrix.device) for band in _bands(steps, edges, storage, coefficients)], order)
     del coefficients
-    projection = _projection(rebuilt, matrix, mean, weights, (directions @ back)[: rebuilt.width], storage)
-    return CompactTable(FactorisedRows(rebuilt, projection), mean, source.padding_idx)
+    best = _projection(rebuilt, matrix, mean, weights, (directions @ back)[: rebuilt.width])
+    return CompactTable(FactorisedRows(rebuilt, _stored_projection(best, widths)), mean, source.padding_idx)
 
 
 def _directions(moments: Tensor, storage: str) -> Tensor:
@@ -97,11 +102,14 @@ def block_of(storage: str) -> int:
 
 
 def band_edges(num_rows: int) -> list[int]:
-    """Where bands begin and the last one ends: each is four times the last at the frequent end, twice further on."""
-    edges, edge = [0], 64
-    while edge < 0.7 * num_rows:
+    """Where bands begin and the last one ends: each is twice the last at the frequent end, half as far again later.
+
+    Up to 78,000 rows there are 16 bands or fewer, so that a row's band takes four bits.
+    """
+    edges, edge = [0], 128
+    while edge < 0.75 * num_rows:
         edges.append(edge)
-        edge *= 4 if edge < 1024 else 2
+        edge = 2 * edge if edge < 1024 else edge * 3 // 2
     return [*edges, num_rows]
 
 
@@ -140,8 +148,9 @@ def allocate(importance: Tensor, rows: Tensor, ladder: Ladder, budget_bits: floa
 
 def _affordable_steps(
     coefficients: Tensor, weights: Tensor, edges: list[int], width: int, budget: int, storage: str
-) -> Tensor:
-    """The ladder's steps for every band and block of columns, the highest first: (bands, blocks).
+) -> tuple[Tensor, list[str]]:
+    """The ladder's steps for every band and block of columns, the highest first: (bands, blocks); and how each row of
+    the projection is stored.
 
     Scales and the projection take some of the budget, so how much the numbers may take is found by bisection.
     """
@@ -153,18 +162,18 @@ def _affordable_steps(
     best, most = None, 0
 
     def empty() -> Rows:
-        rank = int((steps > 0).sum(1).max()) * block
         bands = BandedRows(_bands(steps, edges, storage, coefficients.to("meta")), ranked=False)
-        return FactorisedRows(bands, stored_rows(torch.empty(rank, width), _of_projection(storage), width))
+        return FactorisedRows(bands, _stored_projection(torch.empty(len(widths), width), widths))
 
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         steps = allocate(importance, sizes * block, LADDERS[storage], 8 * middle).sort(dim=1, descending=True).values
+        widths = _of_projection(importance.cpu(), sizes, steps, width, storage)
         size = table_bytes(empty) - 4 * width  # beside the mean
         low, high = (low, middle) if size > budget else (middle, high)
         if most < size <= budget:
-            best, most = steps, size
-    if best is None or not best.any():
+            best, most = (steps, widths), size
+    if best is None or not best[0].any():
         raise UserError(
             f"{max(budget, 0)} bytes, after the mean and the row order, are too few for one column: allow more."
         )
@@ -181,18 +190,36 @@ def _bands(steps: Tensor, edges: list[int], storage: str, coefficients: Tensor) 
         if not len(used):  # a band that gets no bits: its rows are the mean
             made.append(DenseRows(stop - start, 1, "float32" if storage == "float32" else "float16"))
         elif storage == "mixed":
-            runs = [[int(bits), int((used == bits).sum()) * BLOCK] for bits in used.unique().flip(0)]
+            bits = tuple(LOSSES)
+            runs = [[bits[step], int((used == step).sum()) * BLOCK] for step in used.unique().flip(0).tolist()]
             made.append(trellis_rows(part, runs, memory))
         else:
             made.append(stored_rows(part, storage))
     return made
 
 
-def _of_projection(storage: str) -> str:
-    return storage if storage in FLOATS else f"int{PROJECTION_BITS}"
+def _of_projection(importance: Tensor, sizes: Tensor, steps: Tensor, width: int, storage: str) -> list[str]:
+    """How each row of the projection is stored, so that one of its numbers loses what a number of the table loses."""
+    block = block_of(storage)
+    used = (steps > 0).any(0)
+    if storage in FLOATS:
+        return [storage] * int(used.sum()) * block
+    lost = importance * torch.tensor(LADDERS[storage][1])[steps]  # (bands, blocks)
+    even = lost[steps > 0].median().clamp(min=1e-30)
+    carried = (sizes.unsqueeze(1) * importance).sum(0)[used] / width  # by each number of a row of the projection
+    bits = (EVEN_LOSS * carried / even).log2().div(2).round().clamp(PROJECTION_BITS[0], PROJECTION_BITS[-1])
+    return [f"int{one}" for one in bits.int().tolist() for _ in range(block)]
 
 
-def _projection(packed: Rows, matrix: Tensor, mean: Tensor, weights: Tensor, start: Tensor, storage: str) -> Rows:
+def _stored_projection(matrix: Tensor, widths: list[str]) -> Rows:
+    """Rows of a matrix, each as its width says, with a step a row."""
+    kinds = list(dict.fromkeys(widths)) or ["int8"]
+    parts = matrix.split([widths.count(kind) for kind in kinds])
+    rows = [stored_rows(part, kind, matrix.shape[1]) for kind, part in zip(kinds, parts, strict=True)]
+    return rows[0] if len(rows) == 1 else BandedRows(rows, ranked=False)
+
+
+def _projection(packed: Rows, matrix: Tensor, mean: Tensor, weights: Tensor, start: Tensor) -> Tensor:
     """The projection that loses least for the rounded rows; a ridge keeps it near its start."""
     rank = len(start)
     both = torch.zeros(rank, rank, dtype=torch.float64, device=matrix.device)
@@ -203,8 +230,7 @@ def _projection(packed: Rows, matrix: Tensor, mean: Tensor, weights: Tensor, sta
         both += weighted.T @ decoded
         towards += weighted.T @ (matrix[ids] - mean).double()
     ridge = 1e-3 * both.diagonal().mean().clamp(min=1e-30) * torch.eye(rank, dtype=torch.float64, device=matrix.device)
-    best = torch.linalg.solve(both + ridge, towards + ridge @ start.double()).float()
-    return stored_rows(best, _of_projection(storage), group_size=best.shape[1])
+    return torch.linalg.solve(both + ridge, towards + ridge @ start.double()).float()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ adds to the eight is one whole number of eight bytes. Bands are ``TrellisRows``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ class Slot(NamedTuple):
     field: int = 0
     """How many bits of it belong to a column; 0 is a byte of coded bits."""
     part: int = 0
-    """Which of the bytes it is that hold this field of eight columns."""
+    """Which of the bytes it is that hold this field of eight columns; of coded bits, which one of a pair is meant."""
     rest: int = 0
     """How many bits of a number come after this field."""
 
@@ -35,7 +36,7 @@ class Slot(NamedTuple):
         """What it adds to eight columns, for each value that it may have: (256,)."""
         byte = torch.arange(256)
         if not self.field:
-            return byte
+            return byte + 256 * self.part
         columns, each = torch.zeros(256, 8, dtype=torch.uint8), 8 // self.field
         for index in range(each):
             number = (byte >> index * self.field & (2**self.field - 1)) << self.rest
@@ -43,15 +44,17 @@ class Slot(NamedTuple):
         return columns.view(torch.int64).squeeze(1)
 
 
-def slots_of(band: Any) -> list[list[Slot]]:
-    """For every eight columns the bytes that hold their choices within a subset."""
-    start, eights = packed_width(band.width, 1), []
+def slots_of(band: Any) -> list[tuple[Slot, list[Slot]]]:
+    """For every eight columns the byte of their coded bits, and those that hold their choices within a subset."""
+    start, coded, eights = packed_width(band.coded, 1), 0, []
     for bits, columns in band.runs:
-        own: list[list[Slot]] = [[] for _ in range(columns // 8)]
-        rest = bits - 1
-        for field in fields_of(bits - 1):
+        each = 1 if bits == int(bits) else 2
+        own = [(Slot(coded + index // each, 0, index % each), list[Slot]()) for index in range(columns // 8)]
+        coded += columns // 8 // each
+        rest = math.ceil(bits) - 1
+        for field in fields_of(rest):
             rest -= field
-            for index, slots in enumerate(own):
+            for index, (_, slots) in enumerate(own):
                 slots += [Slot(start + index * field + part, field, part, rest) for part in range(field)]
             start += field_bytes(columns, field)
         eights += own
@@ -68,13 +71,15 @@ class FewRows(NamedTuple):
     starts: Tensor
     """The bytes of a row, and where row 0 of all bands would begin if they had so many, (bands, 2)."""
     bytes: Tensor
-    """Where the byte of a slot is in its row, (bands, slots): coded bits, then one byte of every eight columns, …"""
+    """Where the byte of a slot is in its row, (bands, slots): of every eight columns the coded bits, the next ones,
+    and bytes of choices."""
     kinds: Tensor
     """Where in ``parts`` slots of this kind begin, (bands, slots)."""
     parts: Tensor
     """What a byte adds to eight columns, for every kind of slot."""
     subsets: tuple[Tensor, Tensor]
-    """What a byte of coded bits and the next one say of the subsets of the first one's columns."""
+    """What a byte of coded bits and the next one say of the subsets of the first one's columns, and of the second ones
+    of pairs, (512,) each."""
     first_levels: Tensor  # (bands, width)
     levels: Tensor
     scales: Tensor  # (bands, width)
@@ -85,17 +90,17 @@ class FewRows(NamedTuple):
     ) -> FewRows:
         width = max(band.width for band in bands)
         eights = [slots_of(band) for band in bands]
-        depth = max(len(slots) for band in eights for slots in band)
-        count = packed_width(width, 1)
+        depth = max(len(slots) for band in eights for _, slots in band)
+        count = width // 8
         nothing, kinds, parts = Slot(0, -1), dict[tuple[int, ...], int](), list[Tensor]()
         places, which, starts, first_levels = [], [], [], []
         first_byte = first_row = first_level = 0
         for band, own in zip(bands, eights, strict=True):
-            slots = [Slot(byte) for byte in range(packed_width(band.width, 1))]
-            slots += [nothing] * (count + 1 - len(slots))  # one more that is zero
-            for index in range(depth):
-                held = [some[index] if index < len(some) else nothing for some in own]
-                slots += held + [nothing] * (count - len(held))
+            last = packed_width(band.coded, 1) - 1
+            columns = [[coded for coded, _ in own]]
+            columns.append([one._replace(byte=one.byte + 1) if one.byte < last else nothing for one in columns[0]])
+            columns += [[some[index] if index < len(some) else nothing for _, some in own] for index in range(depth)]
+            slots = [slot for held in columns for slot in held + [nothing] * (count - len(held))]
             for slot in slots:
                 if slot[1:] not in kinds:
                     kinds[slot[1:]] = 256 * len(kinds)
@@ -132,10 +137,10 @@ class FewRows(NamedTuple):
         kinds = self.kinds.index_select(0, band).add_(held)
         parts = self.parts.index_select(0, kinds.view(-1)).view(kinds.shape)
         count = width // 8
-        own, following = parts[:, :count].reshape(-1), parts[:, 1 : count + 1].reshape(-1)
+        own, following = parts[:, :count].reshape(-1), parts[:, count : 2 * count].reshape(-1)
         of_own, of_following = self.subsets
         eights = of_own.index_select(0, own).bitwise_xor_(of_following.index_select(0, following)).view(-1, count)
-        eights += parts[:, count + 1 :].unflatten(1, (-1, count)).sum(1)
+        eights += parts[:, 2 * count :].unflatten(1, (-1, count)).sum(1)
         levels = self.first_levels.index_select(0, band)  # (T, width)
         levels += eights.view(torch.uint8)
         values = self.levels.index_select(0, levels.view(-1)).view(levels.shape)

@@ -14,7 +14,7 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.fields import pack, packed_width, unpack
-from torchdefine.tables.rows import FLOATS, DenseRows, Rows, frozen, stored_as
+from torchdefine.tables.rows import FLOATS, BandedRows, DenseRows, Rows, frozen, stored_as
 from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike, centred
 
 GROUP = 32
@@ -168,6 +168,16 @@ def stored_rows(matrix: Tensor, how: str, group_size: int = GROUP) -> Rows:
     if how not in _BITS:
         raise UserError(f"Rows cannot be stored as {how!r}: use one of {', '.join((*FLOATS, *_BITS))}.")
     return quantise_rows(matrix, _BITS[how], group_size)
+
+
+def rounded_like(rows: Rows, matrix: Tensor) -> Rows:
+    """A matrix rounded as these rows are: quantised ones, or bands of such."""
+    if isinstance(rows, BandedRows):
+        parts = matrix.split([band.num_rows for band in rows.bands])
+        bands = [rounded_like(band, part) for band, part in zip(rows.bands, parts, strict=True)]
+        return BandedRows(bands, ranked=False)
+    assert isinstance(rows, QuantisedRows)
+    return quantise_rows(matrix, rows.bits, rows.group_size)
 
 
 def dense_table(table: TableLike | Source, dtype: str = "float16", **known: Any) -> CompactTable:
