@@ -52,6 +52,11 @@ docs: $(VENV)/dev  ## the documentation site, in build/site
 	$(VENV)/bin/python docs/build_site.py
 	$(VENV)/bin/zensical build --strict
 
+wheel: $(VENV)/dev  ## the wheel and the sdist, in dist/; the wheel is tried in an environment of its own
+	rm -rf dist
+	$(VENV)/bin/python -m build -q --installer pip
+	PYTHON=$(PYTHON) tests/wheel.sh dist/*.whl constraints.txt
+
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
