@@ -42,7 +42,7 @@ def with_gradients(function: Any, inputs: tuple[Tensor | None, ...], upstream: T
 SIZES = {"length": st.integers(1, 12), "rows": st.integers(1, 4), "width": st.integers(1, 6)}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(**SIZES, peeps=st.booleans(), seed=st.integers(0, 1000))
 def test_equals_its_formula_in_float64_with_gradients(
     length: int, rows: int, width: int, peeps: bool, seed: int
