@@ -36,7 +36,7 @@ TABLES = {
     "narrow": "small table, one projection for both ends",
     "define": "small table, DeFINE",
 }
-HEADER = ("text, subwords", "token table", "encoder M", "tables M", "total M", "masked perplexity", "accuracy")
+HEADER = ("text, subwords", "token table", "encoder M", "tables and unit M", "total M", "masked perplexity", "accuracy")
 
 
 def fine_tune(run_folder: Path, wordnet: Path, *, from_scratch: bool, into: Path = DOWNSTREAM) -> None:
