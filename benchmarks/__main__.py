@@ -24,6 +24,7 @@ from benchmarks import (
     large_tables,
     look_up,
     output,
+    own_loop,
     seals,
     shrunk_tables,
     step_profile,
@@ -49,6 +50,7 @@ MODULES = (
     decoding,
     growth,
     large_tables,
+    own_loop,
     seals,
     demo_profile,
 )

@@ -12,7 +12,7 @@ import torch
 from benchmarks.measuring import Setting
 from benchmarks.records import Benchmark, append_record, run
 
-from benchmarks import awd_lstm, demo_profile, growth, look_up, shrunk_tables
+from benchmarks import awd_lstm, demo_profile, growth, look_up, own_loop, shrunk_tables
 from tests.benchmarks.test_steps import tiny
 
 SETTING = Setting(torch.device("cpu"), small=True, repeats=2)
@@ -192,3 +192,13 @@ def test_the_front_page_says_what_the_newest_steps_on_a_gpu_were(tmp_path: Path)
     rows["plain loop, its model compiled"] = row(12.0)
     tables.write_front_page(record)
     assert "| 20.0 ms (3.0 M) | 12.0 ms | 8.0 ms | 2.5 | 1.5 |" in (tmp_path / "README.md").read_text()
+
+
+def test_a_loop_of_ones_own_learns_with_every_table() -> None:
+    (group,) = own_loop.groups(SETTING)
+    for contestant in group.contestants:
+        if not contestant.lacks:
+            prepared = contestant.prepare()
+            prepared.work()
+            assert prepared.facts()["parameters"] > 0
+    assert [contestant.name for contestant in group.contestants if contestant.lacks] == ["DeFINE, compiled"]
