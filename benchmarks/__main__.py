@@ -25,6 +25,7 @@ from benchmarks import (
     look_up,
     masked,
     output,
+    own_loop,
     recurrent,
     seals,
     shrunk_tables,
@@ -53,6 +54,7 @@ MODULES = (
     decoding,
     growth,
     large_tables,
+    own_loop,
     seals,
     demo_profile,
 )

@@ -12,7 +12,7 @@ import torch
 from benchmarks.measuring import Setting
 from benchmarks.records import Benchmark, append_record, run
 
-from benchmarks import awd_lstm, demo_profile, growth, look_up, shrunk_tables
+from benchmarks import awd_lstm, demo_profile, growth, look_up, own_loop, shrunk_tables
 from tests.benchmarks.test_steps import tiny
 
 SETTING = Setting(torch.device("cpu"), small=True, repeats=2)
@@ -240,3 +240,13 @@ def test_the_front_page_says_where_compiled_torch_was_not_run_and_where_it_is_fa
         .endswith("| 30.0 ms (3.0 M) | 11.0 ms | 12.0 ms | 2.5 | 0.9 | +20.0% |")
     )
     assert "faster than ours" not in tables.said_of_cpu(steps_record(gpu=False, compiled_ms=13.0))
+
+
+def test_a_loop_of_ones_own_learns_with_every_table() -> None:
+    (group,) = own_loop.groups(SETTING)
+    for contestant in group.contestants:
+        if not contestant.lacks:
+            prepared = contestant.prepare()
+            prepared.work()
+            assert prepared.facts()["parameters"] > 0
+    assert [contestant.name for contestant in group.contestants if contestant.lacks] == ["DeFINE, compiled"]
