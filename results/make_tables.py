@@ -15,7 +15,7 @@ from map_tables import correlation_section
 from marked import in_one_word
 from paper_page import write_paper_page
 from recipe_tables import recipe_section
-from scale_tables import scales_section
+from scale_tables import demo_section, scales_section
 from stage_tables import all_stages
 from token_function_tables import write_token_functions_page
 from translation_tables import translation_section, write_translation_page
@@ -37,7 +37,17 @@ full training on the paper's text. Recipes that are not listed have no result he
 
 
 def main() -> None:
-    others = ("benchmarks", "minilm", "inference", "wiki78m", "equalised", "scales", "click-model", "drill")
+    others = (
+        "benchmarks",
+        "minilm",
+        "inference",
+        "wiki78m",
+        "equalised",
+        "scales",
+        "demo-scales",
+        "click-model",
+        "drill",
+    )
     folders = sorted(p for p in HERE.iterdir() if p.is_dir() and p.name not in others and any(p.glob("*.json")))
     stages = HERE / "wiki78m"
     page = "\n".join(
@@ -48,6 +58,7 @@ def main() -> None:
             long_section(HERE / "long"),
             equalised_section(HERE / "equalised"),
             scales_section(HERE / "scales"),
+            demo_section(HERE / "demo-scales"),
             look_up_section(HERE / "inference"),
             "",
         ]

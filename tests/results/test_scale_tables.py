@@ -55,6 +55,17 @@ def test_a_table_for_each_family_with_means_over_seeds(tmp_path: Path) -> None:
     assert all(line.endswith(" not run |" * 7) for line in lines[lines.index("### Translation") :][4:9])
 
 
+def test_the_demo_s_recipes_are_compared_with_themselves_without_scale() -> None:
+    lines = tables.demo_section(Path(tables.__file__).parent / "demo-scales").splitlines()
+    without, scaled = (line for line in lines if line.startswith("| `demo/adaptive-projection` |"))
+    assert without.startswith("| `demo/adaptive-projection` | none | 2 | ")
+    assert without.endswith(" | +0.0% |")
+    valid, base = (float(line.split(" | ")[3]) for line in (scaled, without))
+    assert scaled.endswith(f" | {valid / base - 1:+.1%} |")
+    assert lines[-1].startswith("texts wikitext-2-shuffled; ")
+    assert tables.demo_section(Path("nowhere")) == ""
+
+
 def test_a_row_without_its_family_s_first_row_is_not_compared(tmp_path: Path) -> None:
     last = RUNS[-1]
     keep(tmp_path, last, 90.0)
