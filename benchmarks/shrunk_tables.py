@@ -92,26 +92,27 @@ def made_within(what: str, limit: float, value: str) -> Goal:
     return Goal(what, found, limit, at_most=True, gpu_only=False)
 
 
-def groups(setting: Setting) -> Iterator[Group]:
-    for name, (rows, width) in MODELS.items():
-        if setting.small:
-            rows, width = rows // SMALL_ROWS, width // SMALL_WIDTH
-        for what in ("look-up", "output layer"):
-            contestants = [
-                Contestant(who, partial(prepared, what, who, rows, width, setting.device))
-                for who in ("nn.Embedding", "bits")
-            ]
-            goals = [
-                made_within(f"{name}: seconds to make", MOST_SECONDS, "seconds"),
-                made_within(f"{name}: peak memory to make, by the table's bytes", MOST_TIMES, "memory"),
-            ]
-            work = f"{TOKENS:,} ids" if what == "look-up" else f"{HIDDEN} hidden vectors"
-            note = f"{rows:,} × {width}, {BITS} bits a number; {work}"
-            yield Group(f"{name}, {what}", contestants, goals if what == "look-up" else [], note)
+def groups(name: str, setting: Setting) -> Iterator[Group]:
+    rows, width = MODELS[name]
+    if setting.small:
+        rows, width = rows // SMALL_ROWS, width // SMALL_WIDTH
+    for what in ("look-up", "output layer"):
+        contestants = [
+            Contestant(who, partial(prepared, what, who, rows, width, setting.device))
+            for who in ("nn.Embedding", "bits")
+        ]
+        goals = [
+            made_within("seconds to make", MOST_SECONDS, "seconds"),
+            made_within("peak memory to make, by the table's bytes", MOST_TIMES, "memory"),
+        ]
+        work = f"{TOKENS:,} ids" if what == "look-up" else f"{HIDDEN} hidden vectors"
+        note = f"{rows:,} × {width}, {BITS} bits a number; {work}"
+        yield Group(f"{name}, {what}", contestants, goals if what == "look-up" else [], note)
 
 
-BENCHMARK = Benchmark(
-    "shrunk-tables",
-    "tables of the sizes of models that people have, in few bits: making, look-up, output layer",
-    groups,
-)
+BENCHMARKS = [
+    Benchmark(f"shrunk-{name}", f"a table of the size of {name}'s in few bits: making, look-up, output layer", made_of)
+    for name in MODELS
+    for made_of in [partial(groups, name)]
+]
+"""One for each size, so that one size at a time needs memory."""

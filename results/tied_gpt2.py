@@ -3,7 +3,7 @@
     python results/tied_gpt2.py wiki78m/train-1.txt.xz wiki78m/valid.txt.xz --out MODEL_DIR [--steps 3000]
 
 Writes the model and its tokenizer, a byte-level BPE of the training text, and results/shrink/tied-gpt2.json with
-recipe, seed and curve. Needs transformers.
+recipe, seed and curve. If it is ended, the same command goes on from its last fifty steps. Needs transformers.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("train", type=Path)
     parser.add_argument("valid", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1_500)
+    parser.add_argument("--steps", type=int, default=1_200)
     arguments = parser.parse_args()
     torch.manual_seed(SEED)
     lines = lines_of(arguments.train, TRAINED_BYTES)
@@ -90,8 +90,14 @@ def main() -> None:
     steps = min(arguments.steps, len(train) // BATCH)
     print(f"{train.numel():,} tokens, {steps} steps", flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY)
-    curve, began = [], time.monotonic()
-    for step in range(steps):
+    state, curve, done, spent = arguments.out.with_suffix(".state"), [], 0, 0.0
+    if state.exists():
+        kept = torch.load(state, weights_only=True)
+        model.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+        curve, done, spent = kept["curve"], kept["curve"][-1][0], kept["seconds"]
+    began = time.monotonic() - spent
+    for step in range(done, steps):
         rate = RATE * min((step + 1) / WARMUP, (1 + math.cos(math.pi * step / steps)) / 2 + 0.01)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -102,9 +108,12 @@ def main() -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
-        if step % 100 == 99:
+        if step % 50 == 49:
             curve.append([step + 1, round(float(loss), 4)])
-            print(step + 1, curve[-1][1], f"{time.monotonic() - began:.0f} s", flush=True)
+            seconds = time.monotonic() - began
+            print(step + 1, curve[-1][1], f"{seconds:.0f} s", flush=True)
+            kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "curve": curve}
+            torch.save({**kept, "seconds": seconds}, state)
     model.save_pretrained(arguments.out)
     tokenizer.save_pretrained(arguments.out)
     facts = {

@@ -58,7 +58,7 @@ LADDERS: dict[str, Ladder] = {
 def transform_table(table: TableLike | Source, budget: int, *, storage: str = "mixed", **known: Any) -> CompactTable:
     """The table of at most ``budget`` bytes that loses least, weighted by frequency if counts are given.
 
-    ``storage`` is mixed (1 to 8 bits by importance), float32, float16, int8 or int4. ``sensitivity``, (m, m), says how
+    ``storage`` is mixed (up to 8 bits by importance), float32, float16, int8 or int4. ``sensitivity``, (m, m), says how
     sensitive the model is to an error in each direction (``adapt.Behaviour.sensitivity``).
     """
     if storage not in LADDERS:
@@ -155,7 +155,7 @@ def _affordable_steps(
     Scales and the projection take some of the budget, so how much the numbers may take is found by bisection.
     """
     block = block_of(storage)
-    means = [(weights[a:b, None] * coefficients[a:b].square()).mean(0) for a, b in pairwise(edges)]
+    means = [_mean_squares(coefficients[a:b], weights[a:b]) for a, b in pairwise(edges)]
     importance = torch.stack(means).unflatten(1, (-1, block)).mean(-1)  # (bands, blocks)
     sizes = torch.tensor(edges).diff()
     low, high = 0.0, float(budget)
@@ -178,6 +178,12 @@ def _affordable_steps(
             f"{max(budget, 0)} bytes, after the mean and the row order, are too few for one column: allow more."
         )
     return best
+
+
+def _mean_squares(rows: Tensor, weights: Tensor) -> Tensor:
+    """Of weighted rows, (rows, width) → (width,), a part at a time."""
+    parts = zip(rows.split(ROWS_AT_ONCE), weights.split(ROWS_AT_ONCE), strict=True)
+    return torch.stack([mass @ some.square() for some, mass in parts]).sum(0) / len(rows)
 
 
 def _bands(steps: Tensor, edges: list[int], storage: str, coefficients: Tensor) -> list[Rows]:

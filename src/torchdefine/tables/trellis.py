@@ -60,8 +60,8 @@ class TrellisRows(Rows):
 
     def __init__(self, num_rows: int, runs: Runs, memory: int = 8) -> None:
         super().__init__(num_rows, sum(int(columns) for _, columns in runs))
-        self.runs, self.memory, self.own_codes = [[bits, int(columns)] for bits, columns in runs], memory, 0
-        self.own_codes = num_rows * self.width
+        self.runs: list[Any] = [[bits, int(columns)] for bits, columns in runs]
+        self.memory, self.own_codes = memory, num_rows * self.width
         whole = all(columns % 8 == 0 and bits <= MOST_BITS for bits, columns in self.runs)
         self.together = few_together if whole else None
         self.coded = sum(coded_bits(*run) for run in self.runs)
@@ -129,12 +129,12 @@ class TrellisRows(Rows):
             numbers = of_own.index_select(0, own.view(-1)) ^ of_following.index_select(0, following.view(-1))
             return numbers.view(torch.uint8).view(*own.shape[:-1], 8 * own.shape[-1])[..., : self.coded]
         coded = F.pad(unpack(packed, 1, self.coded), (0, self.memory))
-        made = []
+        made: list[Any] = []
         for taps in CODES[self.memory][2 * second : 2 * second + 2]:
             ones = [tap for tap in range(self.memory + 1) if taps >> tap & 1]
             made.append(sum(coded[..., tap : tap + self.coded] for tap in ones) % 2)
-        low, high = made
-        return 2 * high + low
+        found: Tensor = 2 * made[1] + made[0]
+        return found
 
 
 def few_together(bands: Sequence[TrellisRows], flat: Tensor, dtype: torch.dtype) -> FewRows:
