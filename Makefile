@@ -44,6 +44,7 @@ figures: $(VENV)/dev  ## draw the pictures of the docs anew
 results: $(VENV)/user  ## write the tables of results/ anew from its JSON files
 	$(VENV)/bin/python results/make_tables.py
 	$(VENV)/bin/python results/minilm_tables.py
+	$(VENV)/bin/python results/shrink_tables.py
 	$(VENV)/bin/python results/benchmark_tables.py
 	$(VENV)/bin/python results/click_table.py
 	$(VENV)/bin/python results/masked_tables.py

@@ -31,7 +31,8 @@ the `result.json` of one run: recipe, overrides, seed, commit, hardware, version
 the test perplexity of a model that only counts words. "published test" is the paper's number for the recipe, after
 full training on the paper's text. Recipes that are not listed have no result here.
 
-[minilm/](minilm/README.md) shows replacements for the token table of a trained sentence encoder.
+[minilm/](minilm/README.md) shows replacements for the token table of a trained sentence encoder,
+[shrink/](shrink/README.md) those of two more tables and of a language model.
 [benchmarks/](benchmarks/README.md) shows speed and memory.
 """
 
@@ -47,6 +48,7 @@ def main() -> None:
         "demo-scales",
         "click-model",
         "drill",
+        "shrink",
     )
     folders = sorted(p for p in HERE.iterdir() if p.is_dir() and p.name not in others and any(p.glob("*.json")))
     stages = HERE / "wiki78m"
