@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 from claims import write_evidence_page
+from compared import compared_section
 from demo_table import write_demo_page
+from equal_bytes import equal_bytes_section
 from equalised_tables import equalised_section
 from look_up_tables import look_up_section
 from map_tables import correlation_section
@@ -34,6 +36,7 @@ full training on the paper's text. Recipes that are not listed have no result he
 
 def main() -> None:
     others = ("benchmarks", "minilm", "inference", "wiki78m", "equalised", "scales", "click-model", "drill")
+    others += ("compared", "equal-bytes")
     folders = sorted(p for p in HERE.iterdir() if p.is_dir() and p.name not in others and any(p.glob("*.json")))
     stages = HERE / "wiki78m"
     page = "\n".join(
@@ -44,6 +47,8 @@ def main() -> None:
             equalised_section(HERE / "equalised"),
             scales_section(HERE / "scales"),
             look_up_section(HERE / "inference"),
+            compared_section(HERE / "compared"),
+            equal_bytes_section(HERE / "equal-bytes"),
             "",
         ]
     )
