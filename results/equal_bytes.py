@@ -17,13 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from minilm_contest import TARGET, load_minilm
 from provenance import short_commit
 from torch import Tensor
 
 from torchdefine import load_run
-from torchdefine.adapt import Behaviour
-from torchdefine.adapt.sentences import encode_batch, sentence_batches, token_counts
 from torchdefine.data import find_splits, read_text, resolve_corpus
 from torchdefine.files import write_json
 from torchdefine.run.environment import describe_environment
@@ -61,6 +58,11 @@ def shipped(split: str) -> list[str]:
 
 
 def minilm() -> tuple[Tensor, Tensor, Callable[[CompactTable], float], dict[str, Any]]:
+    from minilm_contest import TARGET, load_minilm  # which need transformers
+
+    from torchdefine.adapt import Behaviour
+    from torchdefine.adapt.sentences import encode_batch, sentence_batches, token_counts
+
     model, tokenizer = load_minilm()
     matrix = model.get_input_embeddings().weight.detach().clone()
     counts = token_counts(tokenizer, shipped("train"), len(matrix))

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 from claims import write_evidence_page
+from compared import compared_section
 from demo_table import write_demo_page
+from equal_bytes import equal_bytes_section
 from equalised_tables import equalised_section
 from front_lines import write_front_lines
 from long_tables import long_section
@@ -49,6 +51,8 @@ def main() -> None:
         "click-model",
         "drill",
         "shrink",
+        "compared",
+        "equal-bytes",
     )
     folders = sorted(p for p in HERE.iterdir() if p.is_dir() and p.name not in others and any(p.glob("*.json")))
     stages = HERE / "wiki78m"
@@ -62,6 +66,8 @@ def main() -> None:
             scales_section(HERE / "scales"),
             demo_section(HERE / "demo-scales"),
             look_up_section(HERE / "inference"),
+            compared_section(HERE / "compared"),
+            equal_bytes_section(HERE / "equal-bytes"),
             "",
         ]
     )
