@@ -6,7 +6,7 @@ import copy
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -178,12 +178,18 @@ def shrink_model(
         origin = {"options": asdict(options), **describe_environment(torch.device(options.device))}
         write_json(in_making / REPORT_FILE, shrunk.to_dict() | origin)
         add_measures(in_making)
-        with suppress(UserError):  # matplotlib is an extra, and the numbers are in the report
-            for number, one in enumerate(fitted.values() if options.thorough else (), start=1):
-                one.draw(in_making / (PICTURE_FILE if number == 1 else f"front-{number}.svg"))
+        if options.thorough:
+            _draw_fronts(fitted.values(), in_making)
     if kept:
         shutil.rmtree(kept[0])
     return shrunk
+
+
+def _draw_fronts(fitted: Iterable[Fitted], folder: Path) -> None:
+    """A picture for each table of what was tried; none without matplotlib, as the numbers are in the report."""
+    with suppress(UserError):
+        for number, one in enumerate(fitted, start=1):
+            one.draw(folder / (PICTURE_FILE if number == 1 else f"front-{number}.svg"))
 
 
 def _work_beside(
