@@ -55,7 +55,7 @@ def small_runs() -> Iterator[SmallRun]:
                     if "rate" in row:
                         changes["optim"] = {"lr": row["rate"]}
                     if "tied" in row:
-                        changes["output"] = {"tied": row["tied"]}
+                        changes["output"] = {"tied": row["tied"], **family.get(row["tied"], {})}
                     yield SmallRun(family["name"], row, family["recipe"], changes)
 
 
