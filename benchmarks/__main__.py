@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if options.list:
         for benchmark in BENCHMARKS.values():
-            print(f"{benchmark.name:14}{benchmark.description}")
+            print(f"{benchmark.name:22}{benchmark.description}")
         return 0
     torch.set_flush_denormal(True)
     try:

@@ -40,7 +40,9 @@ def fitted():
 
 
 def test_every_method_is_tried_and_keeps_to_the_budget(fitted) -> None:
-    assert {one.method for one in fitted.measured} == {"bits", "svd", "frequent", "int", "define", "mlp", "codes"}
+    assert {one.method for one in fitted.measured} == {
+        *("bits", "svd", "frequent", "group-reduce", "int", "slim", "define", "mlp", "codes")
+    }
     assert all(one.bytes <= 9_000 for one in fitted.measured)
     assert all(0 < one.table_error < 1.5 and -1 <= one.quality <= 1 for one in fitted.measured)
 

@@ -34,5 +34,5 @@ def test_rows_are_of_one_kind_and_the_best_comes_first(tmp_path: Path) -> None:
         f"{of_demo} none | times 11.3 | – | 1 | 100.0 | – | 200.0 |",
         f"{of_demo} define | times 11.3 | plain | 1 | 120.0 | – | 240.0 |",
         f"{of_demo.replace('750', '900')} define | times 11.3 | weight-scaled | 1 | 10.0 | – | 20.0 |",
-        f"{of_txl} define | times 50 | plain | 1 | 50.0 | – | 100.0 |",
+        f"{of_txl} define | times 1 | plain | 1 | 50.0 | – | 100.0 |",
     ]

@@ -1,9 +1,12 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
 
 from torchdefine.errors import UserError
 from torchdefine.tables import load_table
+from torchdefine.tables.bits import band_edges
 from torchdefine.tables.group_reduce import block_errors, cheapest, group_reduce_table, refined
 from torchdefine.tables.source import as_weights, lost_variance
 
@@ -84,16 +87,21 @@ def test_frequent_blocks_have_more_directions_and_refinement_lowers_the_loss(tmp
 
 
 def test_without_refinement_a_block_is_the_weighted_svd_of_its_rows() -> None:
-    rows, counts = mixed(100, 16).float(), torch.arange(100, 0, -1)
-    table = group_reduce_table(rows, 3_000, counts=counts, rounds=0)
+    rows, counts = mixed(400, 16).float(), torch.arange(400, 0, -1)
+    table = group_reduce_table(rows, 12_000, counts=counts, rounds=0)
     weights = as_weights(counts, rows).double()
-    centred = rows.double() - weights @ rows.double()
+    centred, sizes = (
+        rows.double() - weights @ rows.double(),
+        [stop - start for start, stop in pairwise(band_edges(400))],
+    )
     expected = []
-    for block, band in zip(centred.split([64, 36]), table.rows.bands, strict=True):
-        own = weights[len(expected) * 64 :][: len(block)].sqrt().unsqueeze(1)
-        basis = torch.linalg.svd(own * block, full_matrices=False).Vh[: band.factor.width]
+    blocks = zip(centred.split(sizes), weights.split(sizes), table.rows.bands, strict=True)
+    for block, own, band in blocks:
+        weighted = own.sqrt().unsqueeze(1) * block
+        basis = torch.linalg.svd(weighted, full_matrices=False).Vh[: band.factor.width]
         expected.append(block @ basis.T @ basis + weights @ rows.double())
-    torch.testing.assert_close(table(torch.arange(100)).double(), torch.cat(expected), rtol=1e-5, atol=1e-5)
+    assert len(expected) > 1
+    torch.testing.assert_close(table(torch.arange(400)).double(), torch.cat(expected), rtol=1e-5, atol=1e-5)
 
 
 def test_too_few_bytes_are_refused_with_the_least() -> None:

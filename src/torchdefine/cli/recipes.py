@@ -49,6 +49,9 @@ FAMILIES = {
     "wmt14": "Transformers for translation, as in the paper",
     "europarl": "the same Transformers on a smaller corpus: minutes of one GPU",
     "maps": "models for pictures of embeddings: table, projection and DeFINE of three widths",
+    "recurrent": "an LSTM, a QRNN and an SRU of equal size: minutes on two cores",
+    "compared": "tables that the paper compares with: minutes on two cores",
+    "wikitext103": "the QRNN language model on WikiText-103",
 }
 """What the shipped recipes are for, by the folders that they lie in."""
 COMMENTS_FROM = 44

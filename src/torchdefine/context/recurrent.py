@@ -108,4 +108,4 @@ class RecurrentStack(nn.Module):
             return state
         first = state[0][0]
         begins = torch.rand(first.shape[1], 1, device=first.device) < self.config.state_dropout  # (B, 1)
-        return [tuple(part.masked_fill(begins, 0) for part in one) for one in state]
+        return [tuple([part.masked_fill(begins, 0) for part in one]) for one in state]

@@ -48,10 +48,11 @@ class MapSoftmax(OutputLayer):
 
     def _table(self) -> Tensor:
         """The rows of a layer over one table, (V, width)."""
-        if self._embedding:
-            return self._embedding[0].finished()[:, : self.width]
-        table: Tensor = self._map[0].compared()
-        return table
+        if not self._embedding:
+            table: Tensor = self._map[0].compared()
+            return table
+        finished = self._embedding[0].finished()
+        return finished if finished.shape[1] == self.width else finished[:, : self.width]
 
     def _row_std(self) -> float:
         """The standard deviation of fresh rows."""
