@@ -117,6 +117,7 @@ def test_the_carried_state_keeps_its_precision(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["qrnn", "sru"])
 def test_under_compile_it_draws_and_gives_the_same(kind: str) -> None:
     stack = STACKS[kind](input_dropout=0.2, hidden_dropout=0.2, state_dropout=0.2)
+    torch._dynamo.reset()  # what other tests compiled
     compiled = torch.compile(stack, backend="aot_eager", fullgraph=True)
     x, found = torch.randn(2, 4, 6), []
     for module in (stack, compiled):
