@@ -24,7 +24,7 @@ BLOCK = 128
 """Rows that are looked at together to find one's place in its band."""
 _LARGEST_SHORT = 1 << 16
 LARGEST_INT32 = 2**31 - 1
-FEW = 64
+FEW = 2048
 """So many rows are decoded by operations on all bands at once; more of them band by band."""
 _KINDS: dict[str, type[Rows]] = {}
 
