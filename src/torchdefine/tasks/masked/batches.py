@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchdefine.config import Config, setting
-from torchdefine.data.batches import IGNORE, shard
+from torchdefine.data.batches import IGNORE, shard, to_device
 from torchdefine.errors import UserError
 from torchdefine.tasks.masked.text import MaskedTokenizer
 from torchdefine.training.distributed import Processes
@@ -76,12 +75,6 @@ class Hidden(NamedTuple):
         targets = np.full_like(self.ids, IGNORE)
         np.put_along_axis(targets, self.places, self.targets, axis=1)
         return Part(tuple(to_device(array, device) for array in self), np.stack((self.ids, targets)), weight)
-
-
-def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
-    """A copy that the host does not wait for."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor
 
 
 class Masking:
