@@ -206,8 +206,8 @@ class BitextBatches:
         inputs = np.concatenate((np.full((len(indices), 1), self._target.bos_id), targets[:, :-1]), axis=1)
         # No target is counted at or after <eos> of the inputs, so any id will do there.
         inputs = np.where(inputs == IGNORE, self._target.pad_id, inputs)
-        moved = (to_device(ids, self.device) for ids in (source, inputs, targets))
-        return PairBatch(*moved, targets, self.tokens(number))
+        moved = [to_device(ids, self.device) for ids in (source, inputs, targets)]
+        return PairBatch(moved[0], moved[1], moved[2], targets, self.tokens(number))
 
     def indices(self, number: int) -> np.ndarray:
         """Which pairs batch ``number`` is made of."""
