@@ -32,7 +32,7 @@ class Plugged(dict[str, T]):
 
     def register(self, name: str, part: T) -> None:
         """Add a part under a new name; one that another package offers may be registered by that package."""
-        if name in self.keys():  # noqa: SIM118 (not those that are offered)
+        if super().__contains__(name):
             raise UserError(f"The {self.part} {name!r} is registered already: use another name.")
         self[name] = part
 
