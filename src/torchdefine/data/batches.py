@@ -80,13 +80,19 @@ class TokenStreams:
         return self._host[:, start + 1 : min(start + length, self.length) + 1]
 
 
-def shard(batch_size: int, rank: int, world_size: int) -> slice:
-    """The rows of a global batch for process ``rank`` of ``world_size``; together they see all of it."""
+def shard(batch_size: int, rank: int, world_size: int, parts: int = 1) -> slice:
+    """The rows of a global batch for process ``rank`` of ``world_size``, in as many ``parts`` of equal size.
+
+    Together the processes see all of it.
+    """
     if batch_size % world_size:
         lower = batch_size // world_size * world_size
         options = f"{lower} or {lower + world_size}" if lower else f"{world_size}"
         raise UserError(f"The batch size {batch_size} is not divisible by the {world_size} processes: use {options}.")
     own = batch_size // world_size
+    if own % parts:
+        problem = f"The {own} rows of a process cannot be split into {parts} equal parts"
+        raise UserError(f"{problem}: change train.batch_size or train.accumulate.")
     return slice(rank * own, (rank + 1) * own)
 
 

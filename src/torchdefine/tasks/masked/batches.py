@@ -123,12 +123,7 @@ class MaskedBatches:
     ) -> None:
         """``config`` are the recipe's settings of training."""
         self.rows, self.masking, self.config, self.device = rows, masking, config, device
-        self.own = shard(self.config.batch_size, processes.rank, processes.count)
-        if (self.own.stop - self.own.start) % self.config.accumulate:
-            raise UserError(
-                f"The {self.own.stop - self.own.start} rows of a process cannot be split into {self.config.accumulate} "
-                "equal parts: change train.batch_size or train.accumulate."
-            )
+        self.own = shard(self.config.batch_size, processes.rank, processes.count, self.config.accumulate)
         whole = rows.whole // self.config.batch_size
         if not whole:
             raise UserError(
