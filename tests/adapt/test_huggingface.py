@@ -529,9 +529,11 @@ def test_a_saved_folder_says_how_it_is_loaded(tmp_path: Path) -> None:
     model.save_pretrained(folder)
     note = (folder / "README.md").read_text()
     assert "pip install 'torchdefine[hf]'" in note
-    assert "saved as LlamaForCausalLM" in note
+    assert "# LlamaForCausalLM with" in note
     (code,) = re.findall(r"```python\n(.*?)\n```", note, re.DOTALL)
-    run_python(code.replace("path/to/this/folder", str(folder)) + "\nassert model.embed_tokens.table.map_dim == 16")
+    run_python(
+        code.replace("path/to/this/folder", str(folder)) + "\nassert model.model.embed_tokens.table.map_dim == 16"
+    )
 
 
 def test_a_readme_that_is_there_stays(tmp_path: Path) -> None:
