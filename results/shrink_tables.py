@@ -10,6 +10,8 @@ from marked import write_between_marks
 from old_names import CONTESTANTS
 from provenance import short_commit
 
+from torchdefine.adapt.measures import Measure, explained
+
 FOLDER = Path(__file__).parent / "shrink"
 PAGE = FOLDER.parent.parent / "docs" / "shrink.md"
 TABLES = ("ja_ginza", "energetic")
@@ -76,6 +78,15 @@ def outcome(report: dict[str, Any]) -> str:
     )
 
 
+def printed(report: dict[str, Any]) -> str:
+    """The measures of a report as the command prints them."""
+    held_out = dict(report["held_out"])
+    sentences = held_out.pop("sentences")
+    lines = explained({name: Measure(**one) for name, one in held_out.items()})
+    first = f"Compared with the old model on {sentences:,} held-out sentences, with 95 % intervals:"
+    return "\n".join(["```", first, *(f"  {line}" for line in lines), "```"])
+
+
 def language_model(facts: dict[str, Any], reports: dict[int, dict[str, Any]]) -> str:
     """The tied model at some bits a number."""
     model = facts["model"]
@@ -107,7 +118,9 @@ def main() -> None:
         reports = {bits: report for bits in (4, 3, 2) if (report := found(f"gpt2-{bits}bits"))}
         said["language"] = language_model(facts, reports)
         page += ["## A language model with a tied table", "", said["language"], ""]
-    for name in ("sentences", "language", "vocabulary", "classifier"):
+    if report := found("sentences"):
+        said["printed"] = printed(report)
+    for name in ("sentences", "printed", "language", "vocabulary", "classifier"):
         write_between_marks(PAGE, name, said.get(name, "Not run."))
     (FOLDER / "README.md").write_text("\n".join(page).rstrip() + "\n")
 

@@ -511,7 +511,7 @@ for name in ("AutoModelForCausalLM", "LlamaForCausalLM"):
     refusals = [line for line in output.splitlines() if line.startswith("refused")]
     assert len(refusals) == 6
     assert all("torchdefine" in refusal for refusal in refusals)
-    note, page = (re.sub(r"\s+", " ", path.read_text()) for path in (folder / "README.md", DOCS / "adapt.md"))
+    note, page = (re.sub(r"\s+", " ", path.read_text()) for path in (folder / "README.md", DOCS / "transformers.md"))
     advice = f"has model type `{MODEL_TYPE}`"
     assert sum(advice in refusal for refusal in refusals) == 2  # what people will search for
     assert advice in note
