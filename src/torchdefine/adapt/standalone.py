@@ -13,7 +13,7 @@ from typing import Any
 
 from torchdefine.adapt.adapted_card import measured
 from torchdefine.adapt.bundled import bundled
-from torchdefine.adapt.huggingface import GUARD, modeling_auto
+from torchdefine.adapt.huggingface import GUARD
 from torchdefine.adapt.model_folder import CARD_FILE, CONFIG_FILE, carry_over, check_carried_over, open_model
 from torchdefine.adapt.pretrained import RECIPE
 from torchdefine.errors import UserError
@@ -134,6 +134,8 @@ def _encodings(described: Any) -> Iterator[str]:
 
 def _auto_classes(plain: Any) -> Iterator[str]:
     """The Auto classes that load a class of models."""
+    from transformers.models.auto import modeling_auto
+
     for name, auto_class in vars(modeling_auto).items():
         mapping = getattr(auto_class, "_model_mapping", None)
         if isinstance(auto_class, type) and mapping is not None and plain.config_class in mapping:
