@@ -49,7 +49,7 @@ from torchdefine.task import Recipe, Task
 
 
 def embeddings(ids: Tensor) -> Tensor:
-    embedding = DeFINE(1000, 64, map_dim=16, cutoffs=[100, 300], padding_idx=0)
+    embedding = DeFINE(1000, 64, map_dim=16, depth=3, padding_idx=0)
     assert_type(embedding.cached(), nn.Embedding)
     assert_type(embedding.table(), Tensor)
     assert_type(embedding.plan, Plan)
@@ -62,6 +62,7 @@ def embeddings(ids: Tensor) -> Tensor:
     maps: list[MapLayer] = [StandardMap(1000, 64), ProjectiveMap(1000, 16, 64), AdaptiveMap(1000, 64, [100])]
     maps += [HostMap(StandardMap(1000, 64), cache_rows=100), SlimMap(1000, 64, parts=2, pool=50)]
     known: list[type[TokenEmbedding] | type[nn.Module]] = [DeFINE, DefineUnit, GroupLinear, TorchRecMap]
+    assert_type(DeFINE.over(maps[2], 32), DeFINE)
     print(maps, known, VocabularyFacts(1000))
     vectors: Tensor = embedding(ids)  # nn.Module has no type for what a call gives
     return vectors
