@@ -24,6 +24,6 @@ PLACES = {
     ),
     "demo": Place({"demo": "the folder that `make demo` leaves, runs/demo"}, runs.demo),
     "compared-lstm": Place(
-        {"compared-lstm": "the run `lstm` of `results/compared.py`"}, partial(runs.of_run, "small LSTM")
+        {"compared-lstm": "the run `lstm` of `results/compared.py`"}, partial(runs.of_run, "A small LSTM of ours")
     ),
 }

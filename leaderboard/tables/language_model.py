@@ -24,7 +24,7 @@ class LanguageModel(InAModel):
 
         model = AutoModelForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        title = f"a language model, {type(model).__name__}"
+        title = f"A language model, {type(model).__name__}"
         super().__init__(title, model, tokenizer, Predictions(masks=False), sentences)
         weights = (folder / "model.safetensors").read_bytes()
         self.facts |= {"weights_sha256": hashlib.sha256(weights).hexdigest()}

