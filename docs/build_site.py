@@ -16,6 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from build_fronts import fronts_page
+
 import torchdefine
 from torchdefine.config import Config, explain
 
@@ -58,6 +60,8 @@ def linked(text: str, source: Path, place: Path, all_pages: dict[Path, Path]) ->
             (OUT / picture).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(target, OUT / picture)
             return relative(picture, place)
+        if target.suffix == ".html":  # a page of its own, at the top
+            return relative(Path(target.name), place)
         if not target.exists():
             raise SystemExit(f"{source.relative_to(ROOT)} links to {found[1]}, which does not exist.")
         return f"{repository()}/{target.relative_to(ROOT)}{anchor}"
@@ -139,7 +143,7 @@ def main() -> None:
         (OUT / place).parent.mkdir(parents=True, exist_ok=True)
         (OUT / place).write_text(linked(source.read_text(), source, place, found))
     (OUT / "api").mkdir()
-    for place, text in reference().items():
+    for place, text in {**reference(), Path("fronts.html"): fronts_page()}.items():
         (OUT / place).write_text(text)
 
 

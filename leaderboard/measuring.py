@@ -36,9 +36,10 @@ def measure(
 
     ``again`` names methods whose rows are dropped first.
     """
-    for name in again:
-        (folder / f"{name}.json").unlink(missing_ok=True)
-    _check_same_facts(table, folder)
+    dropped = [folder / f"{name}.json" for name in again]
+    _check_same_facts(table, [path for path in sorted(folder.glob("*.json")) if path not in dropped])
+    for path in dropped:
+        path.unlink(missing_ok=True)
     missing = {name: why for name, method in methods.items() if (why := _missing_package(method))}
     for name, package in missing.items():
         say(f"{name} is not measured: it needs {package}.")
@@ -85,7 +86,7 @@ def _line(method: Method, row: Mapping[str, Any]) -> str:
     if row["bytes"] is None:
         return f"{method.title}: {row['budget']:,} bytes do not suffice"
     numbers = "; ".join(f"{name} {one['value']:.4f}" for name, one in row["measures"].items())
-    return f"{method.title} {row['label']}, {row['bytes']:,} bytes: {numbers}"
+    return f"{method.title}, {row['bytes']:,} bytes: {numbers}"
 
 
 def _missing_package(method: Method) -> str | None:
@@ -97,10 +98,10 @@ def _missing_package(method: Method) -> str | None:
     return None
 
 
-def _check_same_facts(table: Table, folder: Path) -> None:
+def _check_same_facts(table: Table, paths: Sequence[Path]) -> None:
     """Rows compare only if all of a table were judged on the same."""
     own = json.loads(json.dumps(table.facts))
-    for path in sorted(folder.glob("*.json")):
+    for path in paths:
         stored = read_json(path)["table"]
         if stored != own:
             other = next(name for name in (own | stored) if own.get(name) != stored.get(name))

@@ -18,7 +18,7 @@ def pack(table: Table, budget: int) -> Packed | None:
         return None
     with work_bar("distilling") as report:
         distill(table.teacher, packed, table.learning, report)
-    return unpacked(packed, "bits by importance, distilled")
+    return unpacked(packed)
 
 
 METHOD = Method(

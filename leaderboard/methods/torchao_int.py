@@ -13,7 +13,7 @@ BITS = (8, 4, 2)
 
 def rounded(matrix: Tensor, bits: int) -> Packed:
     """A matrix rounded with a float16 scale and a zero point a group, and its bytes if codes are packed."""
-    from torchao.quantization.quant_primitives import (
+    from torchao.quantization.quant_primitives import (  # type: ignore[import-untyped]
         MappingType,
         choose_qparams_affine,
         dequantize_affine,

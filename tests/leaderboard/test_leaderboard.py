@@ -103,6 +103,7 @@ def test_rows_of_another_text_do_not_stand_beside(table: Vectors, tmp_path: Path
     table.facts["title"] = "another"
     with pytest.raises(UserError, match=r"another 'title'.*--again"):
         measure(table, methods, tmp_path)
+    assert (tmp_path / "full.json").exists()
     measure(table, methods, tmp_path, again=["full"])
 
 
