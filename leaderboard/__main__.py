@@ -32,7 +32,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"some of {', '.join(PLACES)}; without, all")
     parser.add_argument("--inputs", type=Path, required=True, metavar="FOLDER", help="files that tables need, or links")
     parser.add_argument("--only", nargs="+", metavar="METHOD", help=f"some of {', '.join(all_methods())}")
-    parser.add_argument("--again", nargs="*", metavar="METHOD", help="methods to measure anew; without names, all, or those of --only")
+    parser.add_argument(
+        "--again", nargs="*", metavar="METHOD", help="methods to measure anew; without names, all chosen"
+    )
     parser.add_argument("--sizes", nargs="+", default=[], metavar="SIZE", help="budgets, such as 1.5MB")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results (default: results/leaderboard)")
     return parser.parse_args(arguments)
