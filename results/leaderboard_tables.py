@@ -30,15 +30,16 @@ INTRODUCTION = """# Table methods at equal bytes
 """
 MEASURES = """## Measures
 
-- **cosine**: the mean cosine between sentence vectors before and after. **rank correlation**: Spearman's, between all
-  pairwise similarities of the two. The sentences are held-out ones.
-- **retrieval**: the words of a synset of WordNet find its definition among as many as there are queries.
-  **classification**: the lexicographer's file of a definition, by the nearest class centre. No table was fitted to
-  either.
-- **cosine of rows**: of a row and what became of it. **same neighbours**: the fraction of a row's ten nearest rows that
-  stay. **cosine of sentences**: of the means over the tokens of a sentence. There is no model around these tables.
+- **cosine**: the mean cosine between the sentence vectors of the old and of the new model. **rank correlation**:
+  Spearman's, over the similarities of all pairs of sentences. Both use held-out sentences.
+- **retrieval**: the words of a WordNet synset are the query. The measure is how early its definition is found.
+  **classification**: each definition gets the lexicographer's file whose class centre is nearest. No table was fitted
+  to these two tasks.
+- **cosine of rows**: the mean cosine between rows before and after. **same neighbours**: the fraction of their ten
+  nearest rows that stay. **cosine of sentences**: compares the means over the tokens of held-out sentences. Only
+  vectors are compared here, without a model.
 - **KL**, **perplexity**, **top-1 agreement**: of the predicted tokens of held-out sentences.
-- **test perplexity**: of a run of torchdefine on its whole test text. It has no interval.
+- **test perplexity**: of a run of torchdefine, on its whole test text. It has no interval.
 
 "tokenizer" is the size of the tokenizer in bytes, which is extra. Seconds were taken on machines that did other work
 too.
@@ -138,9 +139,10 @@ def short_table() -> str:
     )
     count, width = facts["shape"]
     said = (
-        f"The token table of the sentence encoder MiniLM takes {4 * count * width / 1e6:.1f} MB. The numbers are mean "
-        f"cosines between sentence vectors before and after, on {facts['text']['measured_on']:,} held-out sentences. "
-        "The first two rows are ours, by `adapt` and by `adapt --thorough` "
+        f"The token table of the sentence encoder MiniLM takes {4 * count * width / 1e6:.1f} MB. Each number is the "
+        "mean cosine between the sentence vectors of the old and the new model, on "
+        f"{facts['text']['measured_on']:,} held-out sentences. 1 means equal, – means not run. "
+        "`adapt` makes the first row, `adapt --thorough` the second "
         "([all measures](results/leaderboard/README.md)):\n"
     )
     lines = [said, "| table | " + " | ".join(f"{size / 1e6:g} MB" for size in SHORT_SIZES) + " |"]

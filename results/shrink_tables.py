@@ -8,6 +8,8 @@ from typing import Any
 
 from marked import write_between_marks
 
+from torchdefine.adapt.measures import Measure, explained
+
 FOLDER = Path(__file__).parent / "shrink"
 PAGE = FOLDER.parent.parent / "docs" / "shrink.md"
 
@@ -22,19 +24,32 @@ def found(name: str) -> dict[str, Any] | None:
 
 
 def outcome(report: dict[str, Any]) -> str:
-    """What a report of ``adapt`` says, in a sentence or two."""
+    """What a report of ``adapt`` says, as a list."""
     before, after = (report[f"weights_bytes_{when}"] / 1e6 for when in ("before", "after"))
     held_out = dict(report["held_out"])
     sentences = held_out.pop("sentences")
-    parts = []
+    lines = []
     for name, one in held_out.items():
-        was = "" if one["before"] is None else f", {one['before']:.4g} before"
-        parts.append(f"{name} {one['value']:.4f} ({one['low']:.4f} to {one['high']:.4f}{was})")
+        was = "" if one["before"] is None else f"; before: {one['before']:.4f}"
+        lines.append(f"    - {name} {one['value']:.4f} ({one['low']:.4f} to {one['high']:.4f}{was})")
     whole, table = (sum(one[f"bytes_{when}"] for one in report["tables"]) for when in ("before", "after"))
-    return (
-        f"The table: {whole / 1e6:.4g} → {table / 1e6:.4g} MB. The weights on disk: {before:.4g} → {after:.4g} MB. "
-        f"On {sentences:,} held-out sentences: {'; '.join(parts)}."
+    return "\n".join(
+        [
+            f"- Token table: {whole / 1e6:.1f} → {table / 1e6:.1f} MB",
+            f"- Weights on disk: {before:.1f} → {after:.1f} MB",
+            f"- On {sentences:,} held-out sentences, with 95 % intervals:",
+            *lines,
+        ]
     )
+
+
+def printed(report: dict[str, Any]) -> str:
+    """The measures of a report as the command prints them."""
+    held_out = dict(report["held_out"])
+    sentences = held_out.pop("sentences")
+    lines = explained({name: Measure(**one) for name, one in held_out.items()})
+    first = f"Compared with the old model on {sentences:,} held-out sentences, with 95 % intervals:"
+    return "\n".join(["```", first, *(f"  {line}" for line in lines), "```"])
 
 
 def language_model(facts: dict[str, Any], reports: dict[int, dict[str, Any]]) -> str:
@@ -61,14 +76,15 @@ def language_model(facts: dict[str, Any], reports: dict[int, dict[str, Any]]) ->
 
 
 def main() -> None:
-    said = {
-        name: outcome(report) for name in ("sentences", "int8", "classifier", "vocabulary") if (report := found(name))
-    }
-    said["int8"] += " The text was the sample of WikiText-2 that is shipped."
+    names = ("sentences", "int8", "classifier", "vocabulary")
+    said = {name: outcome(report) for name in names if (report := found(name))}
+    said["int8"] += "\n\nThe text was the sample of WikiText-2 in the package."
     if facts := found("tied-gpt2"):
         reports = {bits: report for bits in (4, 3, 2) if (report := found(f"gpt2-{bits}bits"))}
         said["language"] = language_model(facts, reports)
-    for name in ("sentences", "int8", "language", "vocabulary", "classifier"):
+    if report := found("sentences"):
+        said["printed"] = printed(report)
+    for name in (*names, "printed", "language"):
         write_between_marks(PAGE, name, said.get(name, "Not run."))
 
 
