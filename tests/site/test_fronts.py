@@ -17,6 +17,7 @@ from torchdefine.cli.command_line import make_parser
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 from build_fronts import RESULTS, fronts_page  # noqa: E402
+from build_site import pages  # noqa: E402
 
 PAGE = fronts_page()
 DATA: list[dict[str, Any]] = json.loads(re.findall(r'id="data">(.*?)</script>', PAGE, re.DOTALL)[0])
@@ -47,6 +48,13 @@ def test_the_page_is_small_and_asks_no_server() -> None:
     assert len((ROOT / "docs" / "fronts.html").read_text()) < 18_000
     assert not re.search(r"(?:https?:)?//[\w.]+\.\w|@import|url\(", PAGE.replace(json.dumps(DATA), ""))
     assert "default-src 'none'" in PAGE
+
+
+def test_its_links_lead_to_pages_of_the_site() -> None:
+    places = {str(place).replace("README.md", "index.md").replace(".md", ".html") for place in pages()}
+    links = {link for link in re.findall(r'href="([^"]+)"', PAGE) if not link.startswith("data:")}
+    assert len(links) == 4
+    assert links <= places
 
 
 def test_the_commands_are_understood() -> None:
@@ -115,6 +123,8 @@ def test_a_keyboard_moves_the_budget_and_the_address_follows(page: Page, address
     page.press("Tab")
     page.press("Tab")
     assert page.tell("document.activeElement.id") == "copy"
+    page.tell("document.activeElement.onclick()")
+    assert page.tell("document.activeElement.textContent") in ("Copied", "Selected")
 
 
 @pytest.mark.parametrize("width", [320, 760, 1400])
