@@ -13,7 +13,7 @@ def pack(table: Table, budget: int) -> Packed | None:
     rows, width = table.source.matrix.shape
     room = bisect_right(range(1, rows + 1), budget, key=lambda some: bytes_of(some, width, 4))
     if room in (0, rows):  # all of them are the same as torchao's four bits
-        return rounded(table.source.matrix, 4) if room else None
+        return replace(rounded(table.source.matrix, 4), label="all rows, int4") if room else None
     kept = table.frequent(room)
     return replace(rounded(table.source.matrix[kept], 4), label=f"{len(kept):,} rows, int4", kept=kept)
 
