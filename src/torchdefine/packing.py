@@ -33,8 +33,10 @@ class Entry:
 
 
 _OWN = {
-    "bits": Entry("bits:Bits", "rotated, 0 to 8 bits per number by importance; usually loses least", seconds=30),
-    "used": Entry("used:Used", "the same, and one vector for all rows that the counts say are unused", seconds=30),
+    "bits": Entry(
+        "bits:Bits", "bits by importance: rotated, then 0 to 8 bits per number; usually loses least", seconds=30
+    ),
+    "used": Entry("used:Used", "bits by importance for used rows; one vector for all unused rows", seconds=30),
     "svd": Entry("low_rank:LowRank", "low rank (SVD)"),
     "frequent": Entry("low_rank:LowRank", "frequent rows whole, low rank for the rest", {"kept": (0.05, 0.15)}),
     "group-reduce": Entry(

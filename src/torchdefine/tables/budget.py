@@ -25,13 +25,13 @@ class Budget:
 
     @classmethod
     def of(cls, size: int | str | Budget) -> Budget:
-        """From bytes (1500000), a size ("1.5MB", "512 KiB") or a count of float32 numbers ("4M parameters")."""
+        """From bytes (the int 1500000), a size ("1.5MB", "512 KiB", "900B") or float32 numbers ("4M parameters")."""
         if isinstance(size, Budget):
             return size
         read = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*?)\s*(parameters|params)?", str(size).strip().lower())
         counted = read is not None and read[3] is not None
-        if read and not counted and "." in read[1] and not read[2]:
-            raise UserError(f"The budget {size!r} has no unit: write it as {size}MB, {size}KB, or {size}M parameters.")
+        if read and not counted and not read[2] and isinstance(size, str):
+            raise UserError(f"The budget {size!r} has no unit: write {size}MB, {size}KB, or {size}M parameters.")
         units = _COUNTS if counted else _UNITS
         bytes_ = float(read[1]) * units.get(read[2], math.nan) if read else math.nan
         if not 1 <= bytes_ < math.inf:  # float takes hundreds of digits for infinity
