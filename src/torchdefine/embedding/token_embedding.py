@@ -323,6 +323,13 @@ def count_distinct(ids: np.ndarray, num_embeddings: int) -> int:
     return int(np.count_nonzero(seen))
 
 
+def distinct_hint(embedding: TokenEmbedding, ids: np.ndarray, others: int) -> int | None:
+    """The bound that ``embedded`` takes, from ids on the host and how many ``others`` there may be; None for none."""
+    if not embedding.shares or embedding.unit is None:  # then only a CPU shares, and counts by itself
+        return None
+    return count_distinct(ids, embedding.num_embeddings) + others
+
+
 def count_parameters(model: nn.Module, embeddings: Iterable[TokenEmbedding], context: nn.Module) -> dict[str, int]:
     """The parameters of a model's units, of its context model, and of all else; shared ones count once."""
     units = {p for embedding in embeddings if embedding.unit is not None for p in embedding.unit.parameters()}
