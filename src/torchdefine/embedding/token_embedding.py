@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -24,8 +24,10 @@ from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import locked_dropout
 
+MAPS: dict[str, Any] = {kind.kind: kind for kind in (StandardMap, ProjectiveMap, AdaptiveMap, SlimMap)}
+"""Our maps by the kind that a saved embedding names."""
 PARTS = (
-    *(StandardMap, ProjectiveMap, AdaptiveMap, SlimMap, HostMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
+    *(*MAPS.values(), HostMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
     *(DefineUnit, ExpansionLayer, GroupLinear, nn.LayerNorm, nn.GroupNorm, Features, Feature, *FEATURE_PARTS),
 )
 """What our maps and units are made of: each handles every token independently."""
