@@ -82,7 +82,7 @@ def test_the_command_runs_none_of_the_code(
 ) -> None:
     adapted(tmp_path / "model", classifier())
     assert command("export", tmp_path / "model", "--format", "transformers", "--out", tmp_path / "alone") == 0
-    assert "whoever loads it allows the code" in capsys.readouterr().out
+    assert "Loading it runs the code in" in capsys.readouterr().out
     assert not (tmp_path / "modules").exists()
     monkeypatch.setattr("builtins.input", lambda *_: "")
     with pytest.raises(ValueError, match="trust_remote_code"):
