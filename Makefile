@@ -43,7 +43,7 @@ figures: $(VENV)/dev  ## draw the pictures of the docs anew
 
 results: $(VENV)/user  ## write the tables of results/ anew from its JSON files
 	$(VENV)/bin/python results/make_tables.py
-	$(VENV)/bin/python results/minilm_tables.py
+	PYTHONPATH=. $(VENV)/bin/python results/leaderboard_tables.py
 	$(VENV)/bin/python results/shrink_tables.py
 	$(VENV)/bin/python results/benchmark_tables.py
 	$(VENV)/bin/python results/click_table.py

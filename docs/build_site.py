@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from build_fronts import fronts_page
 from notebook_page import notebook_page
 from recipes_page import recipes_page
 
@@ -45,6 +46,7 @@ def pages() -> dict[Path, Path]:
     """Every page of the site that a file is the source of: the file, by where the page goes."""
     found = {Path("index.md"): ROOT / "README.md"}
     found |= {Path(page.name): page for page in sorted((ROOT / "docs").glob("*.md"))}
+    found[Path("fronts.html")] = ROOT / "docs" / "fronts.html"
     found[Path("all-pages.md")] = found.pop(Path("README.md"))  # a README would be an index, as those of results/
     found |= {Path("notebooks") / f"{page.stem}.md": page for page in sorted((ROOT / "notebooks").glob("*.ipynb"))}
     found |= {Path(name): ROOT / name for name in AT_THE_TOP}
@@ -54,8 +56,13 @@ def pages() -> dict[Path, Path]:
     return found
 
 
-def text_of(source: Path) -> str:
-    return notebook_page(source, OUT / "pictures" / source.stem) if source.suffix == ".ipynb" else source.read_text()
+def text_of(place: Path, all_pages: dict[Path, Path]) -> str:
+    """What stands on a page that a file is the source of."""
+    source = all_pages[place]
+    if source.suffix == ".html":
+        return fronts_page()
+    own = notebook_page(source, OUT / "pictures" / source.stem) if source.suffix == ".ipynb" else source.read_text()
+    return linked(own, source, place, all_pages)
 
 
 def linked(text: str, source: Path, place: Path, all_pages: dict[Path, Path]) -> str:
@@ -149,9 +156,9 @@ def settings(config: type[Config]) -> list[str]:
 def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     found = pages()
-    for place, source in found.items():
+    for place in found:
         (OUT / place).parent.mkdir(parents=True, exist_ok=True)
-        (OUT / place).write_text(linked(text_of(source), source, place, found))
+        (OUT / place).write_text(text_of(place, found))
     shutil.copyfile(ROOT / "docs" / "site.css", OUT / "site.css")
     (OUT / "api").mkdir()
     for place, text in made().items():

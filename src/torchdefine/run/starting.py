@@ -1,4 +1,7 @@
-"""What a run starts with, checked first: its recipe, the caller's changes to it, its folder, another run's weights."""
+"""What a run starts with, checked first: its recipe, the caller's changes to it, its folder, another run's weights.
+
+What a run resumes from, ``begin`` of train.py restores.
+"""
 
 from __future__ import annotations
 
