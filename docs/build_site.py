@@ -93,7 +93,8 @@ def relative(target: Path, page: Path) -> str:
 
 def public_names(module: ModuleType) -> list[str]:
     """What a room offers: the names of its door that are defined in it, or bound there to a method."""
-    names = [name for name, value in vars(module).items() if not name.startswith("_") and callable(value)]
+    offered = getattr(module, "__all__", vars(module))
+    names = [name for name in offered if not name.startswith("_") and callable(getattr(module, name))]
     return sorted(name for name in names if home_of(module, name).startswith((module.__name__, "torchdefine.config")))
 
 

@@ -13,6 +13,8 @@ import yaml
 from build_site import ROOT, made, pages
 from check_site import problems
 
+import torchdefine
+
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 
 
@@ -36,6 +38,15 @@ def test_every_page_is_in_the_menu_once() -> None:
     places = list(leaves(yaml.safe_load(CONFIG)["nav"]))
     assert len(set(places)) == len(places)
     assert set(places) == {place.as_posix() for place in (*pages(), *made())}
+
+
+def test_every_public_name_is_explained() -> None:
+    reference = {place.stem: text for place, text in made().items() if place.parent.name == "api"}
+    for name in torchdefine.__all__:
+        line = next(line for line in reference["index"].splitlines() if line.startswith(f"- [`{name}`]("))
+        assert line.split("): ")[1], f"{name} has no docstring"
+        room = line.split("](")[1].split(".md#")[0]
+        assert f'"torchdefine.{name}"' in reference[room] or f"{{#torchdefine.{name}}}" in reference[room]
 
 
 @pytest.fixture
