@@ -1,6 +1,7 @@
 """The README and the code of the pages run as they say, and what they call a setting is one."""
 
 import contextlib
+import copy
 import functools
 import io
 import re
@@ -114,7 +115,7 @@ def test_a_context_model_of_ones_own_trains_as_the_page_says(
 ) -> None:
     small = {"data": corpus, "train": {"steps": 2}, "embedding": {"kind": "standard"}, "output": {"kind": "full"}}
     monkeypatch.setattr(torchdefine, "train", functools.partial(torchdefine.train, **small), raising=False)
-    monkeypatch.setattr(CONTEXTS, "_kinds", dict(CONTEXTS._kinds))
+    monkeypatch.setattr(CONTEXTS, "_kinds", copy.copy(CONTEXTS._kinds))
     monkeypatch.chdir(tmp_path)
     code = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL | re.MULTILINE)
     page: dict = {"__name__": "docs"}
