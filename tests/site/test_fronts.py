@@ -51,7 +51,7 @@ def test_the_page_is_small_and_asks_no_server() -> None:
 
 
 def test_its_links_lead_to_pages_of_the_site() -> None:
-    places = {str(place).replace("README.md", "index.md").replace(".md", ".html") for place in pages()}
+    places = {str(place.with_suffix(".html")) for place in pages()}
     links = {link for link in re.findall(r'href="([^"]+)"', PAGE) if not link.startswith("data:")}
     assert len(links) == 4
     assert links <= places
