@@ -251,18 +251,20 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
         if len(fitted.measured) > 1 and not options.json:
             print(f"Candidates for {name}, compared on sentences for choosing. The held-out sentences follow below.")
             fitted.print()
+            print()
     show(options, shrunk.to_dict(), _of_the_shrunk(shrunk))
 
 
 def _of_the_shrunk(shrunk: Shrunk) -> Iterator[str]:
     from torchdefine.adapt.measures import explained
     from torchdefine.adapt.model_folder import loading_code
+    from torchdefine.tables.source import readable_bytes
 
-    before, after = (size / 1e6 for size in shrunk.file_bytes)
+    before, after = map(readable_bytes, shrunk.file_bytes)
     yield str(shrunk.replacement)
     yield from (f"Method: {one.why}" for one in shrunk.fitted.values() if len(one.measured) == 1)
     yield str(shrunk.vocabulary)
-    yield f"Weights on disk: {before:,.1f} → {after:,.1f} MB."
+    yield f"Weights on disk: {before} → {after}."
     yield f"Compared with the old model on {shrunk.held_out:,} held-out sentences, with 95 % intervals:"
     yield from (f"  {line}" for line in explained(shrunk.measures))
     for name in ("cosine", "top-1 agreement", "agreement"):
