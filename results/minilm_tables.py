@@ -35,6 +35,8 @@ INTRODUCTION = """# MiniLM's token table at equal bytes
 - "bytes" is the size of the packed table: our file, or the codes and scales of the other methods. "tokenizer" is the
   size of the tokenizer, which comes on top.
 - `torchdefine adapt` makes "bits by importance". With `--thorough` it also distils: "bits by importance, distilled".
+- "trimmed + int4" keeps the most frequent tokens, in torchao's 4 bits. "SVD by counts, 4 bits" is a low rank, weighted by
+  token counts. "PCA as model2vec, int8" reduces the width as model2vec does.
 
 ![All sizes together](front.svg)
 """
@@ -86,7 +88,7 @@ def front_table(rows: list[dict[str, Any]], sizes: list[float], text: dict[str, 
     said = (
         f"The token table of the sentence encoder MiniLM takes {full / 1e6:.1f} MB. Each number is the mean cosine "
         f"between the sentence vectors of the old and the new model, on {text['measured_on']:,} held-out sentences. "
-        "1 means equal, – means not run. `adapt` makes the first row, `adapt --thorough` the second "
+        "1 means equal; – means not run. `adapt` makes the first row, `adapt --thorough` the second "
         "([all measures](results/minilm/README.md)):\n\n"
     )
     return said + "\n".join(lines)

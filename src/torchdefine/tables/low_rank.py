@@ -104,7 +104,7 @@ class LowRank(Method):
         for kept, storage in sizes:
             rank = budget.largest(width, partial(_empty, rows, width, storage, kept))
             if rank:
-                label = f"{kept} rows in full, SVD {rank} for the rest, {storage}" if kept else f"SVD {rank}, {storage}"
+                label = f"{kept} rows whole, rest SVD {rank}, {storage}" if kept else f"SVD {rank}, {storage}"
                 yield Candidate(label, partial(svd_table, rank=rank, kept=kept, storage=storage))
 
 
