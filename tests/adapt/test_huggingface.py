@@ -26,7 +26,7 @@ from torchdefine.adapt.stand_in import MapHead, SharedStandIn, StandIn, VectorsH
 from torchdefine.embedding import MLPConfig, StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable, DenseRows, dense_table, quantised_table, svd_table
-from torchdefine.tables.units import UnitRows
+from torchdefine.tables.fitted_unit import UnitRows
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -241,7 +241,7 @@ def test_a_large_vocabulary_is_scored_in_stretches(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_head_that_is_tied_to_finished_vectors(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchdefine.embedding.finished.TOKENS_AT_ONCE", 7)
+    monkeypatch.setattr("torchdefine.embedding.table.TOKENS_AT_ONCE", 7)
     model = Tied()
     size = float(model.head.weight.detach().square().mean().sqrt())
     unit = UnitConfig(dropout=dropout)

@@ -11,7 +11,7 @@ from torchdefine.adapt.measures import Measure, explained
 from torchdefine.adapt.model_folder import CARD_FILE, FORMER_CARD_FILE, REPORT_FILE
 from torchdefine.files import read_json, read_text, write_text
 from torchdefine.plain import escaped
-from torchdefine.tables.source import readable_bytes
+from torchdefine.tables.budget import readable_bytes
 
 _RUN = """```python
 import numpy

@@ -17,7 +17,8 @@ from torchdefine.adapt.kept import Kept
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress
 from torchdefine.tables import METHODS, Budget, Candidate, CompactTable, Method, Source, table_method
-from torchdefine.tables.source import Counts, TableLike, as_matrix, as_weights, lost_variance, readable_bytes
+from torchdefine.tables.budget import readable_bytes
+from torchdefine.tables.source import Counts, TableLike, as_matrix, as_weights, lost_variance
 
 Quality = Callable[[nn.Module], float]
 TICKS = 100

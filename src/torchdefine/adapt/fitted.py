@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchdefine.analysis.pictures import COLOURS, drawing, save_figure
 from torchdefine.analysis.tables import print_table
 from torchdefine.tables import Budget, CompactTable
-from torchdefine.tables.source import readable_bytes
+from torchdefine.tables.budget import readable_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, in_a_line
 from torchdefine.files import read_json
 from torchdefine.recipe import RUN_SETTINGS_FILE
 from torchdefine.spelling import option
@@ -79,8 +79,7 @@ def _readable(what: str, way_out: str) -> Iterator[None]:
         if "trust_remote_code" in str(error):
             way_out = f"read it, and pass {option('trust_code')} if you want it to run"
             raise UserError(f"{what} brings code of its own, which nothing here runs unasked: {way_out}.") from None
-        reason = " ".join(str(error).split())[:200].rstrip(".")
-        raise UserError(f"{what} cannot be read ({reason}): {way_out}.") from None
+        raise UserError(f"{what} cannot be read ({in_a_line(error)}): {way_out}.") from None
 
 
 def check_carried_over(source: Path, target: Path) -> None:

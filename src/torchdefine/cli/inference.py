@@ -258,7 +258,7 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
 def _of_the_shrunk(shrunk: Shrunk) -> Iterator[str]:
     from torchdefine.adapt.measures import explained
     from torchdefine.adapt.model_folder import loading_code
-    from torchdefine.tables.source import readable_bytes
+    from torchdefine.tables.budget import readable_bytes
 
     before, after = map(readable_bytes, shrunk.file_bytes)
     yield str(shrunk.replacement)
