@@ -35,8 +35,8 @@ INTRODUCTION = """# MiniLM's token table at equal bytes
 - "bytes" is the size of the packed table: our file, or the codes and scales of the other methods. "tokenizer" is the
   size of the tokenizer, which comes on top.
 - `torchdefine adapt` makes "bits by importance". With `--thorough` it also distils: "bits by importance, distilled".
-- "trimmed + int4" keeps the most frequent tokens, in torchao's 4 bits. "SVD by counts, 4 bits" is a low rank, weighted by
-  token counts. "PCA as model2vec, int8" reduces the width as model2vec does.
+- "trimmed + int4" keeps the most frequent tokens, in torchao's 4 bits. "SVD by counts, 4 bits" is a low rank, weighted
+  by token counts. "PCA as model2vec, int8" reduces the width as model2vec does.
 
 ![All sizes together](front.svg)
 """
