@@ -201,7 +201,7 @@ def test_the_command(torchdefine: Command, bert_folder: Path, text: Path, tmp_pa
     changed = {
         "exists already and is not empty": [bert_folder, *arguments[:5], out, *few],
         "has no config.json": [tmp_path, *arguments],
-        f"There is no folder {tmp_path / 'modell'}: give one": [tmp_path / "modell", *arguments],
+        f"There is no folder {tmp_path / 'modell'}, and nothing is downloaded: give": [tmp_path / "modell", *arguments],
         f"is a run of torchdefine and no model of transformers: make it smaller by `torchdefine compress {run}`": [
             *(run, *arguments)
         ],

@@ -40,7 +40,9 @@ def open_model(folder: Path, device: str = "cpu", *, trust_code: bool = False, p
     may be ``packed``.
     """
     if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}: give one that a model's save_pretrained wrote.")
+        raise UserError(
+            f"There is no folder {folder}, and nothing is downloaded: give a folder that save_pretrained wrote."
+        )
     if (folder / RUN_SETTINGS_FILE).is_file():
         raise UserError(
             f"{folder} is a run of torchdefine and no model of transformers: make it smaller by `torchdefine compress "

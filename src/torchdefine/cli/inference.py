@@ -147,7 +147,7 @@ def _compress(options: argparse.Namespace, _: dict[str, Any]) -> None:
     for file, one in made.items():
         of_vectors, of_map = one.vectors_bytes / one.bytes, one.map_bytes / one.bytes
         lines.append(
-            f"{file}: {one.bytes:,} bytes, {one.label}. The unpacked vectors take {one.vectors_bytes:,} bytes "
+            f"{file}: {one.bytes:,} bytes as {one.label}. The unpacked vectors take {one.vectors_bytes:,} bytes "
             f"({of_vectors:.1f} times as many), the map's table {one.map_bytes:,} ({of_map:.1f} times as many)."
         )
         weighted = one.lost_by_frequency
