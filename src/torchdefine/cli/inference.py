@@ -131,7 +131,8 @@ def _cache(options: argparse.Namespace, _: dict[str, Any]) -> None:
     with bar("computing vectors") as progress:
         written = run.cache(options.dtype, progress)
     facts = {"run": options.folder, "files": {str(file): size for file, size in written.items()}}
-    show(options, facts, (f"{file}: {size:,} bytes" for file, size in written.items()))
+    lines = [f"{file}: {size:,} bytes" for file, size in written.items()]
+    show(options, facts, [*lines, f"Use it: torchdefine eval {shlex.quote(options.folder)} --cached"])
 
 
 def _compress(options: argparse.Namespace, _: dict[str, Any]) -> None:
