@@ -53,10 +53,10 @@ def printed(report: dict[str, Any]) -> str:
 
 
 def language_model(facts: dict[str, Any], reports: dict[int, dict[str, Any]]) -> str:
-    """The tied model at some bits a number."""
+    """The tied model at some bits per number."""
     model = facts["model"]
     lines = [
-        "| bits a number | table, bytes | perplexity | change | KL | top-1 agreement |",
+        "| bits per number | table, bytes | perplexity | change | KL | top-1 agreement |",
         "|---:|---:|---:|---:|---:|---:|",
     ]
     for bits, report in sorted(reports.items(), reverse=True):
@@ -67,8 +67,8 @@ def language_model(facts: dict[str, Any], reports: dict[int, dict[str, Any]]) ->
         lines.append("| " + " | ".join([*cells, number(said["top-1 agreement"])]) + " |")
     was = next(iter(reports.values()))["held_out"]["perplexity"]["before"]
     what = (
-        f"A GPT-2 of a CPU's size, trained here: {model['parameters'] / 1e6:.1f} M parameters, {model['n_layer']} "
-        f"layers of {model['n_embd']}, a tied table of {model['vocab_size']:,} × {model['n_embd']}, "
+        f"We trained a small GPT-2 on a CPU: {model['parameters'] / 1e6:.1f} M parameters, {model['n_layer']} "
+        f"layers of width {model['n_embd']}, a tied table of {model['vocab_size']:,} × {model['n_embd']}, "
         f"{facts['text']['tokens'] / 1e6:.1f} M tokens of {facts['text']['name']}. Its perplexity on the held-out "
         f"sentences is {was:.1f}.\n"
     )

@@ -121,7 +121,7 @@ def test_a_model_whose_rest_is_rounded_is_refused(tmp_path: Path, monkeypatch: p
 
 def test_two_programs_in_turns_are_refused(tmp_path: Path) -> None:
     adapted(tmp_path / "model", "t5", bits=4)
-    with pytest.raises(UserError, match="T5ForConditionalGeneration is an encoder and a decoder"):
+    with pytest.raises(UserError, match="T5ForConditionalGeneration has an encoder and a decoder"):
         export_onnx(tmp_path / "model", tmp_path / "onnx")
 
 

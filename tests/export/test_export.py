@@ -93,7 +93,7 @@ def test_the_card_says_what_the_model_is_and_where_it_comes_from(exported: Path,
         f"| total | {result['parameters']['total']:,} |",
         result["data"]["splits"]["train"]["text_sha256"],
         f"{result['test_perplexity']:.2f}",
-        "the user must name its licence",
+        "Its licence is not known here",
         "CC0 1.0",
     ):
         assert said in card, said
@@ -138,7 +138,7 @@ def test_onnx_by_the_command_line(run_folder: Path, tmp_path: Path, capsys: pyte
     card = (out / "README.md").read_text()
     assert "looked up in a cache" in card
     assert "Cached vectors are in bfloat16" in card
-    assert "They were measured with vectors computed in float32; this export has rounded ones." in card
+    assert "They were measured with float32 vectors. This export has rounded vectors." in card
     assert b"torchdefine/" not in (out / "step.onnx").read_bytes()
     assert command("export", "--check", out) == 0
     printed = capsys.readouterr().out

@@ -269,8 +269,8 @@ def _check_too_large(tables: Sequence[Table], allowed: Budget) -> None:
     if size <= allowed.bytes:
         names, taken = " and ".join(table.name for table in tables), Budget(size, allowed.floats_only)
         raise UserError(
-            f"The budget of {allowed} has room for {names} as in the model, {taken}, and no replacement would be as "
-            "good: keep the model, or give a smaller budget."
+            f"The budget of {allowed} has room for {names} as in the model, {taken}, so there is nothing to gain: keep "
+            "the model, or give a smaller budget."
         )
 
 
