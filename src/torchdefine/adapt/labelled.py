@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -95,11 +96,7 @@ class Labels:
     def measures(self, purpose: Purpose, before: Read, after: Read) -> dict[str, Measure]:
         """Accuracy: of a classifier's own classes; or, of every second text, by the nearest centre of the others."""
         hits = self._by_model if isinstance(purpose, Classes) else self._by_centre
-
-        def of_model(model: Read) -> Tensor:
-            return hits(purpose, model)
-
-        return {"labels, accuracy": _compared(_mean, of_model, before, after)}
+        return {"labels, accuracy": _compared(_mean, partial(hits, purpose), before, after)}
 
     @torch.no_grad()
     def _by_model(self, purpose: Purpose, model: Read) -> Tensor:
