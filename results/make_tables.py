@@ -8,7 +8,6 @@ from pathlib import Path
 from claims import write_evidence_page
 from compared import compared_section
 from demo_table import write_demo_page
-from equal_bytes import equal_bytes_section
 from equalised_tables import equalised_section
 from front_lines import write_front_lines
 from long_tables import long_section
@@ -33,8 +32,7 @@ the `result.json` of one run: recipe, overrides, seed, commit, hardware, version
 the test perplexity of a model that only counts words. "published test" is the paper's number for the recipe, after
 full training on the paper's text. Recipes that are not listed have no result here.
 
-[minilm/](minilm/README.md) shows replacements for the token table of a trained sentence encoder,
-[shrink/](shrink/README.md) those of two more tables and of a language model.
+[leaderboard/](leaderboard/README.md) shows table methods at equal bytes, on a sentence encoder and other tables.
 [benchmarks/](benchmarks/README.md) shows speed and memory.
 """
 
@@ -42,7 +40,6 @@ full training on the paper's text. Recipes that are not listed have no result he
 def main() -> None:
     others = (
         "benchmarks",
-        "minilm",
         "inference",
         "wiki78m",
         "equalised",
@@ -52,7 +49,6 @@ def main() -> None:
         "drill",
         "shrink",
         "compared",
-        "equal-bytes",
     )
     folders = sorted(p for p in HERE.iterdir() if p.is_dir() and p.name not in others and any(p.glob("*.json")))
     stages = HERE / "wiki78m"
@@ -67,7 +63,6 @@ def main() -> None:
             demo_section(HERE / "demo-scales"),
             look_up_section(HERE / "inference"),
             compared_section(HERE / "compared"),
-            equal_bytes_section(HERE / "equal-bytes"),
             "",
         ]
     )
