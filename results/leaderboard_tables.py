@@ -20,12 +20,14 @@ METHODS = all_methods()
 
 INTRODUCTION = """# Table methods at equal bytes
 
-`make results` writes this page from the JSON beside it, which `python -m leaderboard` wrote.
+`python -m leaderboard` writes the JSON files in this folder. `make results` writes this page from them.
 [How to measure, and how to add a method](../../docs/leaderboard.md).
 
-- "bytes" are those of the packed table: codes, scales, codebooks and projections. A file's header is extra.
-- (±) is half of a 95 % interval: of the value, or of its change where the whole table has one too.
-- "bits by importance" is what `torchdefine adapt` makes. "distilled" is what `--thorough` makes of it.
+- "bytes" is the size of the packed table: codes, scales, codebooks and projections. The header of a file comes on top.
+- (±) is half of a 95 % interval. If the unpacked table has the measure too, it is the interval of the change.
+- `torchdefine adapt` makes "bits by importance". `adapt --thorough` also distils: "bits by importance, distilled".
+- "trimmed + int4" keeps the most frequent tokens, in torchao's 4 bits. "SVD by counts, 4 bits" is a low rank, weighted
+  by token counts. "PCA as model2vec, int8" reduces the width as model2vec does.
 - [The measures](#measures) are explained at the end.
 """
 MEASURES = """## Measures
@@ -41,8 +43,7 @@ MEASURES = """## Measures
 - **KL**, **perplexity**, **top-1 agreement**: of the predicted tokens of held-out sentences.
 - **test perplexity**: of a run of torchdefine, on its whole test text. It has no interval.
 
-"tokenizer" is the size of the tokenizer in bytes, which is extra. Seconds were taken on machines that did other work
-too.
+"tokenizer" is the size of the tokenizer in bytes, which comes on top. The seconds were taken on busy machines.
 """
 LOWER = ("KL", "perplexity", "test perplexity")
 """Measures of which less is better."""

@@ -273,7 +273,7 @@ def test_wrong_examples_are_refused_before_the_work(
             shrink_model(bert_folder, text, tmp_path / "new", "5KB", pairs=path, options=OPTIONS)
     llama = save_with_tokenizer(FAMILIES["llama"].make(True), tmp_path / "llama")
     odd.write_text("a\tb\n" * 50)
-    with pytest.raises(UserError, match="Pairs are for models of sentences"):
+    with pytest.raises(UserError, match="Pairs need a model of sentences"):
         shrink_model(llama, text, tmp_path / "new", "5KB", pairs=odd, options=OPTIONS)
 
 
