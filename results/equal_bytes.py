@@ -100,18 +100,21 @@ def main() -> None:
 
 def equal_bytes_section(folder: Path) -> str:
     """A table for each file."""
-    lines = ["## equal-bytes", "", "Tables packed at equal bytes. A method's best candidate stands for it.", ""]
+    lines = ["## equal-bytes", "", "Tables packed at equal bytes. Each row is the best candidate of a method.", ""]
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text())
         (count, width), quality = result["shape"], result["quality"]
         lines += [f"### {result['table']}, {count:,} × {width}", ""]
-        lines += [f"| method | made | bytes | lost, by use | lost | {quality} |", "|---|---|---:|---:|---:|---:|"]
+        lines += [
+            f"| method | table | bytes | variance lost, by count | variance lost | {quality} |",
+            "|---|---|---:|---:|---:|---:|",
+        ]
         for row in sorted(result["rows"], key=lambda row: (row["part"], row["lost_by_use"])):
             cells = [f"`{row['method']}`", row["label"], f"{row['bytes']:,}"]
             cells += [f"{row['lost_by_use']:.4f}", f"{row['lost']:.4f}", f"{row['quality']:.4f}"]
             lines.append("| " + " | ".join(cells) + " |")
-        lines += ["", f"With the whole table: {result['whole']:.4f}. Commit {short_commit(result['commit'])}.", ""]
-    note = '"lost" is the fraction of the variance of all rows that is gone; "by use" weighs rows by their counts.'
+        lines += ["", f"With the original table: {result['whole']:.4f}. Commit {short_commit(result['commit'])}.", ""]
+    note = '"variance lost" is a fraction of the variance of all rows; "by count" weights rows by their counts.'
     return "\n".join([*lines, note, ""])
 
 

@@ -73,7 +73,7 @@ def test_a_table_is_as_wide_as_the_budget_allows(recipe: str, tmp_path: Path) ->
 
 
 def test_a_recipe_without_steps_is_refused(recipe: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"says its train\.steps"):
+    with pytest.raises(UserError, match=r"one embedding and with train\.steps"):
         search(recipe, tmp_path, train={"epochs": 1}, device="cpu")
 
 

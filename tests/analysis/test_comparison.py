@@ -73,7 +73,7 @@ def test_unequal_runs_are_called_so(runs: list[Path], change: Callable[[Any], No
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda r: r["data"].update(vocabulary_sha256="x"), "different vocabularies, so their perplexities do not"),
+        (lambda r: r["data"].update(vocabulary_sha256="x"), "different vocabularies: do not compare perplexities"),
         (lambda r: r["data"]["splits"]["test"].update(text_sha256="x"), "evaluated on different texts"),
         (lambda r: r["data"]["splits"]["valid"].update(text_sha256="x"), "evaluated on different texts"),
         (lambda r: r["evaluation"]["test"].update(protocol="x"), "different protocols"),
@@ -101,7 +101,7 @@ def test_of_short_pieces_none_is_best(runs: list[Path]) -> None:
     short(other.result)
     comparison = Comparison([one, other])
     (warning,) = comparison.warnings
-    assert f"300 tokens in {streams} streams are short pieces" in warning
+    assert f"{streams} streams of 300 tokens together are short" in warning
     assert "--split valid" in warning
     assert marks(comparison) == []
 
@@ -115,7 +115,7 @@ def test_tokens_of_the_same_text_are_not_called_another_text(runs: list[Path]) -
             split.update(tokens_sha256="x", tokens=split["tokens"] + 1)
 
     (warning,) = changed(runs, other_vocabulary).warnings
-    assert warning == "The runs have different vocabularies, so their perplexities do not compare; bits per byte do."
+    assert warning == "The runs have different vocabularies: do not compare perplexities compare; bits per byte do."
 
 
 def test_shares_unknown_of_the_validation_text_count_where_there_is_no_other(runs: list[Path]) -> None:
@@ -131,8 +131,8 @@ def test_shares_unknown_of_the_validation_text_count_where_there_is_no_other(run
     for run, change in ((one, valid_alone), (other, cut_vocabulary)):
         change(run.result)
     assert Comparison([one, other]).warnings[0] == (
-        "The vocabularies differ, so that 20.0% of the valid text is <unk> in seed-2 and 0.0% in seed-1: neither "
-        "perplexities nor bits per byte compare."
+        "The vocabularies differ, so that 20.0% of the valid text is <unk> in seed-2 and 0.0% in seed-1: do "
+        "not compare perplexities or bits per byte."
     )
 
 
@@ -183,8 +183,8 @@ def test_a_small_vocabulary_does_not_win_by_saying_that_it_knows_nothing(
     share = comparison.runs[1].evaluation("test")["unknown_share"]
     assert share > 0.1
     assert comparison.warnings == [
-        f"The vocabularies differ, so that {share:.1%} of the test text is <unk> in small and 0.0% in large: neither "
-        "perplexities nor bits per byte compare."
+        f"The vocabularies differ, so that {share:.1%} of the test text is <unk> in small and 0.0% in large: do "
+        "not compare perplexities or bits per byte."
     ]
     assert marks(comparison) == []
     assert column(comparison, "<unk>") == ["0.00%", f"{share:.2%}"]
@@ -234,8 +234,8 @@ def test_other_words_of_another_text_compare_in_nothing(runs: list[Path]) -> Non
         result["evaluation"]["test"]["unknown_share"] = 0.5
 
     assert changed(runs, other_words_and_text).warnings == [
-        "The runs were evaluated on different texts, so neither perplexities nor bits per byte compare.",
-        "The runs have different vocabularies, so their perplexities do not compare.",
+        "The runs were evaluated on different texts: do not compare perplexities or bits per byte.",
+        "The runs have different vocabularies: do not compare perplexities compare.",
     ]
 
 
@@ -258,7 +258,9 @@ def test_an_unk_that_stands_in_the_text_is_no_difference(recipe_file: Path, tmp_
     assert 0 < shares[1] < 0.1
     assert comparison.warnings[0].endswith("perplexities do not compare; bits per byte do.")
     assert not any("<unk>" in warning for warning in comparison.warnings)
-    assert any("as many tokens, but these are not as much text: from" in warning for warning in comparison.warnings)
+    assert any(
+        "equally many tokens, but on different amounts of text: from" in warning for warning in comparison.warnings
+    )
 
 
 def test_a_context_model_that_shrank_with_the_map_is_named_with_the_cure(recipe_file: Path, tmp_path: Path) -> None:
@@ -270,9 +272,9 @@ def test_a_context_model_that_shrank_with_the_map_is_named_with_the_cure(recipe_
     comparison = compare_runs([tmp_path / "wide", tmp_path / "narrow"])
     counts = {run.name: run.parameters["context"] / 1e6 for run in comparison.runs if run.parameters}
     assert comparison.warnings == [
-        f"The context model has {counts['wide']:.3f} M parameters in wide and {counts['narrow']:.3f} M in narrow: a "
-        "tied LSTM ends as wide as embedding.map_dim; to compare embeddings alone, give all of them "
-        "--context.output_dim 16."
+        f"The context models differ in size: {counts['wide']:.3f} M parameters in wide, {counts['narrow']:.3f} M in "
+        "narrow. The last layer of a tied LSTM is as wide as embedding.map_dim; to compare embeddings alone, give all "
+        "runs --context.output_dim 16."
     ]
     assert compare_runs([tmp_path / "wide", tmp_path / "cured"]).warnings == []
 
@@ -290,12 +292,12 @@ def test_settings_that_differ_beside_the_embedding_are_named(runs: list[Path]) -
     )
     other = dataclasses.replace(second, recipe=recipe)
     named = "context.input_dropout (0.2, 0.5), optim.lr (0.005, 0.1)"
-    sentence = "Settings beside the kinds of embedding and output differ: "
+    sentence = "Settings other than those of embedding and output differ: "
     assert Comparison([first, other]).warnings == [f"{sentence}{named}, train.steps (20, 30)."]
     assert second.result is not None
     longer = dataclasses.replace(other, result={**second.result, "tokens": 999_999})
     assert Comparison([first, longer]).warnings == [
-        f"The runs were trained for different numbers of tokens, from {first.fact('tokens'):,} to 999,999.",
+        f"The runs were trained on different numbers of tokens, from {first.fact('tokens'):,} to 999,999.",
         f"{sentence}{named}.",
     ]
     everything = {f.name: 0.5 for f in dataclasses.fields(recipe.context) if f.name.endswith("dropout")}

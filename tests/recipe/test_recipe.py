@@ -91,9 +91,9 @@ def test_a_second_stage_differs_from_the_first_in_averaging_alone(name: str) -> 
 
 def test_ours_say_what_they_change() -> None:
     assert standing(load_recipe("table1a/r3-scaled")) == (
-        "table1a/r3 changed by embedding.scale unit-rms (there none), unit.weight_scaling true (there false)"
+        "table1a/r3 with embedding.scale unit-rms (instead of none), unit.weight_scaling true (instead of false)"
     )
-    assert standing(load_recipe("table1a/r2-scaled")) == "table1a/r2 changed by embedding.scale unit-rms (there none)"
+    assert standing(load_recipe("table1a/r2-scaled")) == "table1a/r2 with embedding.scale unit-rms (instead of none)"
     assert standing(load_recipe("demo/standard")) == "our own"
     for name in recipe_names():
         if name.endswith(("-scaled", "-adjusted")) and load_recipe(name).varies:
