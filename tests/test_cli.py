@@ -80,7 +80,7 @@ def test_train_eval_generate_compare(torchdefine: Command, recipe_file: Path, fi
     assert "second" in done.stdout
     compared = json.loads(torchdefine("compare", finished, out, "--json").stdout)
     assert [run["run"] for run in compared["runs"]] == ["run", "second"]
-    assert compared["warnings"] == ["Settings beside the kinds of embedding and output differ: optim.lr (0.005, 0.01)."]
+    assert compared["warnings"] == ["Settings other than those of embedding and output differ: optim.lr (0.005, 0.01)."]
 
 
 def test_tensorboard_logs_lie_in_the_run(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
@@ -513,7 +513,7 @@ def test_bad_texts(
 def test_weights_that_are_not_the_last_are_said_to_be_earlier_ones() -> None:
     curve = [{"step": 250, "perplexity": 261.16}, {"step": 500, "perplexity": 328.0}]
     result = {"valid_perplexity": 261.16, "best_step": 250, "curve": curve}
-    said = "The weights are those of step 250, the best on the validation text, whose perplexity was 328.00 by the end."
+    said = "The weights are those of step 250, which has the best validation perplexity. At the end it was 328.00."
     assert best_before_the_end(result) == said
     assert best_before_the_end({**result, "best_step": 500}) == ""
     assert best_before_the_end({"best_step": 3, "curve": []}) == ""  # there was no validation text
@@ -644,9 +644,9 @@ def test_a_small_text_of_ones_own(
     assert "Nothing was measured" not in done.stdout
     assert "nothing will be" not in caplog.text
     exact = f"`torchdefine eval {tmp_path / 'measured'} --split test --batch-size 1` is exact."
-    assert f"50 tokens in 2 streams are short pieces, and each starts without context. {exact}" in done.stdout
+    assert f"2 streams share only 50 tokens, and each starts without context. {exact}" in done.stdout
     done = torchdefine("eval", tmp_path / "measured")
-    assert "The perplexity is probably too high: 50 tokens in 2 streams" in done.stdout
+    assert "The perplexity is probably too high: 2 streams share only 50 tokens" in done.stdout
     assert "too high" not in torchdefine("eval", tmp_path / "measured", "--batch-size", "1").stdout
 
 

@@ -226,7 +226,7 @@ def test_a_run_that_is_not_drawn_is_named_with_the_reason(runs: dict[str, Path])
     sentences = [
         "nothing is not drawn: it has logged nothing yet.",
         "infinite is not drawn: its perplexity is not finite.",
-        "partly is drawn in part: its perplexity is not finite everywhere.",
+        "partly is drawn in part: some of its perplexities are not finite.",
     ]
     assert undrawn_curves([standard, nothing, infinite, partly]) == sentences
     (axes,) = curve_figure([standard, nothing, infinite, partly]).axes
@@ -267,14 +267,14 @@ def test_a_smoothed_training_loss_is_not_drawn_as_a_perplexity(runs: dict[str, P
     define, standard = summarise([runs["define"], runs["standard"]])
     losses = [{k: v for k, v in record.items() if k != "perplexity"} for record in define.train]
     smoothed = dataclasses.replace(define, train=losses)
-    sentence = "The training of define is not drawn: a smoothed loss gives no perplexity."
+    sentence = "The training curve of define is not drawn: a loss with label smoothing gives no perplexity."
     assert undrawn_curves([smoothed]) == [sentence]
     (axes,) = curve_figure([smoothed]).axes
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert sentence.rstrip(".") in legend
     assert "training" not in legend
     assert len([line for line in axes.lines if len(line.get_xdata()) == len(define.train)]) == 0
-    assert undrawn_curves([smoothed, smoothed, standard])[-1].startswith("The training of 2 runs is not drawn")
+    assert undrawn_curves([smoothed, smoothed, standard])[-1].startswith("The training curve of 2 runs is not drawn")
     assert undrawn_curves([dataclasses.replace(smoothed, valid=[])]) == [sentence]
 
 

@@ -488,7 +488,7 @@ def test_a_recipe_file_may_end_in_yml(recipe_file: Path, tmp_path: Path, monkeyp
 
 
 def test_a_description_says_what_was_changed_of_the_model(tmp_path: Path) -> None:
-    own = "One table for all words, tied to an adaptive softmax"
+    own = "One table for all words, tied to an adaptive softmax; not scaled"
     changed = {"unit": "define", "embedding": {"map_dim": "32"}, "optim": {"lr": 1e-3}}
     assert load_recipe("demo/standard", changed).description == (
         f"{own}, changed by embedding.map_dim 32, unit.kind define"

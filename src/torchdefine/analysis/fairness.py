@@ -118,7 +118,7 @@ def why_incomparable(runs: Sequence[RunSummary]) -> list[str]:
         if reason := next(filter(None, reasons), ""):
             found.append(f"The vocabularies differ, {reason}: do not compare perplexities or bits per byte.")
         else:
-            instead = ", but bits per byte" if same_texts else ""
+            instead = "; compare bits per byte instead" if same_texts else ""
             found.append(f"The runs have different vocabularies: do not compare perplexities{instead}.")
     return found
 
