@@ -223,10 +223,11 @@ def write_front_page(records: list[dict[str, Any]]) -> None:
 def said_of_gpu(record: dict[str, Any]) -> str:
     compiled = "" if is_compiled(record) else " torch.compile was not run on this GPU."
     return (
-        f"Whole training steps on one {hardware(record)} in bfloat16: forward, backward, clipping and optimiser. Ours "
-        "run as CUDA graphs. The plain loops use stock modules of torch ([what they are](docs/benchmarks.md)). One "
-        f"with another number of parameters says so.{compiled} The last column compares with the same model without "
-        "DeFINE. [Quartiles](results/benchmarks/README.md#steps)."
+        f"Times of whole training steps on one {hardware(record)} in bfloat16: forward, backward, clipping, optimiser. "
+        "Our steps run as CUDA graphs. Plain torch is a loop over modules of torch ([details]"
+        "(docs/benchmarks.md#what-the-plain-loops-are)). Its parameters stand in brackets where they differ."
+        f"{compiled} The last column compares our step with and without DeFINE. "
+        "[Quartiles](results/benchmarks/README.md#steps)."
     )
 
 
@@ -235,9 +236,9 @@ def said_of_cpu(record: dict[str, Any]) -> str:
     slower = [f"`{recipe_of(group)}`" for group in record["groups"].values() if lead_over_compiled(group) < 1]
     judged = f" Compiled torch is faster than ours for {' and '.join(slower)}." if slower else ""
     return (
-        f"The same with smaller layers and batches on {record['hardware']['cpu_threads']} cores of a CPU, in float32. "
-        "A CPU has no CUDA graphs, so the gain is small, and differences of a tenth are noise. torch.compile leaves "
-        f"`nn.LSTM` as it is.{judged} With DeFINE, `ptb/awd-lstm` has a narrower output layer, which saves time."
+        f"The same on {record['hardware']['cpu_threads']} cores of a CPU, in float32, with smaller layers and batches. "
+        "A CPU has no CUDA graphs, so the gain is small. Differences of 10 % are noise. torch.compile does not change "
+        f"`nn.LSTM`.{judged} `ptb/awd-lstm` is faster with DeFINE because its output layer is narrower then."
     )
 
 
@@ -273,9 +274,9 @@ def step_table(record: dict[str, Any]) -> str:
         "plain torch",
         *["compiled torch"] * compiled,
         "ours",
-        "× plain",
+        "plain ÷ ours",
     ]
-    header += [*["× compiled"] * compiled, "time that DeFINE adds"]
+    header += [*["compiled ÷ ours"] * compiled, "time added by DeFINE"]
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(step_cells(g, compiled)) + " |" for g in record["groups"].values())])
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torchdefine.tables import CompactTable, transform_table
+from torchdefine.tables.budget import Budget
 from torchdefine.tables.low_rank import LowRank
-from torchdefine.tables.source import Budget, Source
+from torchdefine.tables.source import Source
 
 GROUP = 32
 

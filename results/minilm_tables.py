@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from marked import write_between_marks
+from old_names import CONTESTANTS
 from provenance import short_commit
 
 from torchdefine.adapt.fitted import Measured, front_of, points_figure
@@ -26,14 +27,14 @@ INTRODUCTION = """# MiniLM's token table at equal bytes
 `results/minilm_contest.py` wrote.
 
 - "cosine" is the mean cosine between the sentence vectors of the old and of the new model. "rank correlation" is
-  Spearman's, between all pairwise similarities of the two. The sentences are held-out ones.
-- Retrieval: the words of a synset of WordNet find its definition among as many definitions as there are queries.
-  Classification: the lexicographer's file of a definition, by the nearest class centre. No table was fitted to either.
-- (±) is half of a 95 % interval: of the value, or of its change against the whole model.
-- "bytes" are those of the table, packed: of ours the file's, of others what their codes and scales take. The
-  tokenizer's bytes are extra.
-- "bits by importance" is what `torchdefine adapt` makes. "bits by importance, distilled" was distilled too, as
-  `--thorough` does.
+  Spearman's, over the similarities of all pairs of sentences. Both use held-out sentences.
+- Retrieval: the words of a WordNet synset are the query. The measure is how early its definition is found.
+  Classification: each definition gets the lexicographer's file whose class centre is nearest. No table was fitted to
+  these two tasks.
+- (±) is half of a 95 % interval. For retrieval and classification it is the interval of the change from "full".
+- "bytes" is the size of the packed table: our file, or the codes and scales of the other methods. "tokenizer" is the
+  size of the tokenizer, which comes on top.
+- `torchdefine adapt` makes "bits by importance". With `--thorough` it also distils: "bits by importance, distilled".
 
 ![All sizes together](front.svg)
 """
@@ -67,8 +68,6 @@ def note(result: dict[str, Any]) -> str:
     return " ".join(parts) + "\n"
 
 
-NAMES = {"ours, instant": "bits by importance", "ours, distilled": "bits by importance, distilled"}
-"""Names that the contest's file has for what all other pages call otherwise."""
 WEAKER = "SVD, float16"
 """Left out of the short table, which has SVD at its best."""
 
@@ -85,9 +84,9 @@ def front_table(rows: list[dict[str, Any]], sizes: list[float], text: dict[str, 
         lines.append(f"| {name} | {shown} |")
     full = next(row for row in rows if row["name"] == "full")["bytes"]
     said = (
-        f"The token table of the sentence encoder MiniLM takes {full / 1e6:.1f} MB. The numbers are mean cosines "
-        f"between sentence vectors before and after, on {text['measured_on']:,} held-out sentences. "
-        "The first two rows are ours, by `adapt` and by `adapt --thorough` "
+        f"The token table of the sentence encoder MiniLM takes {full / 1e6:.1f} MB. Each number is the mean cosine "
+        f"between the sentence vectors of the old and the new model, on {text['measured_on']:,} held-out sentences. "
+        "1 means equal, – means not run. `adapt` makes the first row, `adapt --thorough` the second "
         "([all measures](results/minilm/README.md)):\n\n"
     )
     return said + "\n".join(lines)
@@ -99,10 +98,12 @@ def of_the_folder(report: dict[str, Any]) -> str:
     before, after = (report[f"weights_bytes_{when}"] / 1e6 for when in ("before", "after"))
     cosine, ranks = (held_out[name] for name in MEASURES[:2])
     parts = [
-        f"MiniLM's weights on disk: {before:.1f} → {after:.1f} MB. On {held_out['sentences']:,} held-out sentences:",
-        f"cosine {cosine['value']:.4f} ({cosine['low']:.4f} to {cosine['high']:.4f}), rank correlation",
-        f"{ranks['value']:.4f} ({ranks['low']:.4f} to {ranks['high']:.4f}).",
-        "([report](../results/minilm/adapt-1.5mb-int8.json); the text was the sample of WikiText-2 that is shipped.)",
+        f"- Weights on disk: {before:.1f} → {after:.1f} MB",
+        f"- On {held_out['sentences']:,} held-out sentences, with 95 % intervals:",
+        f"    - cosine {cosine['value']:.4f} ({cosine['low']:.4f} to {cosine['high']:.4f})",
+        f"    - rank correlation {ranks['value']:.4f} ({ranks['low']:.4f} to {ranks['high']:.4f})",
+        "",
+        "The text was the sample of WikiText-2 in the package ([report](../results/minilm/adapt-1.5mb-int8.json)).",
     ]
     return "\n".join(parts)
 
@@ -126,7 +127,7 @@ def sections(result: dict[str, Any], left_out: Sequence[float]) -> list[str]:
 
 def with_our_names(contest: dict[str, Any]) -> dict[str, Any]:
     """A stored contest whose rows of ours are called as on all pages."""
-    return {**contest, "rows": [{**row, "name": NAMES.get(row["name"], row["name"])} for row in contest["rows"]]}
+    return {**contest, "rows": [{**row, "name": CONTESTANTS.get(row["name"], row["name"])} for row in contest["rows"]]}
 
 
 def write_contest(first: dict[str, Any], later: dict[str, Any] | None = None) -> None:

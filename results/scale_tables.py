@@ -10,7 +10,7 @@ from old_names import read_run
 from provenance import short_commit
 from run_scales import SmallRun, small_runs
 
-from torchdefine.embedding.plan import PLANS
+from torchdefine.embedding.unit_plan import PLANS
 from torchdefine.recipe import load_recipe
 
 INTRODUCTION = """## Scale in small models

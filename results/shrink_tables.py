@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from marked import write_between_marks
+from old_names import CONTESTANTS
 from provenance import short_commit
+
+from torchdefine.adapt.measures import Measure, explained
 
 FOLDER = Path(__file__).parent / "shrink"
 PAGE = FOLDER.parent.parent / "docs" / "shrink.md"
@@ -20,10 +23,10 @@ two tables, `results/tied_gpt2.py` that of the language model, and `torchdefine 
 
 ## Two more tables at equal bytes
 
-The vectors alone are judged, without the model around them. "cosine of rows" is that of {rows:,} rows and what became
-of them. "same neighbours" is the fraction of their ten nearest rows that stay. "of sentences" and "rank correlation"
-are for the means over the tokens of sentences that nothing was fitted to. (±) is half of a 95 % interval. The vectors
-themselves are not kept here. Where a contestant has no row at a size, it was not run.
+Only the vectors are compared, without a model. "cosine of rows" is the mean cosine between {rows:,} rows before and
+after. "same neighbours" is the fraction of their ten nearest rows that stay. "cosine of sentences" and "rank
+correlation" compare the means over the tokens of held-out sentences. (±) is half of a 95 % interval. The vectors
+are not stored here. A method without a row at a size was not run at that size.
 """
 
 
@@ -40,10 +43,11 @@ def contest(result: dict[str, Any]) -> str:
         "|---|---:" + "|---:" * len(measures) + "|",
     ]
     for row in sorted(result["rows"], key=lambda row: -(row["bytes"] or row["budget"])):
+        name = CONTESTANTS.get(row["name"], row["name"])
         if row["bytes"]:
-            cells = [row["name"], f"{row['bytes']:,}", *(number(row["measures"][one]) for one in measures)]
+            cells = [name, f"{row['bytes']:,}", *(number(row["measures"][one]) for one in measures)]
         else:
-            cells = [row["name"], f"{row['budget']:,} do not suffice", *["–"] * len(measures)]
+            cells = [name, f"{row['budget']:,} do not suffice", *["–"] * len(measures)]
         lines.append("| " + " | ".join(cells) + " |")
     origin = f"{result['package']}, SHA-256 {result['sha256'][:16]}…; commit {short_commit(result['commit'])}."
     return "\n".join([*lines, "", origin, ""])
@@ -55,19 +59,32 @@ def found(name: str) -> dict[str, Any] | None:
 
 
 def outcome(report: dict[str, Any]) -> str:
-    """What a report of ``adapt`` says, in a sentence or two."""
+    """What a report of ``adapt`` says, as a list."""
     before, after = (report[f"weights_bytes_{when}"] / 1e6 for when in ("before", "after"))
     held_out = dict(report["held_out"])
     sentences = held_out.pop("sentences")
-    parts = []
+    lines = []
     for name, one in held_out.items():
-        was = "" if one["before"] is None else f", {one['before']:.4g} before"
-        parts.append(f"{name} {one['value']:.4f} ({one['low']:.4f} to {one['high']:.4f}{was})")
+        was = "" if one["before"] is None else f"; before: {one['before']:.4f}"
+        lines.append(f"    - {name} {one['value']:.4f} ({one['low']:.4f} to {one['high']:.4f}{was})")
     whole, table = (sum(one[f"bytes_{when}"] for one in report["tables"]) for when in ("before", "after"))
-    return (
-        f"The table: {whole / 1e6:.4g} → {table / 1e6:.4g} MB. The weights on disk: {before:.4g} → {after:.4g} MB. "
-        f"On {sentences:,} held-out sentences: {'; '.join(parts)}."
+    return "\n".join(
+        [
+            f"- Token table: {whole / 1e6:.1f} → {table / 1e6:.1f} MB",
+            f"- Weights on disk: {before:.1f} → {after:.1f} MB",
+            f"- On {sentences:,} held-out sentences, with 95 % intervals:",
+            *lines,
+        ]
     )
+
+
+def printed(report: dict[str, Any]) -> str:
+    """The measures of a report as the command prints them."""
+    held_out = dict(report["held_out"])
+    sentences = held_out.pop("sentences")
+    lines = explained({name: Measure(**one) for name, one in held_out.items()})
+    first = f"Compared with the old model on {sentences:,} held-out sentences, with 95 % intervals:"
+    return "\n".join(["```", first, *(f"  {line}" for line in lines), "```"])
 
 
 def language_model(facts: dict[str, Any], reports: dict[int, dict[str, Any]]) -> str:
@@ -101,7 +118,9 @@ def main() -> None:
         reports = {bits: report for bits in (4, 3, 2) if (report := found(f"gpt2-{bits}bits"))}
         said["language"] = language_model(facts, reports)
         page += ["## A language model with a tied table", "", said["language"], ""]
-    for name in ("sentences", "language", "vocabulary", "classifier"):
+    if report := found("sentences"):
+        said["printed"] = printed(report)
+    for name in ("sentences", "printed", "language", "vocabulary", "classifier"):
         write_between_marks(PAGE, name, said.get(name, "Not run."))
     (FOLDER / "README.md").write_text("\n".join(page).rstrip() + "\n")
 

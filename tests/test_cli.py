@@ -571,7 +571,7 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "--steps means nothing to the method bits": ["compress", finished, "--method", "bits", "--steps", "10"],
         "give one of them": ["compress", finished, "--method", "codes", "--budget", "1KB", "--codebooks", "5"],
         "--entries means nothing to the method bits": ["compress", finished, "--budget", "3KB", "--entries", "256"],
-        "No int4 table fits into 500 bytes": ["compress", finished, "--method", "int4", "--budget", "500"],
+        "No int4 table fits into 500 bytes": ["compress", finished, "--method", "int4", "--budget", "500B"],
         "counts parameters, not bytes": ["compress", finished, "--budget", "1k parameters"],
         "--by sets the horizontal axis of curves": ["plot", "maps", finished, "--by", "step", "--out", "x.svg"],
         "--centred is for correlation maps": ["plot", "curves", finished, "--centred", "--out", "x.svg"],

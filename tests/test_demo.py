@@ -90,9 +90,9 @@ def test_each_line_of_the_table_is_said_beside_the_one_that_it_compares_with() -
         {"model": "scaled, packed", "packed_from": "scaled", "table_bytes": 250, "test_perplexity": 98.49},
     ]
     assert demo.sentences(rows)[:-1] == [
-        "plain: the usual table; the others are compared with it.",
-        "scaled: the table is as large, the test perplexity 2.0% lower.",
-        "narrow: the table is 4.0 times smaller, the test perplexity 10.0% higher.",
-        "wide: the table is 2.0 times larger, the test perplexity 10.0% lower.",
-        "scaled, packed: the table is 16.0 times smaller than that of scaled, the test perplexity 0.5% higher.",
+        "plain: a full table. The other models are compared with it.",
+        "scaled: a table of equal size, test perplexity 2.0% lower.",
+        "narrow: a table 4.0 times smaller, test perplexity 10.0% higher.",
+        "wide: a table 2.0 times larger, test perplexity 10.0% lower.",
+        "scaled, packed: a table 16.0 times smaller than that of scaled, test perplexity 0.5% higher.",
     ]

@@ -135,10 +135,7 @@ class Kinds:
 
     def register(self, config: type[C], name: str | None = None, **defaults: Any) -> type[C]:
         """Add a kind, by the default of its field ``kind`` or under another name with other defaults."""
-        name = name or str(config.kind)  # type: ignore[attr-defined]
-        if name in self._kinds.keys():  # noqa: SIM118 (one that another package offers may be registered by it)
-            raise UserError(f"The {self.part} {name!r} is registered already: use another name.")
-        self._kinds[name] = (config, defaults)
+        self._kinds.register(name or str(config.kind), (config, defaults))  # type: ignore[attr-defined]
         return config
 
     def __iter__(self) -> Iterator[str]:

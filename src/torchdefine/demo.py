@@ -153,20 +153,19 @@ def _print_rows(rows: list[Row], comparison: Comparison) -> None:
 def sentences(rows: list[Row]) -> list[str]:
     """What each line of the table says beside the line that it is compared with."""
     first, *others = rows
-    said = [f"{first['model']}: the standard table; the others are compared with it."]
+    said = [f"{first['model']}: a full table. The other models are compared with it."]
     for row in others:
         beside = next((one for one in rows if one["model"] == row.get("packed_from")), first)
         times = beside["table_bytes"] / row["table_bytes"]
-        size = (
-            f"{times:.1f} times smaller" if times > 1 else "as large" if times == 1 else f"{1 / times:.1f} times larger"
-        )
+        size = f"{times:.1f} times smaller" if times > 1 else f"{1 / times:.1f} times larger"
+        size = "of equal size" if times == 1 else size
         change = row["test_perplexity"] / beside["test_perplexity"] - 1
         than = "" if beside is first else f" than that of {beside['model']}"
         said.append(
-            f"{row['model']}: the table is {size}{than}, the test perplexity {abs(change):.1%} "
+            f"{row['model']}: a table {size}{than}, test perplexity {abs(change):.1%} "
             f"{'lower' if change < 0 else 'higher'}."
         )
-    said.append("The packed table replaces the input table only; the tied output layer still needs the original one.")
+    said.append("The packed table is for the input. The output layer of these models still needs the unpacked table.")
     return said
 
 

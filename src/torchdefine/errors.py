@@ -16,6 +16,11 @@ def printable(text: object) -> str:
     return _NOT_PRINTED.sub(lambda sign: sign[0].encode("unicode_escape").decode(), str(text))
 
 
+def in_a_line(error: Exception) -> str:
+    """What another package says, so short that it fits into a sentence."""
+    return " ".join(str(error).split())[:200].rstrip(".")
+
+
 class UserError(ValueError):
     """Something the user gave cannot be used: the message names it, the rule and the way out."""
 

@@ -66,7 +66,7 @@ def test_a_folder_with_one_program(
     with pytest.raises(SystemExit) as done:
         main([*given, str(tmp_path / "onnx")])
     assert not done.value.code
-    assert "largest difference to the model" in capsys.readouterr().out
+    assert "largest difference from the model" in capsys.readouterr().out
     compared(model, tmp_path / "onnx")
     assert b"GatherBlockQuantized" in (tmp_path / "onnx" / "onnx" / "model.onnx").read_bytes()
     config = transformers.AutoConfig.from_pretrained(tmp_path / "onnx")
@@ -144,7 +144,7 @@ def test_the_card_tells_what_adapt_measured(tmp_path: Path) -> None:
     program = {"file": "onnx/model.onnx", "inputs": ["input_ids"], "output": "logits", "bytes": 9, "operators": []}
     card = adapted_card(tmp_path, "BertModel", {**program, "largest_difference": 1e-6})
     assert "| embeddings | bits by importance | 4,900 | 12,416 |" in card
-    assert "Tokens: 50 of 97. Tokenizer: 1,000 bytes of 2,000." in card
-    assert "On 30 held-out sentences" in card
+    assert "Tokens kept: 50 of 97. Tokenizer files: 1,000 of 2,000 bytes." in card
+    assert "on 30 held-out sentences" in card
     assert "- cosine: 0.9877 (0.9800 to 0.9900)" in card
-    assert "--budget 5000 --vocabulary trim" in card
+    assert "--budget 5000B --vocabulary trim" in card

@@ -78,7 +78,7 @@ def test_an_untied_output_layer_is_named_as_what_stays() -> None:
     model = nn.ModuleDict({"tokens": nn.Embedding(1000, 64), "head": nn.Linear(64, 1000), "other": nn.Linear(64, 64)})
     report = replace_embeddings(model, map_dim=16, expand_dim=64)
     assert report.tables[0].untied == ("head",)
-    assert "head: as large as the table was, but not tied to it, so it stays as it is" in str(report)
+    assert "head: as large as the old table and not tied to it, so it stays as it is" in str(report)
     model["tokens"], model["head"].weight = (table := nn.Embedding(1000, 64)), table.weight
     report = replace_embeddings(model, map_dim=16, expand_dim=64)
     assert report.tables[0].untied == ()
@@ -121,7 +121,7 @@ def test_fresh_vectors_start_as_large_as_the_old(heads: Any, std: float, expecte
     assert finished == pytest.approx(expected, rel=0.1)
     assert mapped == pytest.approx(2 * expected if heads == "tie" else 1.0, rel=0.1)
     assert report.tables[0].initial_rms == pytest.approx(expected, rel=0.05)
-    assert f"vectors with a root mean square of {report.tables[0].initial_rms:.2g}" in str(report)
+    assert f"vectors start with a root mean square of {report.tables[0].initial_rms:.2g}" in str(report)
 
 
 def test_a_classifier_gets_define_and_learns() -> None:
@@ -241,7 +241,7 @@ def test_a_large_vocabulary_is_scored_in_stretches(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_head_that_is_tied_to_finished_vectors(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchdefine.embedding.finished.TOKENS_AT_ONCE", 7)
+    monkeypatch.setattr("torchdefine.embedding.table.TOKENS_AT_ONCE", 7)
     model = Tied()
     size = float(model.head.weight.detach().square().mean().sqrt())
     unit = UnitConfig(dropout=dropout)

@@ -148,7 +148,7 @@ def test_onnx_by_the_command_line(run_folder: Path, tmp_path: Path, capsys: pyte
     assert b"torchdefine/" not in (out / "step.onnx").read_bytes()
     assert command("export", "--check", out) == 0
     printed = capsys.readouterr().out
-    assert "is whole, and its programs run" in printed
+    assert "is complete, and its programs run" in printed
     assert "step.onnx" in printed
 
 

@@ -22,8 +22,8 @@ class Coverage:
 
     def __str__(self) -> str:
         return (
-            f"{self.tokens_kept:.2%} of their tokens are kept, and {self.sentences_alike:.1%} of them are split as "
-            f"before; they have {self.lengthened:.2%} more tokens, and {self.unknown:.2%} more are unknown."
+            f"{self.tokens_kept:.2%} of the old tokens are kept; {self.sentences_alike:.1%} of the sentences have the "
+            f"same tokens as before; there are {self.lengthened:.2%} more tokens; {self.unknown:.2%} more are unknown."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -10,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, in_a_line
+from torchdefine.files import read_json
 from torchdefine.recipe import RUN_SETTINGS_FILE
 from torchdefine.spelling import option
 
@@ -77,8 +79,7 @@ def _readable(what: str, way_out: str) -> Iterator[None]:
         if "trust_remote_code" in str(error):
             way_out = f"read it, and pass {option('trust_code')} if you want it to run"
             raise UserError(f"{what} brings code of its own, which nothing here runs unasked: {way_out}.") from None
-        reason = " ".join(str(error).split())[:200].rstrip(".")
-        raise UserError(f"{what} cannot be read ({reason}): {way_out}.") from None
+        raise UserError(f"{what} cannot be read ({in_a_line(error)}): {way_out}.") from None
 
 
 def check_carried_over(source: Path, target: Path) -> None:
@@ -109,6 +110,23 @@ def _beside_the_weights(folder: Path) -> list[Path]:
         for path in sorted(folder.iterdir())
         if path.name.split(".")[0].split("-")[0] not in _OF_THE_MODEL and not path.name.startswith(".")
     ]
+
+
+def loading_code(folder: Path, shown: str) -> str:
+    """Python that loads the model of ours in ``folder``, which it calls ``shown``."""
+    from torchdefine.adapt.huggingface import transformers
+    from torchdefine.adapt.pretrained import auto_classes
+
+    where = json.dumps(shown)
+    if (folder / "modules.json").exists():
+        name, call = "sentence_transformers", f"SentenceTransformer({where})"
+    else:
+        architecture = str([*(read_json(folder / CONFIG_FILE).get("architectures") or []), ""][0])
+        plain = getattr(transformers, architecture, None)
+        auto = [*(auto_classes(plain) if isinstance(plain, type) else []), "AutoModel"][0]
+        name, call = "transformers", f"{auto}.from_pretrained({where})"
+    imported = call.partition("(")[0].partition(".")[0]
+    return f"import torchdefine.adapt.huggingface\nfrom {name} import {imported}\n\nmodel = {call}"
 
 
 def keep_former_card(folder: Path) -> None:

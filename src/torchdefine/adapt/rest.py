@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchdefine.adapt.model_folder import weight_bytes
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, in_a_line
 
 Rest = Literal["keep", "int8"]
 
@@ -36,7 +36,7 @@ def round_rest(folder: Path, model: Any) -> Any:
         rounded.save_pretrained(folder)
         loaded = type(model).from_pretrained(folder).to(device).eval()
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
+        reason = in_a_line(error)
         raise UserError(f"A {name} cannot be kept in int8 by torchao ({reason}): leave its rest as it is.") from None
     if weight_bytes(folder) >= size:
         raise UserError(f"torchao rounds linear layers, and a {name} has none that it knows: leave its rest as it is.")

@@ -45,12 +45,12 @@ class KeptVocabulary:
     def __str__(self) -> str:
         before, after = (size / 1e6 for size in self.tokenizer_bytes)
         others = ", ".join(f"{name} {quality:.4f}" for name, quality in self.tried.items())
-        compared = f" On the sentences for choosing: {others}." if len(self.tried) > 1 else ""
+        compared = f" Compared on the sentences for choosing: {others}." if len(self.tried) > 1 else ""
         if self.coverage is None:
-            return f"All {self.tokens[1]:,} tokens are kept; the tokenizer takes {after:,.2f} MB.{compared}"
+            return f"Vocabulary: all {self.tokens[1]:,} tokens are kept.{compared}"
         return (
-            f"{self.tokens[0]:,} → {self.tokens[1]:,} tokens, and the tokenizer {before:,.2f} → {after:,.2f} MB."
-            f"{compared} Of the held-out sentences, {self.coverage}"
+            f"Vocabulary: {self.tokens[0]:,} → {self.tokens[1]:,} tokens. Tokenizer files: {before:,.2f} → "
+            f"{after:,.2f} MB, not part of the budget.{compared} In the held-out sentences: {self.coverage}"
         )
 
 

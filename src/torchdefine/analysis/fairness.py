@@ -9,7 +9,7 @@ from typing import Any
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.data.token_file import LOSS_THAT_COUNTS
 from torchdefine.embedding import MapConfig, UnitConfig
-from torchdefine.embedding.plan import default_max_groups
+from torchdefine.embedding.unit_plan import default_max_groups
 from torchdefine.recipe import Recipe
 from torchdefine.spelling import listed
 from torchdefine.task import find_task

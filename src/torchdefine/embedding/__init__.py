@@ -16,12 +16,12 @@ from torchdefine.embedding.map import (
     StandardMap,
     VocabularyFacts,
 )
-from torchdefine.embedding.plan import VARIANTS, Plan, UnitConfig, make_plan
 from torchdefine.embedding.slim_map import SlimConfig, SlimMap
 from torchdefine.embedding.table import LooksUp, finished_table
 from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.torchrec_map import TorchRecMap
 from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, MLPConfig, NoUnitConfig, ProjectionConfig
+from torchdefine.embedding.unit_plan import VARIANTS, Plan, UnitConfig, make_plan
 
 EMBEDDINGS = Kinds("embedding", StandardConfig, ProjectiveConfig, AdaptiveConfig, SlimConfig)
 UNITS = Kinds("unit", NoUnitConfig, ProjectionConfig, MLPConfig)

@@ -20,10 +20,10 @@ from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.features import Features, concatenated_width, strings_of
 from torchdefine.embedding.hub import Hub
 from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
-from torchdefine.embedding.plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
 from torchdefine.embedding.slim_map import SlimMap
 from torchdefine.embedding.token_embedding import TokenEmbedding
 from torchdefine.embedding.unit import DefineUnit
+from torchdefine.embedding.unit_plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
 from torchdefine.errors import UserError
 from torchdefine.files import read_json as read_json_file
 from torchdefine.files import read_sealed, write_sealed

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.features import FEATURE_PARTS, Feature, Features, previous_ids
-from torchdefine.embedding.finished import tensors_of, through_unit
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.host_map import HostMap
 from torchdefine.embedding.kept import Kept
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.slim_map import SlimMap
-from torchdefine.embedding.table import LooksUp, finished_table, in_evaluation
+from torchdefine.embedding.table import LooksUp, finished_table, in_evaluation, tensors_of, through_unit
 from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, ExpansionLayer
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched

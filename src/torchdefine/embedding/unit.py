@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchdefine.config import MOST_WIDE, Config, setting
 from torchdefine.embedding.group_linear import GroupLinear, UnitVariance
-from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
+from torchdefine.embedding.unit_plan import Plan, UnitConfig, make_plan
 from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import StackForm, StackLayer, group_stack, has_fused_kernels
 from torchdefine.ops.group_stack import ACTIVATIONS

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.tables.budget import Budget
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.fields import pack, packed_width, unpack
 from torchdefine.tables.rows import FLOATS, BandedRows, DenseRows, Rows, frozen, stored_as
-from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike, centred
+from torchdefine.tables.source import Candidate, Method, Source, TableLike, centred
 
 GROUP = 32
 _BITS = {f"int{bits}": bits for bits in range(8, 0, -1)}

@@ -54,10 +54,11 @@ def test_it_learns_and_is_loaded_again(run: MaskedRun) -> None:
 
 
 def test_an_evaluation_hides_the_same_tokens_whatever_the_batch(run: MaskedRun) -> None:
+    from torchdefine.run.run import text_of
     from torchdefine.tasks.masked.evaluate import evaluate
     from torchdefine.tasks.masked.run import protocol_of
 
-    text, protocol = run._text("test", None), protocol_of(run.recipe, run.tokenization)
+    text, protocol = text_of(run, "test", None), protocol_of(run.recipe, run.tokenization)
     few, many = (evaluate(run.model, text, protocol._replace(batch_size=size))[0] for size in (3, 50))
     assert few.tokens == many.tokens
     assert few.loss == pytest.approx(many.loss, rel=1e-5)

@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchdefine.ops import attention_kernels as kernels
+from torchdefine.ops import relative_attention_kernels as kernels
 from torchdefine.ops.relative_attention import Scoring
 from torchdefine.ops.sum_kernels import sum_rows
 

@@ -14,11 +14,12 @@ from torchdefine.embedding import UNITS, DefineUnit, DenseMLP, MLPConfig, UnitCo
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.tables.bits import metric
+from torchdefine.tables.budget import Budget
 from torchdefine.tables.compact_table import CompactTable
 from torchdefine.tables.low_rank import principal_directions
 from torchdefine.tables.quantised import stored_rows
 from torchdefine.tables.rows import DenseRows, Rows
-from torchdefine.tables.source import Budget, Candidate, Method, RowDraws, Source, TableLike, centred
+from torchdefine.tables.source import Candidate, Method, RowDraws, Source, TableLike, centred
 
 DEPTH = 3
 

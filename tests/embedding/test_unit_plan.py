@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
+from torchdefine.embedding.unit_plan import Plan, UnitConfig, make_plan
 from torchdefine.errors import UserError
 
 PUBLISHED = {"groups": "cycle", "reach_expand_dim": False, "rounding": "down"}

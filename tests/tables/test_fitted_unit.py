@@ -4,8 +4,8 @@ from torch import nn
 
 from torchdefine.errors import UserError
 from torchdefine.tables import DenseRows, UnitFitting, svd_table, unit_table
+from torchdefine.tables.fitted_unit import UnitRows, _train, start_as_projection, unit_config
 from torchdefine.tables.source import as_weights
-from torchdefine.tables.units import UnitRows, _train, start_as_projection, unit_config
 
 
 def curved(rows: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
