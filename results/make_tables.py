@@ -9,7 +9,6 @@ from pathlib import Path
 from claims import write_evidence_pages
 from compared import compared_section
 from demo_table import write_demo_page
-from equal_bytes import equal_bytes_section
 from equalised_tables import equalised_section
 from front_lines import write_front_lines
 from long_tables import long_section
@@ -38,8 +37,7 @@ curve. Recipes that are not listed have no result here.
 | [Scale and weight scaling](scales.md) | both settings in small models |
 | [Other methods and packed tables](tables.md) | what the paper compares with; cached and packed vectors |
 | [Correlation maps](maps.md) | the numbers behind [the maps](../docs/maps.md) |
-| [MiniLM at equal bytes](minilm/README.md) | replacements for the token table of a trained sentence encoder |
-| [Other tables, shrunk](shrink/README.md) | two more tables and a language model |
+| [Leaderboard](leaderboard/README.md) | table methods at equal bytes, on a sentence encoder and other tables |
 | [Benchmarks](benchmarks/README.md) | speed and memory |
 """
 COLUMNS = """\
@@ -85,12 +83,11 @@ def scales_page() -> list[str]:
 
 
 def tables_page() -> list[str]:
-    parts = (
+    return [
+        "# Other methods and packed tables\n",
         look_up_section(HERE / "inference"),
         compared_section(HERE / "compared"),
-        equal_bytes_section(HERE / "equal-bytes"),
-    )
-    return ["# Other methods and packed tables\n", *parts]
+    ]
 
 
 def section(name: str) -> str:

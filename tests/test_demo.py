@@ -33,7 +33,7 @@ def test_compares_five_models_packs_the_best_and_writes_a_report(
     demo.run_demo(Path("runs/demo"))
     shown = capsys.readouterr()
     for name in demo.MODELS:
-        assert f"\n{name}: the " in shown.out  # a sentence on each, below the table
+        assert f"\n{name}: a " in shown.out  # a sentence on each, below the table
         assert f"{name}: " in shown.err
         assert Path("runs/demo", name, "result.json").exists()
     rows = json.loads(Path("runs/demo/demo.json").read_text())["rows"]

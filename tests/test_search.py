@@ -89,4 +89,4 @@ def test_at_equal_time_slow_candidates_are_not_trained(
     found = search(recipe, tmp_path, trials=2, equal="time", device="cpu", train=STEPS, tell=told.append)
     assert [row["finished"] for row in found["trials"]] == [True, False]
     assert all(row["settings"]["embedding"]["map_dim"] == own for row in found["trials"])
-    assert told[1].endswith("takes 1.1 ms a step, and the recipe 1.0")
+    assert told[1].endswith("takes 1.1 ms per step, the recipe 1.0")

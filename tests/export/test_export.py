@@ -13,9 +13,9 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tests.commands import command
 
 from torchdefine import DeFINE, load_run, train
-from torchdefine.cli import main
 from torchdefine.data import NAMED_TEXTS, licence_of
 from torchdefine.errors import MachineError, UserError
 from torchdefine.export import check_export, folder, load_export
@@ -51,12 +51,6 @@ def exported(run_folder: Path) -> Path:
 def copied(exported: Path, tmp_path: Path) -> Path:
     shutil.copytree(exported, tmp_path / "copied")
     return tmp_path / "copied"
-
-
-def command(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as done:
-        main([str(argument) for argument in arguments])
-    return int(done.value.code or 0)
 
 
 def code_of_the_card(folder: Path) -> list[str]:

@@ -10,9 +10,8 @@ from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.data.token_file import LOSS_THAT_COUNTS
 from torchdefine.embedding import MapConfig, UnitConfig
 from torchdefine.embedding.unit_plan import default_max_groups
-from torchdefine.recipe import Recipe
 from torchdefine.spelling import listed
-from torchdefine.task import find_task
+from torchdefine.task import Recipe, find_task
 from torchdefine.training.loop import for_five_validations
 
 SPLITS = ("valid", "test")

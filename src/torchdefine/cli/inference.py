@@ -79,7 +79,10 @@ def add_commands(command: Command) -> None:
     option("--checkpoint", choices=CHECKPOINTS, help="which weights (default: best)")
     option("--check", metavar="FOLDER", help="check an existing export instead: its files, and that its programs run")
     add_shared(option, "--cached", "--compressed", "--json")
+    _add_adapt(command)
 
+
+def _add_adapt(command: Command) -> None:
     summary = "Pack the token table of a Hugging Face model into few bytes, and measure what that costs."
     option = command("adapt", _adapt, summary, ADAPTING)
     option("folder", metavar="MODEL_DIR", help="a folder that save_pretrained wrote, with its tokenizer")

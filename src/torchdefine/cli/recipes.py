@@ -13,8 +13,7 @@ from torchdefine.cli.shared import Command, add_shared, bar, data_settings, prin
 from torchdefine.errors import UserError
 
 if TYPE_CHECKING:
-    from torchdefine.recipe import Recipe
-    from torchdefine.task import Tokens
+    from torchdefine.task import Recipe, Tokens
 
 RECIPES = """  torchdefine recipes                              the families of recipes
   torchdefine recipes demo                         one family, with parameters and published numbers
@@ -162,7 +161,8 @@ def _print_recipes(recipes: list[Recipe]) -> None:
 
 def recipe_page(recipe: Recipe) -> Iterator[str]:
     """YAML that `train` reads as a file: settings that differ from their defaults, the others as comments."""
-    from torchdefine.recipe import FORMAT_VERSION, standing
+    from torchdefine.recipe import standing
+    from torchdefine.task import FORMAT_VERSION
 
     yield f"# {recipe.name}: {standing(recipe)}"
     if recipe.published:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,18 +39,6 @@ class RecurrentConfig(Config):
     state_dropout: float = rate("Fraction of streams whose state is reset at the start of a training segment.")
 
 
-class RecurrentLayer(Protocol):
-    """(T, B, input) → (T, B, output)."""
-
-    def carried(self) -> dict[str, tuple[int, int]]:
-        """The parts of its state by name, each with its n and width."""
-
-    def __call__(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]: ...
-
-    def step(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
-        """One position, (B, input) → (B, output), in evaluation and in operations that can be exported."""
-
-
 class RecurrentStack(nn.Module):
     """(B, T, input_dim) → (B, T, output_dim); the last layer is ``output_dim`` wide, the others ``hidden_dim``."""
 
@@ -67,7 +55,11 @@ class RecurrentStack(nn.Module):
         output_dim: int | None,
         layer: Callable[[int, int, int], nn.Module],
     ) -> None:
-        """``layer`` makes a layer of its input width, its output width and its index."""
+        """``layer`` makes a layer, (T, B, input) → (T, B, output), of both widths and its index.
+
+        Its ``carried()`` names the parts of its state, each with its n and width. ``step`` takes one position,
+        (B, input) → (B, output), in evaluation and by operations that can be exported.
+        """
         super().__init__()
         self.config = config
         self.input_dim = input_dim

@@ -66,6 +66,7 @@ class AdaptiveMap(nn.Module):
     the tables are sparse tensors where ``sparse`` is set.
     """
 
+    kind = "adaptive"
     ranks: Tensor | None
 
     def __init__(
@@ -185,7 +186,7 @@ class AdaptiveMap(nn.Module):
 
     def to_config(self) -> dict[str, Any]:
         names = ("num_embeddings", "map_dim", "cutoffs", "division", "padding_idx", "scale", "sparse", "std", "rows")
-        config = {"kind": "adaptive", "ranked": self.ranks is not None} | {name: getattr(self, name) for name in names}
+        config = {"kind": self.kind, "ranked": self.ranks is not None} | {name: getattr(self, name) for name in names}
         return config | {"output_dim": self.output_dim if self.projects_first else None}
 
     def extra_repr(self) -> str:

@@ -14,13 +14,12 @@ import torch
 from torchdefine.embedding.token_embedding import SizesRead, sizes_read
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, seal_of
-from torchdefine.recipe import Recipe
 from torchdefine.run.environment import code_sha256, describe_environment
 from torchdefine.run.folder import RunFolder
 from torchdefine.run.result import shortfall
 from torchdefine.run.run import Run, load_run
 from torchdefine.run.starting import Changes, chosen_folder, take_weights, wanted_recipe
-from torchdefine.task import Task, find_task
+from torchdefine.task import Recipe, Task, find_task
 from torchdefine.training import Trainer
 from torchdefine.training.checkpoint import load_weights
 from torchdefine.training.distributed import Processes, joined_processes
