@@ -41,7 +41,9 @@ WordRule = dict[str, Any]
 class TextConfig(DataConfig):
     """The text of a language model."""
 
-    min_count: int = setting(1, "Words that are rarer in the training text become <unk>. For words only.", at_least=1)
+    min_count: int = setting(
+        1, "Words with fewer occurrences in the training text become <unk>. For words only.", at_least=1
+    )
     max_size: int | None = setting(
         None, "Largest size of the vocabulary: it keeps the most frequent words. For words only.", at_least=3
     )
