@@ -58,7 +58,7 @@ class MapConfig(Config):
     features: tuple[str, ...] = setting(
         (),
         "Extra tables whose rows tokens share, as NAME:ROWSxWIDTH:PLACE. Names: bigrams, characters, frequency. "
-        "Places: add (the default) and concat are before the unit, after is behind it. Example: bigrams:16384x16:after.",
+        "Places: add (the default) and concat are before the unit, after is behind it. Example: bigrams:8192x16:after.",
     )
 
     @abstractmethod
