@@ -43,8 +43,8 @@ def _family(family: str, trains: str) -> Iterator[str]:
 
 
 def _published(recipe: Recipe) -> str:
-    """The numbers of a paper's row, or which row it changes."""
+    """The numbers of a paper's row, or the row that it is a variant of."""
     if recipe.published:
         found = {shown: recipe.published.get(name) for name, shown in PUBLISHED.items()}
         return ", ".join(f"{value:g} {name}" for name, value in found.items() if value is not None)
-    return f"changes `{recipe.varies}`" if recipe.varies else "our own"
+    return f"variant of `{recipe.varies}`" if recipe.varies else "our own"

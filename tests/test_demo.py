@@ -74,7 +74,7 @@ def test_says_once_what_holds_for_every_model(small: None, caplog: pytest.LogCap
 def test_speaks_of_a_busy_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "getloadavg", lambda: (4.25, 1.0, 1.0), raising=False)
-    assert demo.others_at_work() == "Other programs keep this machine busy (a load of 4.2 on 2 cores)"
+    assert demo.others_at_work() == "Other programs use this machine (a load of 4.2 on 2 cores)"
     monkeypatch.setattr(os, "getloadavg", lambda: (0.9, 9.0, 9.0), raising=False)
     assert demo.others_at_work() == ""
     monkeypatch.delattr(os, "getloadavg")

@@ -180,7 +180,7 @@ def test_parts_of_a_benchmark_are_put_together_and_uncounted_peaks_left_out(tmp_
     page = written_page({**record, "date": "2026-11-20", "commit": "another", "groups": {}}, tmp_path)
     assert page.count("2026-11-19, ") == 1  # the newest on the CPU has another commit
     assert "| a | 1.00 | 2.000 | 1.500–2.500 | 64 |  |" in page
-    assert "| b, recorded | 1.00 | 2.000 | 1.500–2.500 | – |  |" in page
+    assert "| b, CUDA graph | 1.00 | 2.000 | 1.500–2.500 | – |  |" in page
     assert "times the peak memory of a ≤ 1: not measured." in page
 
 
@@ -204,7 +204,7 @@ def test_the_front_page_says_what_the_newest_steps_on_a_gpu_were(tmp_path: Path)
     (tmp_path / "README.md").write_text("before\n<!-- speed -->\nold\n<!-- /speed -->\nafter\n")
     tables.write_front_page([record])
     page = (tmp_path / "README.md").read_text()
-    assert page.startswith("before\n<!-- speed -->\nWhole training steps on one A GPU")
+    assert page.startswith("before\n<!-- speed -->\nTimes of whole training steps on one A GPU")
     assert "| `a/b` | 2.0 M | 6×15 | 20.0 ms | 8.0 ms | 2.5 | +2.5% |" in page
     assert page.endswith("<!-- /speed -->\nafter\n")
     rows["plain loop, a/b"] = row(20.0, 3_000_000)

@@ -24,10 +24,15 @@ class RecurrentConfig(Config):
     """Stacked recurrent layers. Every dropout has one mask for all positions of a segment."""
 
     kind: str = ""
-    layers: int = setting(1, "How many layers.", at_least=1, at_most=MOST_DEEP)
-    hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1, at_most=MOST_WIDE)
+    layers: int = setting(1, "Number of layers.", at_least=1, at_most=MOST_DEEP)
+    hidden_dim: int = setting(
+        256, "Width of every layer but the last; output_dim is that of the last.", at_least=1, at_most=MOST_WIDE
+    )
     output_dim: int | None = setting(
-        None, "Width of the last layer; else hidden_dim, or map_dim if tied.", at_least=1, at_most=MOST_WIDE
+        None,
+        "Width of the last layer; by default hidden_dim, or map_dim if the output is tied.",
+        at_least=1,
+        at_most=MOST_WIDE,
     )
     input_dropout: float = rate("Dropout rate of the inputs of the first layer.")
     hidden_dropout: float = rate("Dropout rate between the layers.")

@@ -28,20 +28,24 @@ class AdaptiveConfig(MapConfig):
     """Tables by frequency band."""
 
     kind: str = "adaptive"
-    cutoffs: tuple[int, ...] = setting((20_000, 40_000, 200_000), "Frequency ranks at which the later bands start.")
+    cutoffs: tuple[int, ...] = setting(
+        (20_000, 40_000, 200_000), "Frequency ranks at which the second and later bands start."
+    )
     division: int = setting(
-        4, "How many times narrower each band is than the one before.", at_least=1, at_most=MOST_DEEP
+        4, "Each band is this many times narrower than the one before.", at_least=1, at_most=MOST_DEEP
     )
     output_dim: int | None = setting(
         None,
-        "Width of the vectors that every band is projected to, as Baevski & Auli do; else map_dim, and the first band "
+        "Project every band to this width, as Baevski & Auli do. By default the width is map_dim, and the first band "
         "has no projection.",
         at_least=1,
         at_most=MOST_WIDE,
     )
 
     rows: int | None = setting(
-        None, "Rows in all bands: rarer tokens have none, and only their features tell them apart.", at_least=1
+        None,
+        "Rows of all bands together. Rarer tokens have no row, so only their features distinguish them.",
+        at_least=1,
     )
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> AdaptiveMap:

@@ -25,9 +25,13 @@ from torchdefine.output.linear_cross_entropy import Reduction
 class LanguageLossConfig(LossConfig):
     """What training adds to the plain cross-entropy of a language model; evaluation uses none of it."""
 
-    output_dropout: float = rate("Locked dropout rate of the context model's outputs; a Transformer-XL has its own.")
-    activation_penalty: float = setting(0.0, "Weight of the mean square of what the output layer sees.", at_least=0)
-    temporal_penalty: float = setting(0.0, "Weight of the mean square of their change between positions.", at_least=0)
+    output_dropout: float = rate(
+        "Rate of variational (locked) dropout on the context model's outputs; not for a Transformer-XL."
+    )
+    activation_penalty: float = setting(0.0, "Weight of the mean square of the output layer's input.", at_least=0)
+    temporal_penalty: float = setting(
+        0.0, "Weight of the mean square of the change of hidden vectors between positions.", at_least=0
+    )
 
 
 class AfterToken(NamedTuple):
