@@ -6,7 +6,7 @@ PIP := $(VENV)/bin/pip install --disable-pip-version-check -q -c constraints.txt
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all drill lint format bench figures results docs notebooks wheel clean
+.PHONY: help setup demo test test-all drill lint format bench bench-look-up figures results docs notebooks wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,10 @@ format: $(VENV)/dev  ## let ruff put the style right
 
 bench: $(VENV)/dev  ## ours beside the alternatives in one run: a small CPU version, a few minutes
 	$(VENV)/bin/python -m benchmarks --small --device cpu
+
+bench-look-up: $(VENV)/dev  ## look-ups, a loop of one's own and large tables in full, on an idle CPU
+	$(VENV)/bin/python -m benchmarks look-up own-loop large-tables --device cpu
+	$(VENV)/bin/python -m benchmarks unit --device cpu --only "64 tokens in inference"
 
 figures: $(VENV)/dev  ## draw the pictures of the docs anew
 	$(VENV)/bin/python docs/draw_figures.py

@@ -250,4 +250,22 @@ def test_a_loop_of_ones_own_learns_with_every_table() -> None:
             prepared = contestant.prepare()
             prepared.work()
             assert prepared.facts()["parameters"] > 0
-    assert [contestant.name for contestant in group.contestants if contestant.lacks] == ["DeFINE, compiled"]
+    names = [contestant.name for contestant in group.contestants if contestant.lacks]
+    assert names == ["nn.Embedding, compiled", "table and linear, compiled", "DeFINE, compiled"]
+
+
+def test_the_loop_of_one_s_own_is_shown_with_its_numbers(tmp_path: Path) -> None:
+    rows = {"DeFINE": {"ms": 2.0, "facts": {"parameters": 760_000}}, "other": {"ms": 3.0, "facts": {"parameters": 0}}}
+    rows["DeFINE, compiled"] = {**rows["DeFINE"], "ms": 1.5}
+    record = {"hardware": {"cpu": "A CPU", "cpu_threads": 2}, "small": False, "commit": "0123456789abcdef"}
+    record["groups"] = {"training step": {"note": "few ids", "rows": rows}}
+    tables = page_maker()
+    tables.HERE, page = tmp_path / "results", tmp_path / "docs" / "benchmarks.md"
+    page.parent.mkdir()
+    page.write_text("before\n<!-- own loop -->\nold\n<!-- /own loop -->\nafter\n")
+    tables.write_own_loop([record])
+    lines = page.read_text().splitlines()
+    assert "A training step of this loop on A CPU, 2 threads: few ids; median, commit 0123456789ab." in lines
+    assert lines[-4:-2] == ["| DeFINE | 0.76 M | 2.00 ms | 1.50 ms |", "| other | 0.00 M | 3.00 ms | not run |"]
+    tables.write_own_loop([])
+    assert page.read_text().splitlines()[2] == "No row of this loop is kept yet."
