@@ -20,14 +20,15 @@ TABLES: dict[str, Callable[[], nn.Module]] = {
     "nn.Embedding": lambda: nn.Embedding(TYPES, WIDTH),
     "table and linear": lambda: nn.Sequential(nn.Embedding(TYPES, MAP_DIM), nn.Linear(MAP_DIM, WIDTH, bias=False)),
     "DeFINE": lambda: DeFINE(TYPES, WIDTH, map_dim=MAP_DIM, expand_dim=EXPAND_DIM),
-    "DeFINE, compiled": lambda: torch.compile(DeFINE(TYPES, WIDTH, map_dim=MAP_DIM, expand_dim=EXPAND_DIM)),  # type: ignore[dict-item, return-value]
 }
+WAYS = ("", ", compiled")
 
 
-def stepping(make: Callable[[], nn.Module], setting: Setting) -> Prepared:
+def stepping(make: Callable[[], nn.Module], way: str, setting: Setting) -> Prepared:
     device = setting.device
-    embedding, head = make().to(device), nn.Linear(WIDTH, 2).to(device)
-    optimizer = torch.optim.AdamW([*embedding.parameters(), *head.parameters()], fused=True)
+    made, head = make().to(device), nn.Linear(WIDTH, 2).to(device)
+    embedding: Callable[..., torch.Tensor] = torch.compile(made) if way else made
+    optimizer = torch.optim.AdamW([*made.parameters(), *head.parameters()], fused=True)
     ids, labels = torch.randint(TYPES, SHAPE, device=device), torch.randint(2, SHAPE[:1], device=device)
 
     def step() -> None:
@@ -37,7 +38,7 @@ def stepping(make: Callable[[], nn.Module], setting: Setting) -> Prepared:
         loss.backward()
         optimizer.step()
 
-    facts = {"parameters": sum(p.numel() for p in embedding.parameters())}
+    facts = {"parameters": sum(p.numel() for p in made.parameters())}
     return Prepared(step, lambda: facts)
 
 
@@ -51,7 +52,9 @@ def lacks(name: str, setting: Setting) -> str:
 
 def groups(setting: Setting) -> Iterator[Group]:
     contestants = [
-        Contestant(name, partial(stepping, make, setting), lacks(name, setting)) for name, make in TABLES.items()
+        Contestant(name + way, partial(stepping, make, way, setting), lacks(name + way, setting))
+        for way in WAYS
+        for name, make in TABLES.items()
     ]
     note = f"{SHAPE[0]} × {SHAPE[1]} ids of {TYPES:,}, {WIDTH} wide, " + ("bfloat16" if setting.on_gpu else "float32")
     yield Group("training step", contestants, note=note, taking_turns=True)

@@ -18,8 +18,6 @@ from torchdefine.task import find_task
 OF_THE_EMBEDDING = {"map": "kind", "projected_dim": "output_dim"}
 OF_THE_UNIT = {"unit": "kind", "equalised": "weight_scaling"}
 OF_THE_LOSS = ("output_dropout", "activation_penalty", "temporal_penalty")
-CONTESTANTS = {"ours, instant": "bits by importance", "ours, distilled": "bits by importance, distilled"}
-"""Names of rows in the files of the contests between tables."""
 LESS_PENALTY = 0.32
 """The temporal penalty of AWD-LSTM with DeFINE, in our settings."""
 CHANGED_KINDS = {"kind", "options"}

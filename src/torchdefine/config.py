@@ -324,7 +324,13 @@ def explain(config: type[Config]) -> list[tuple[str, str, str]]:
         if f.name != "kind":
             inner = _without_none(_types(config)[f.name])
             words = ", ".join(_words(inner))
-            choices = f" One of {words}." if get_origin(inner) is Literal else f" Also {words}." if words else ""
+            choices = (
+                f" One of {words}."
+                if get_origin(inner) is Literal
+                else f" One of {words}, or a number."
+                if words
+                else ""
+            )
             rows.append((f.name, f.metadata["help"] + choices, shown(_default(f))))
     return rows
 

@@ -38,7 +38,7 @@ _OWN = {
     ),
     "used": Entry("used:Used", "bits by importance for used rows; one vector for all unused rows", seconds=30),
     "svd": Entry("low_rank:LowRank", "low rank (SVD)"),
-    "frequent": Entry("low_rank:LowRank", "frequent rows whole, low rank for the rest", {"kept": (0.05, 0.15)}),
+    "frequent": Entry("low_rank:LowRank", "frequent rows in full, low rank for the rest", {"kept": (0.05, 0.15)}),
     "group-reduce": Entry(
         "group_reduce:GroupReduce", "blocks of rows, a low rank for each, by frequency (Chen et al., 2018)", seconds=30
     ),

@@ -593,7 +593,7 @@ def test_what_a_refusal_says() -> None:
     """Whole sentences, to whoever gave targets and to whoever gave none."""
     model = nn.ModuleDict({"a": nn.Embedding(9, 8), "b": nn.Embedding(5, 8)})
     assert refusal_of(model) == (
-        "The model has several tables, and none is named: name what is meant with targets=…; "
+        "The model has several tables, and none is named: name the table by targets=…; "
         "the model has a (9 × 8); b (5 × 8)."
     )
     assert refusal_of(model, targets="c") == ("The target 'c' matches no table: the model has a (9 × 8); b (5 × 8).")
@@ -601,7 +601,7 @@ def test_what_a_refusal_says() -> None:
         "The target 'Bilinear' matches no table: the model has a (9 × 8); b (5 × 8)."
     )
     assert refusal_of(model, targets=[]) == (
-        "The targets are an empty list: name what is meant with targets=…; the model has a (9 × 8); b (5 × 8)."
+        "The targets are an empty list: name the table by targets=…; the model has a (9 × 8); b (5 × 8)."
     )
     model["b"].max_norm = 1.0
     reason = "uses max_norm or scale_grad_by_freq, which a replacement does not have"

@@ -13,8 +13,8 @@ import transformers
 from tokenizers import models, pre_tokenizers, trainers
 
 from tests.adapt.tiny_models import FAMILIES, V
-from torchdefine.adapt.coverage import Coverage, coverage
 from torchdefine.adapt.trimming import Trimmed, trim_vocabulary
+from torchdefine.adapt.vocabulary import Coverage, coverage
 from torchdefine.errors import UserError
 
 transformers.logging.set_verbosity_error()

@@ -1,10 +1,11 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchdefine.ops import group_linear, plain_torch, product
-from torchdefine.ops.kernel_gate import only_values
+from torchdefine.ops.kernel_gate import only_gradients, only_values
 
 
 def layer(tokens: int, groups: int, bias: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -42,8 +43,6 @@ def test_one_dnn_takes_what_is_large_enough(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("torchdefine.ops.products._onednn", counted)
     x, weight, bias = layer(200, 2, bias=True)
-    weight.requires_grad_()
-    group_linear(x, weight, bias).sum().backward()  # with a gradient
     with torch.no_grad():
         group_linear(x[:4], weight, bias)
         group_linear(x.double(), weight.double())
@@ -54,6 +53,59 @@ def test_one_dnn_takes_what_is_large_enough(monkeypatch: pytest.MonkeyPatch) -> 
         group_linear(x, weight, bias)
         product(x, torch.randn(192, 128))
     assert calls == [200, 200, 200]
+    weight.requires_grad_()
+    group_linear(x, weight, bias).sum().backward()
+    assert calls[3:] == []  # a small step stays as it was
+    monkeypatch.setattr("torchdefine.ops.products.FEWEST_TO_LEARN", 0)
+    group_linear(x, weight, bias).sum().backward()  # two products forward, and two for the gradients of the weights
+    assert calls[3:] == [200, 200, 96, 96]
+
+
+@pytest.mark.parametrize(("groups", "entering", "leaving"), [(1, 96, 128), (2, 96, 128), (4, 4, 70), (2, 40, 32)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_equal_float64(groups: int, entering: int, leaving: int, bias: bool) -> None:
+    """Wide groups one by one, narrow ones at once; an upstream gradient with strides of its own."""
+    torch.manual_seed(groups)
+    x, weight = torch.randn(5, 300, groups * entering), torch.randn(groups, entering, leaving)
+    arguments = [x, weight, *([torch.randn(groups * leaving)] if bias else [])]
+    upstream = torch.randn(groups * leaving, 300, 5).permute(2, 1, 0)
+    found = gradients(arguments, upstream)
+    for one, other in zip(found, gradients([a.double() for a in arguments], upstream.double()), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
+
+
+def gradients(arguments: list[Tensor], upstream: Tensor, twice: bool = False) -> list[Tensor]:
+    """The output and its first derivatives, or the second ones."""
+    leaves = [a.clone().requires_grad_() for a in arguments]
+    output = group_linear(*leaves)
+    first = torch.autograd.grad(output, leaves, upstream, create_graph=twice)
+    if not twice:
+        return [output.detach(), *first]
+    return list(torch.autograd.grad(sum(one.square().sum() for one in first[:2]), leaves[:2]))
+
+
+def test_second_derivatives_equal_float64() -> None:
+    arguments = [torch.randn(1100, 192), torch.randn(2, 96, 128)]
+    upstream = torch.randn(1100, 256)
+    found = gradients(arguments, upstream, twice=True)
+    for one, other in zip(found, gradients([a.double() for a in arguments], upstream.double(), True), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
+
+
+def test_whoever_follows_gradients_in_another_way_gets_operations_of_torch() -> None:
+    x, weight, bias = layer(1100, 2, bias=True)
+    assert only_gradients(x, weight.requires_grad_(), bias)
+    expected = gradients([x, weight, bias], torch.ones(1100, 256))
+    compiled = torch.compile(group_linear, backend="aot_eager", fullgraph=True)
+    leaves = [a.detach().clone().requires_grad_() for a in (x, weight, bias)]
+    output = compiled(*leaves)
+    found = [output.detach(), *torch.autograd.grad(output.sum(), leaves)]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        tangent = forward_ad.unpack_dual(group_linear(dual, weight, bias)).tangent
+    torch.testing.assert_close(tangent, group_linear(torch.ones_like(x), weight))
 
 
 def test_only_values_are_asked_for_where_nobody_follows() -> None:

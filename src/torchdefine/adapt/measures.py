@@ -39,7 +39,7 @@ class Measure:
     before: float | None = None
 
     def __str__(self) -> str:
-        was = "" if self.before is None else f", before {self.before:.4g}"
+        was = "" if self.before is None else f", before {self.before:.4f}"
         return f"{self.value:.4f} ({self.low:.4f} to {self.high:.4f}{was})"
 
 

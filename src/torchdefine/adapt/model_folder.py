@@ -40,14 +40,16 @@ def open_model(folder: Path, device: str = "cpu", *, trust_code: bool = False, p
     may be ``packed``.
     """
     if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}: give one that a model's save_pretrained wrote.")
+        raise UserError(
+            f"There is no folder {folder}, and nothing is downloaded: give a folder that save_pretrained wrote."
+        )
     if (folder / RUN_SETTINGS_FILE).is_file():
         raise UserError(
             f"{folder} is a run of torchdefine and no model of transformers: make it smaller by `torchdefine compress "
             f"{shlex.quote(str(folder))}`."
         )
     if not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"{folder} has no {CONFIG_FILE}: give a folder that a model's save_pretrained wrote.")
+        raise UserError(f"{folder} has no {CONFIG_FILE}: give a folder that save_pretrained wrote.")
     if not any(path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
         raise UserError(f"The tokenizer in {folder} is missing: save it beside the model, with save_pretrained.")
     from torchdefine.adapt.huggingface import compact_class, transformers
@@ -60,7 +62,9 @@ def open_model(folder: Path, device: str = "cpu", *, trust_code: bool = False, p
         model_class: Any = named if is_model else transformers.AutoModel
         if getattr(config, "torchdefine", None) is not None:
             if not packed:
-                raise UserError(f"The tables of the model in {folder} were replaced already: give what it was made of.")
+                raise UserError(
+                    f"The tables of the model in {folder} were replaced already: give the folder of the old model."
+                )
             model_class = compact_class(model_class) if is_model else model_class
         model = model_class.from_pretrained(folder, config=config, **how)
     with _readable(f"The tokenizer in {folder}", "save it beside the model"):
@@ -78,7 +82,7 @@ def _readable(what: str, way_out: str) -> Iterator[None]:
     except Exception as error:
         if "trust_remote_code" in str(error):
             way_out = f"read it, and pass {option('trust_code')} if you want it to run"
-            raise UserError(f"{what} brings code of its own, which nothing here runs unasked: {way_out}.") from None
+            raise UserError(f"{what} has Python code, which torchdefine does not run: {way_out}.") from None
         raise UserError(f"{what} cannot be read ({in_a_line(error)}): {way_out}.") from None
 
 

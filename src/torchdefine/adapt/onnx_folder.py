@@ -53,7 +53,9 @@ def export_onnx(folder: str | Path, out: str | Path) -> dict[str, Any]:
     model, tokenizer = open_model(folder, packed=True)
     if model.config.is_encoder_decoder:
         kind = type(model).__name__
-        raise UserError(f"A {kind} is an encoder and a decoder, and only one program is written: export its encoder.")
+        raise UserError(
+            f"A {kind} has an encoder and a decoder, and only one program can be written: export its encoder."
+        )
     if getattr(model.config, "quantization_config", None) is not None:
         raise UserError(
             "The rest of this model is in int8 by torchao, which cannot become ONNX: adapt it with --rest keep."

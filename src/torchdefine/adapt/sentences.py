@@ -43,7 +43,7 @@ def sentence_parts(
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"There is no text file {path}: give one with a sentence or paragraph a line.")
+        raise UserError(f"There is no text file {path}: give a file with a sentence or paragraph in each line.")
     found: dict[str, None] = {}
     for block in read_text(path):
         pieces = (piece for line in block.lines for piece in _END.split(line.strip()))

@@ -79,7 +79,10 @@ def add_commands(command: Command) -> None:
     option("--checkpoint", choices=CHECKPOINTS, help="which weights (default: best)")
     option("--check", metavar="FOLDER", help="check an existing export instead: its files, and that its programs run")
     add_shared(option, "--cached", "--compressed", "--json")
+    _add_adapt(command)
 
+
+def _add_adapt(command: Command) -> None:
     summary = "Pack the token table of a Hugging Face model into few bytes, and measure what that costs."
     option = command("adapt", _adapt, summary, ADAPTING)
     option("folder", metavar="MODEL_DIR", help="a folder that save_pretrained wrote, with its tokenizer")
@@ -131,7 +134,8 @@ def _cache(options: argparse.Namespace, _: dict[str, Any]) -> None:
     with bar("computing vectors") as progress:
         written = run.cache(options.dtype, progress)
     facts = {"run": options.folder, "files": {str(file): size for file, size in written.items()}}
-    show(options, facts, (f"{file}: {size:,} bytes" for file, size in written.items()))
+    lines = [f"{file}: {size:,} bytes" for file, size in written.items()]
+    show(options, facts, [*lines, f"Use it: torchdefine eval {shlex.quote(options.folder)} --cached"])
 
 
 def _compress(options: argparse.Namespace, _: dict[str, Any]) -> None:
@@ -147,7 +151,7 @@ def _compress(options: argparse.Namespace, _: dict[str, Any]) -> None:
     for file, one in made.items():
         of_vectors, of_map = one.vectors_bytes / one.bytes, one.map_bytes / one.bytes
         lines.append(
-            f"{file}: {one.bytes:,} bytes, {one.label}. The unpacked vectors take {one.vectors_bytes:,} bytes "
+            f"{file}: {one.bytes:,} bytes as {one.label}. The unpacked vectors take {one.vectors_bytes:,} bytes "
             f"({of_vectors:.1f} times as many), the map's table {one.map_bytes:,} ({of_map:.1f} times as many)."
         )
         weighted = one.lost_by_frequency
@@ -251,18 +255,20 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
         if len(fitted.measured) > 1 and not options.json:
             print(f"Candidates for {name}, compared on sentences for choosing. The held-out sentences follow below.")
             fitted.print()
+            print()
     show(options, shrunk.to_dict(), _of_the_shrunk(shrunk))
 
 
 def _of_the_shrunk(shrunk: Shrunk) -> Iterator[str]:
     from torchdefine.adapt.measures import explained
     from torchdefine.adapt.model_folder import loading_code
+    from torchdefine.tables.budget import readable_bytes
 
-    before, after = (size / 1e6 for size in shrunk.file_bytes)
+    before, after = map(readable_bytes, shrunk.file_bytes)
     yield str(shrunk.replacement)
     yield from (f"Method: {one.why}" for one in shrunk.fitted.values() if len(one.measured) == 1)
     yield str(shrunk.vocabulary)
-    yield f"Weights on disk: {before:,.1f} → {after:,.1f} MB."
+    yield f"Weights on disk: {before} → {after}."
     yield f"Compared with the old model on {shrunk.held_out:,} held-out sentences, with 95 % intervals:"
     yield from (f"  {line}" for line in explained(shrunk.measures))
     for name in ("cosine", "top-1 agreement", "agreement"):

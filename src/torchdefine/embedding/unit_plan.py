@@ -61,60 +61,67 @@ class UnitConfig(Config):
 
     kind: str = "define"
     embedding_dim: int | None = setting(
-        None, "Width of the vectors, the paper's m; the map's by default.", at_least=1, at_most=MOST_WIDE
+        None, "Width of the output vectors, the paper's m; by default that of the map.", at_least=1, at_most=MOST_WIDE
     )
-    expand_dim: int = setting(1024, "Widest layer of the unit, the paper's k.", at_least=1, at_most=MOST_WIDE)
+    expand_dim: int = setting(1024, "Width of the widest layer, the paper's k.", at_least=1, at_most=MOST_WIDE)
     depth: int = setting(
-        3, "Layers of the unit, the paper's N, the reduce layer included.", at_least=1, at_most=MOST_DEEP
+        3, "Number of layers, the paper's N. It includes the reduce layer.", at_least=1, at_most=MOST_DEEP
     )
     plan: PlanName = setting(
         "wide",
-        "Groups, widths and norm where they are not set. wide: up to expand_dim, no norm. The others have the paper's "
-        "parameter counts. published: of table 1a, Transformer-XL and translation. published-8: of depth and width. "
-        "published-equation and published-hgt: of DeFINE and HGT in the ablations.",
+        "Decides the groups, widths and norm that are not set. wide: reaches expand_dim, has no norm. The others have "
+        "the paper's parameter counts. published: table 1a, Transformer-XL and translation. published-8: the study of "
+        "depth and width. published-equation and published-hgt: DeFINE and HGT in the ablations.",
     )
     max_groups: int | None = setting(
         None,
-        "Most groups of a layer, g_max; by default the plan's, in the plan wide 2^(depth - 1), at most 16.",
+        "Largest number of groups in a layer, g_max. By default the plan decides; wide has 2^(depth - 1), at most 16.",
         at_least=1,
         at_most=MOST_DEEP,
     )
     groups: GroupScheme | None = setting(
         None,
-        "Groups of each layer, by default the plan's. halving: max(g_max / 2^(l - 1), 1), the paper's equation. cycle: "
-        "1, 2, 4 … g_max counted back from the reduce layer, then again, as the published counts need it. fixed: g_max "
-        "everywhere. dense: 1.",
+        "Number of groups in layer l. By default the plan decides. halving: max(g_max / 2^(l - 1), 1), the paper's "
+        "equation. cycle: 1, 2, 4 … g_max, counted back from the reduce layer and repeated, as the published counts "
+        "need it. fixed: g_max in every layer. dense: 1.",
     )
     skip: Skip = setting(
         "mix",
-        "How a layer after the first sees the unit's input. mix: chunk i of it beside chunk i of the previous output, "
-        "in every group. concat: all of it before that output. residual: it does not; each layer adds the previous "
-        "output. none: it does not.",
+        "Skip connection from the unit's input to the layers after the first. mix: group i reads chunk i of the input "
+        "and of the previous output. concat: input and previous output are concatenated. residual: instead, each "
+        "layer adds the previous output. none: no skip connection.",
     )
     reach_expand_dim: bool | None = setting(
-        None, "Whether the last expansion layer is expand_dim wide; else the plan's."
+        None, "Whether the last expansion layer is expand_dim wide. By default the plan decides."
     )
-    rounding: Rounding | None = setting(None, "How widths between map_dim and expand_dim are rounded; else the plan's.")
+    rounding: Rounding | None = setting(
+        None, "How widths between map_dim and expand_dim are rounded. By default the plan decides."
+    )
     multiple_of: int | None = setting(
-        None, "Round widths to a multiple of this; else of the most groups.", at_least=1, at_most=MOST_WIDE
-    )
-    reduce: bool = setting(True, "Whether the last layer reduces to embedding_dim; else it expands to expand_dim.")
-    fixed_width: int | None = setting(
         None,
-        "One width of all expansion layers; by default they grow, or have expand_dim / 2 with skip residual.",
+        "Round widths to a multiple of this; by default of the largest number of groups.",
         at_least=1,
         at_most=MOST_WIDE,
     )
-    shuffle: bool = setting(False, "Deal the outputs of every expansion layer out over the groups (GLT + shuffle).")
+    reduce: bool = setting(True, "Whether the last layer reduces to embedding_dim; otherwise it expands too.")
+    fixed_width: int | None = setting(
+        None,
+        "Give all expansion layers this width. By default they grow; with skip residual they are expand_dim / 2 wide.",
+        at_least=1,
+        at_most=MOST_WIDE,
+    )
+    shuffle: bool = setting(False, "Shuffle the outputs of every expansion layer across groups (GLT + shuffle).")
     norm: Norm | None = setting(
-        None, "Affine norm of the expansion layers: over all features, or within each group; else the plan's."
+        None,
+        "Affine norm of the expansion layers, over all features or within each group. By default the plan decides.",
     )
     activation: Activation = setting("gelu", "Activation of the expansion layers.")
     output_norm: bool = setting(False, "Whether an affine layer norm follows the last layer, as in DeLighT.")
     dropout: float = rate("Dropout rate after every expansion layer.")
     bias: bool = setting(True, "Whether the expansion layers have biases; the reduce layer has none.")
     weight_scaling: bool = setting(
-        False, "Divide the weights by the root of their fan-in when they are used: an equalised learning rate."
+        False,
+        "Weight scaling: weights are divided by the square root of their fan-in when used (equalised learning rate).",
     )
 
     @classmethod

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +44,28 @@ def only_values(*tensors: Tensor | None) -> bool:
 
     Then they may run by ways that autograd, autocast, compilers, exporters and torch.func know nothing of.
     """
-    if not _allowed or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    if torch._C._get_tracing_state() is not None:
-        return False
-    if torch._C._functorch.maybe_current_level() is not None or torch.is_autocast_enabled("cpu"):
+    if _is_followed():
         return False
     learning = torch.is_grad_enabled()
     for tensor in tensors:  # a few microseconds of Python are as long as a look-up
         if tensor is not None and (type(tensor) not in _PLAIN or (learning and tensor.requires_grad)):
             return False
     return True
+
+
+def only_gradients(*tensors: Tensor | None) -> bool:
+    """The same, but autograd may ask for gradients, in reverse."""
+    if _is_followed() or forward_ad._current_level >= 0:
+        return False
+    return all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
+
+
+def _is_followed() -> bool:
+    if not _allowed or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    if torch._C._get_tracing_state() is not None:
+        return True
+    return torch._C._functorch.maybe_current_level() is not None or torch.is_autocast_enabled("cpu")
 
 
 def by_kernel(impl: Impl, like: Tensor) -> bool:

@@ -14,3 +14,30 @@ from torchdefine.tables.rows import DenseRows, Rows
 from torchdefine.tables.slim import slim_table
 from torchdefine.tables.source import Candidate, Method, Source
 from torchdefine.tables.used import used_table
+
+__all__ = [
+    "METHODS",
+    "Budget",
+    "Candidate",
+    "CodeLearning",
+    "CompactTable",
+    "Compressed",
+    "DenseRows",
+    "Entry",
+    "Method",
+    "Rows",
+    "Source",
+    "UnitFitting",
+    "coded_table",
+    "compress_embedding",
+    "dense_table",
+    "group_reduce_table",
+    "load_table",
+    "quantised_table",
+    "slim_table",
+    "svd_table",
+    "table_method",
+    "transform_table",
+    "unit_table",
+    "used_table",
+]

@@ -216,7 +216,7 @@ class Quantised(Method):
         for group in groups:
             fitting = [bits for bits in choices if budget.fits(partial(QuantisedRows, rows, width, bits, group))]
             if fitting:
-                label = f"int{fitting[-1]}, a step a {'row' if group == width else f'{group} numbers'}"
+                label = f"int{fitting[-1]}, one scale per {'row' if group == width else f'{group} numbers'}"
                 yield Candidate(label, partial(quantised_table, bits=fitting[-1], group_size=group))
 
     def usual_bytes(self, rows: int, width: int) -> int | None:

@@ -117,7 +117,7 @@ class LanguageRun(Run):
         ]
         if found.unknown_share > MANY_UNKNOWN:
             lines.append(
-                "So many unknown words make the perplexity too low: compare only models with the same vocabulary."
+                "With so many unknown words the perplexity is too low: compare only models with the same vocabulary."
             )
         if short := short_stream_warning(found.tokens, batch_size or self.recipe.eval.batch_size):
             lines.append(f"{short} --batch-size 1 is exact.")
@@ -157,8 +157,8 @@ class LanguageRun(Run):
         between = " " if self.tokenization.kind == "words" else ""
         text = f"{prompt}{between}{self.generate(prompt, length, seed=seed)}".strip()
         outside = ", ".join(self.unknown_words(prompt))
-        note = f"Outside its vocabulary, so read as {UNK}: {outside}." if outside else ""
-        return Sample(f"Continuations of “{prompt}”, drawn with seed {seed}.", text, note=note)
+        note = f"These words are not in the vocabulary and are read as {UNK}: {outside}." if outside else ""
+        return Sample(f"Continuations of “{prompt}”, sampled with seed {seed}.", text, note=note)
 
     def exportable(self, model: LanguageModel) -> Exportable:
         if hasattr(model.context, "keep_segment"):

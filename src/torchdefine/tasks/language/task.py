@@ -174,7 +174,7 @@ def describe_tokens(corpus: Corpus, data: TextConfig) -> list[str]:
     else:
         by = " and ".join(f"{name} {value:,}" for name, value in cuts.items())
         entries = (
-            f"The vocabulary is cut by {by} to {size:,} entries: the {size - 2:,} most frequent of the text's "
+            f"The vocabulary is limited by {by} to {size:,} entries: the {size - 2:,} most frequent of the text's "
             f"{different:,} different words, {UNK} and {EOS}."
         )
     lost = max(text.header.lost_share or 0.0 for text in corpus.splits.values())
@@ -210,5 +210,7 @@ def describe_bands(size: int, recipe: LanguageRecipe) -> list[str]:
     for section in ("embedding", "output"):
         cutoffs = getattr(getattr(recipe, section), "cutoffs", ())
         if beyond := [f"{cutoff:,}" for cutoff in cutoffs if cutoff >= size]:
-            found.append(f"These {section}.cutoffs are beyond the vocabulary and left out: {', '.join(beyond)}.")
+            found.append(
+                f"These {section}.cutoffs are larger than the vocabulary and are ignored: {', '.join(beyond)}."
+            )
     return found

@@ -26,8 +26,8 @@ class MaskingConfig(Config):
     """Which tokens are predicted, and what stands in their place."""
 
     fraction: float = setting(0.15, "Fraction of the tokens that are predicted.", above=0, below=1)
-    masked: float = setting(0.8, "Fraction of these that the mask token takes the place of.", at_least=0, at_most=1)
-    random: float = setting(0.1, "Fraction of these that a random token takes the place of.", at_least=0, at_most=1)
+    masked: float = setting(0.8, "Fraction of these that the mask token replaces.", at_least=0, at_most=1)
+    random: float = setting(0.1, "Fraction of these that a random token replaces.", at_least=0, at_most=1)
     whole_words: bool = setting(False, "Whether all subwords of a word are predicted together.")
 
     def __post_init__(self) -> None:

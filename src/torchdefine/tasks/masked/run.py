@@ -92,8 +92,8 @@ class MaskedRun(Run):
             hidden = " ".join([*words[:place], self.tokenization.mask, *words[place + 1 :]])
             filled = ", ".join(f"{token} {probability:.0%}" for token, probability in self.fill(hidden)[0])
             rows.append((word, filled))
-        lead = f"“{prompt}”, each word hidden in turn: the likeliest subwords in its place."
-        return Sample(lead, table=(("hidden", "likeliest"), rows))
+        lead = f"“{prompt}”, with one word hidden at a time: the most probable subwords in its place."
+        return Sample(lead, table=(("hidden", "most probable"), rows))
 
     def exportable(self, model: MaskedModel) -> Exportable:
         return exportable(model, self.tokenization)
