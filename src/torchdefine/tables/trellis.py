@@ -160,7 +160,7 @@ def words_of(held: Tensor, dim: int) -> Tensor:
     held = held.int()
     count = held.shape[dim] - 2
     high, middle, low = (held.narrow(dim, start, count) for start in range(3))
-    return high * 65536 + middle * 256 + low
+    return torch.add(low, torch.add(middle, high, alpha=256), alpha=256)
 
 
 @torch.compiler.assume_constant_result
