@@ -6,7 +6,7 @@ PIP := $(VENV)/bin/pip install --disable-pip-version-check -q -c constraints.txt
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all drill lint format bench bench-look-up figures results docs wheel clean
+.PHONY: help setup demo test test-all drill lint format bench bench-look-up figures results docs notebooks wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,15 +47,20 @@ figures: $(VENV)/dev  ## draw the pictures of the docs anew
 
 results: $(VENV)/user  ## write the tables of results/ anew from its JSON files
 	$(VENV)/bin/python results/make_tables.py
-	$(VENV)/bin/python results/minilm_tables.py
+	PYTHONPATH=. $(VENV)/bin/python results/leaderboard_tables.py
 	$(VENV)/bin/python results/shrink_tables.py
 	$(VENV)/bin/python results/benchmark_tables.py
+	$(VENV)/bin/python results/own_loop_table.py
 	$(VENV)/bin/python results/click_table.py
 	$(VENV)/bin/python results/masked_tables.py
 
 docs: $(VENV)/dev  ## the documentation site, in build/site
 	$(VENV)/bin/python docs/build_site.py
 	$(VENV)/bin/zensical build --strict
+	$(VENV)/bin/python docs/check_site.py
+
+notebooks: $(VENV)/dev  ## execute the notebooks anew, with their pictures (a few minutes)
+	$(VENV)/bin/python notebooks/execute_notebooks.py
 
 wheel: $(VENV)/dev  ## the wheel and the sdist, in dist/; the wheel is tried in an environment of its own
 	rm -rf dist

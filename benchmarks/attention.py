@@ -15,7 +15,7 @@ from benchmarks.records import Benchmark
 from benchmarks.steps import FAMILIES, NO_GPU
 from torchdefine.context import TransformerXL
 from torchdefine.context.relative_attention import sinusoids
-from torchdefine.context.transformer_xl import TransformerXLLayer
+from torchdefine.context.transformer_xl_layer import TransformerXLLayer
 from torchdefine.embedding import VocabularyFacts
 from torchdefine.modes import prepare as prepare_kernels
 from torchdefine.recipe import load_recipe

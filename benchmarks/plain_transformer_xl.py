@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from torchdefine.context import TransformerXL
 from torchdefine.context.relative_attention import RelativeAttention, sinusoids
-from torchdefine.context.transformer_xl import TransformerXLLayer
+from torchdefine.context.transformer_xl_layer import TransformerXLLayer
 
 
 class TextbookAttention(nn.Module):

@@ -1,6 +1,7 @@
 """Gather the pages of the documentation site in build/docs: `make docs`.
 
-Pages are those of docs/, the README as the first one, the pages of results/, and an API reference of every public name.
+Pages are those of docs/, the README as the first one, the notebooks, and the pages of results/. A list of the recipes
+and an API reference of every public name are made here.
 Links between them stay links; links to other files of the project lead to its repository.
 """
 
@@ -15,6 +16,10 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+
+from build_fronts import fronts_page
+from notebook_page import notebook_page
+from recipes_page import recipes_page
 
 import torchdefine
 from torchdefine.config import Config, explain
@@ -38,11 +43,26 @@ def repository() -> str:
 
 
 def pages() -> dict[Path, Path]:
-    """Every Markdown page of the site: where it comes from, by where it goes."""
+    """Every page of the site that a file is the source of: the file, by where the page goes."""
     found = {Path("index.md"): ROOT / "README.md"}
     found |= {Path(page.name): page for page in sorted((ROOT / "docs").glob("*.md"))}
+    found[Path("fronts.html")] = ROOT / "docs" / "fronts.html"
+    found[Path("all-pages.md")] = found.pop(Path("README.md"))  # a README would be an index, as those of results/
+    found |= {Path("notebooks") / f"{page.stem}.md": page for page in sorted((ROOT / "notebooks").glob("*.ipynb"))}
     found |= {Path(name): ROOT / name for name in AT_THE_TOP}
-    return found | {page.relative_to(ROOT): page for page in sorted((ROOT / "results").rglob("*.md"))}
+    for page in sorted((ROOT / "results").rglob("*.md")):
+        place = page.relative_to(ROOT)
+        found[place.parent.with_suffix(".md") if place.name == "README.md" else place] = page
+    return found
+
+
+def text_of(place: Path, all_pages: dict[Path, Path]) -> str:
+    """What stands on a page that a file is the source of."""
+    source = all_pages[place]
+    if source.suffix == ".html":
+        return fronts_page()
+    own = notebook_page(source, OUT / "pictures" / source.stem) if source.suffix == ".ipynb" else source.read_text()
+    return linked(own, source, place, all_pages)
 
 
 def linked(text: str, source: Path, place: Path, all_pages: dict[Path, Path]) -> str:
@@ -53,6 +73,8 @@ def linked(text: str, source: Path, place: Path, all_pages: dict[Path, Path]) ->
         target, anchor = (source.parent / found[1]).resolve(), found[2] or ""
         if target in places:
             return relative(places[target], place) + anchor
+        if OUT in target.parents:
+            return relative(target.relative_to(OUT), place)
         if target.suffix in (".svg", ".png"):
             picture = Path("pictures") / target.relative_to(ROOT)
             (OUT / picture).parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +93,8 @@ def relative(target: Path, page: Path) -> str:
 
 def public_names(module: ModuleType) -> list[str]:
     """What a room offers: the names of its door that are defined in it, or bound there to a method."""
-    names = [name for name, value in vars(module).items() if not name.startswith("_") and callable(value)]
+    offered = getattr(module, "__all__", vars(module))
+    names = [name for name in offered if not name.startswith("_") and callable(getattr(module, name))]
     return sorted(name for name in names if home_of(module, name).startswith((module.__name__, "torchdefine.config")))
 
 
@@ -79,16 +102,15 @@ def home_of(module: ModuleType, name: str) -> str:
     return str(getattr(getattr(module, name), "__module__", ""))
 
 
-def reference() -> dict[Path, str]:
-    """The pages of the API reference: what `import torchdefine` offers, then a page for each room."""
+def made() -> dict[Path, str]:
+    """The pages that have no file: the recipes, what `import torchdefine` offers, and a page for each room."""
     rooms = {name: import_module(f"torchdefine.{name}") for name in ROOMS}
     where = {name: room for room, module in rooms.items() for name in public_names(module)}
     door = [f"- [`{name}`]({where[name]}.md#torchdefine.{name}): {first_line(torchdefine, name)}" for name in NAMES]
     table = [f"- [`torchdefine.{room}`]({room}.md): {first_sentence(module.__doc__)}" for room, module in rooms.items()]
     index = ["# API reference", "", "## `import torchdefine`", "", *door, "", "## Modules", "", *table, ""]
-    return {Path("api/index.md"): "\n".join(index)} | {
-        Path(f"api/{room}.md"): room_page(module) for room, module in rooms.items()
-    }
+    found = {Path("recipes.md"): recipes_page(), Path("api/index.md"): "\n".join(index)}
+    return found | {Path(f"api/{room}.md"): room_page(module) for room, module in rooms.items()}
 
 
 def room_page(module: ModuleType) -> str:
@@ -135,11 +157,12 @@ def settings(config: type[Config]) -> list[str]:
 def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     found = pages()
-    for place, source in found.items():
+    for place in found:
         (OUT / place).parent.mkdir(parents=True, exist_ok=True)
-        (OUT / place).write_text(linked(source.read_text(), source, place, found))
+        (OUT / place).write_text(text_of(place, found))
+    shutil.copyfile(ROOT / "docs" / "site.css", OUT / "site.css")
     (OUT / "api").mkdir()
-    for place, text in reference().items():
+    for place, text in made().items():
         (OUT / place).write_text(text)
 
 

@@ -8,7 +8,7 @@ from matplotlib.patches import Rectangle
 
 from torchdefine.analysis.pictures import COLOURS, drawing, save_figure
 from torchdefine.embedding import UnitConfig, make_plan
-from torchdefine.embedding.plan import Plan
+from torchdefine.embedding.unit_plan import Plan
 
 FIGURES = Path(__file__).parent / "figures"
 OUTPUT_COLOUR, INPUT_COLOUR, REDUCE_COLOUR = COLOURS[:3]

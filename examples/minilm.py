@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from torchdefine.adapt import ShrinkOptions, shrink_model
+from torchdefine.adapt.measures import explained
 from torchdefine.adapt.sentences import sentence_vectors
 from torchdefine.data import find_splits, resolve_corpus
 from torchdefine.training.progress import work_bar
@@ -42,14 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     settings = ShrinkOptions(**sizes, thorough=options.thorough, device=device)
     text = find_splits(resolve_corpus("wikitext-2-shuffled"))["train"][0]
     shrunk = shrink_model(get_model_path(), text, options.out, options.budget, options=settings, stage=work_bar)
-    for fitted in shrunk.fitted.values():
-        fitted.print()
+    print(*(fitted.why for fitted in shrunk.fitted.values()), sep="\n")
     before, after = (size / 1e6 for size in shrunk.file_bytes)
     print(f"{shrunk.replacement}\nweights on disk: {before:.1f} → {after:.1f} MB, {shrunk.seconds:.0f} s in all")
-    print(
-        f"held-out sentences: mean cosine {shrunk.measures['cosine']}, "
-        f"rank correlation {shrunk.measures['rank correlation']}"
-    )
+    print(f"on {shrunk.held_out} held-out sentences:", *explained(shrunk.measures), sep="\n")
 
     model = transformers.AutoModel.from_pretrained(options.out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.out)

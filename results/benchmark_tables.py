@@ -14,10 +14,9 @@ from provenance import short_commit
 HERE = Path(__file__).parent
 ROWS, FIGURES = HERE / "benchmarks", HERE / "figures"
 COMPILED = "plain loop, its model compiled"
-IS_COMPILED = ", compiled"
 FORMAT, FORMAT_VERSION = "torchdefine benchmark", 1
 COLOURS = {"nn.Embedding": "tab:blue", "table and projection": "tab:orange", "DeFINE": "tab:green"}
-UNITS = {"vocabulary": "types in the vocabulary", "depth": "depth of the unit", "tokens": "tokens at once"}
+UNITS = {"vocabulary": "words in the vocabulary", "depth": "depth of the unit", "tokens": "tokens at once"}
 
 RECORDED = ("attention", "kernels", "output", "unit")
 COUNTED_SINCE = "2026-11-20"
@@ -27,11 +26,28 @@ INTRODUCTION = """# Benchmarks
 
 `make results` writes this page from the rows in this folder; no number is typed by hand. `python -m benchmarks` appends
 a row, with date, commit, versions and hardware. The page shows the newest row of each benchmark on each hardware, with
-small shapes apart from full ones. The contestants of a table ran in one process on the same tensors. "× as fast" is
-relative to the table's first line. Times are medians with quartiles; wide quartiles mean that the machine had other
-work. Until 2026-11-19 the memory of CUDA graphs was not counted: a dash stands for those peaks.
-[docs/benchmarks.md](../../docs/benchmarks.md) says more.
+small shapes apart from full ones. The rows of a table ran in one process on the same tensors. "× as fast" is relative
+to the table's first row. "eager" runs without CUDA graphs. Times are medians with quartiles; wide quartiles mean that
+the machine had other work. Until 2026-11-19 the memory of CUDA graphs was not counted: a dash stands for those peaks.
+[How speed is measured](../../docs/benchmarks.md) explains the benchmarks.
 """
+
+WORDS = {
+    "eager twin, layer by layer": "plain torch, eager",
+    "eager twin": "plain torch",
+    ", kernel by kernel": ", eager",
+    ", recorded where there is a GPU": ", CUDA graphs on a GPU",
+    ", recorded": ", CUDA graph",
+    "what is recorded is forward and backward together": "a CUDA graph has forward and backward together",
+    "kinds of steps recorded": "CUDA graphs",
+    "share of time over": "extra time over",
+    "share of matrix": "fraction of matrix",
+    "the profiler's own time among them": "with the time of the profiler",
+    "shares over": "fractions of the time of",
+    "what matrix products and LSTM take of as many steps": "that of matrix products and LSTM in as many steps",
+    " types": " words",
+}
+"""What stored rows call things, and what the page calls them."""
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -103,13 +119,13 @@ def leave_out_uncounted(record: dict[str, Any], group: dict[str, Any]) -> None:
 def table(group: dict[str, Any]) -> list[str]:
     rows = group["rows"]
     if not rows:
-        return ["Nothing of it ran."]
+        return ["None of it ran."]
     first = rows.get(group["reference"]) or next(iter(rows.values()))
     lines = ["| | × as fast | ms | quartiles | peak MiB | |", "|---|---:|---:|---:|---:|---|"]
     for name, row in rows.items():
         peak = "–" if row["peak_mib"] is None else f"{row['peak_mib']:,.0f}"
-        spread = "–" if row["q1_ms"] is None else f"{row['q1_ms']:.3f}–{row['q3_ms']:.3f}"
-        cells = [name, f"{first['ms'] / row['ms']:.2f}", f"{row['ms']:.3f}", spread, peak, said(row["facts"])]
+        quartiles = "–" if row["q1_ms"] is None else f"{row['q1_ms']:.3f}–{row['q3_ms']:.3f}"
+        cells = [name, f"{first['ms'] / row['ms']:.2f}", f"{row['ms']:.3f}", quartiles, peak, said(row["facts"])]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -121,7 +137,7 @@ def said(facts: dict[str, Any]) -> str:
         if name == "parameters":
             parts.append(f"{value / 1e6:.2f} M parameters")
         elif name == "shares":
-            parts += [f"{100 * share:.0f} % {kind}" for kind, share in value.items()]
+            parts += [f"{100 * share:.0f}% {kind}" for kind, share in value.items()]
         elif name not in ("line", "axis", "at", "undisturbed"):
             parts.append(f"{name} {value}")
     return ", ".join(parts)
@@ -224,10 +240,11 @@ def write_front_page(records: list[dict[str, Any]]) -> None:
 def said_of_gpu(record: dict[str, Any]) -> str:
     compiled = "" if is_compiled(record) else " torch.compile was not run on this GPU."
     return (
-        f"Whole training steps on one {hardware(record)} in bfloat16: forward, backward, clipping and optimiser. Ours "
-        "run as CUDA graphs. The plain loops use stock modules of torch ([what they are](docs/benchmarks.md)). One "
-        f"with another number of parameters says so.{compiled} The last column compares with the same model without "
-        "DeFINE. [Quartiles](results/benchmarks/README.md#steps)."
+        f"Times of whole training steps on one {hardware(record)} in bfloat16: forward, backward, clipping, optimiser. "
+        "Our steps run as CUDA graphs. Plain torch is a loop over modules of torch ([details]"
+        "(docs/benchmarks.md#what-the-plain-loops-are)). Its parameters stand in brackets where they differ."
+        f"{compiled} The last column compares our step with and without DeFINE. "
+        "[Quartiles](results/benchmarks/README.md#steps)."
     )
 
 
@@ -236,9 +253,9 @@ def said_of_cpu(record: dict[str, Any]) -> str:
     slower = [f"`{recipe_of(group)}`" for group in record["groups"].values() if lead_over_compiled(group) < 1]
     judged = f" Compiled torch is faster than ours for {' and '.join(slower)}." if slower else ""
     return (
-        f"The same with smaller layers and batches on {record['hardware']['cpu_threads']} cores of a CPU, in float32. "
-        "A CPU has no CUDA graphs, so the gain is small, and differences of a tenth are noise. torch.compile leaves "
-        f"`nn.LSTM` as it is.{judged} With DeFINE, `ptb/awd-lstm` has a narrower output layer, which saves time."
+        f"The same on {record['hardware']['cpu_threads']} cores of a CPU, in float32, with smaller layers and batches. "
+        "A CPU has no CUDA graphs, so the gain is small. Differences of 10 % are noise. torch.compile does not change "
+        f"`nn.LSTM`.{judged} `ptb/awd-lstm` is faster with DeFINE because its output layer is narrower then."
     )
 
 
@@ -274,9 +291,9 @@ def step_table(record: dict[str, Any]) -> str:
         "plain torch",
         *["compiled torch"] * compiled,
         "ours",
-        "× plain",
+        "plain ÷ ours",
     ]
-    header += [*["× compiled"] * compiled, "time that DeFINE adds"]
+    header += [*["compiled ÷ ours"] * compiled, "time added by DeFINE"]
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(step_cells(g, compiled)) + " |" for g in record["groups"].values())])
 
@@ -300,25 +317,11 @@ def step_cells(group: dict[str, Any], compiled: bool) -> list[str]:
     ]
 
 
-def write_own_loop(records: list[dict[str, Any]]) -> None:
-    """The table under the loop of a user's own in docs/benchmarks.md."""
-    parts = [own_loop_table(record) for record in newest(records).values() if not record["small"]]
-    text = "\n\n".join(parts) or "No row of this loop is kept yet."
-    write_between_marks(HERE.parent / "docs" / "benchmarks.md", "own loop", text)
-
-
-def own_loop_table(record: dict[str, Any]) -> str:
-    """A row for each table, with its time eager and compiled."""
-    (group,) = record["groups"].values()
-    rows, lines = group["rows"], ["| table | parameters | eager | compiled |", "|---|---:|---:|---:|"]
-    for name, row in rows.items():
-        if not name.endswith(IS_COMPILED):
-            compiled = rows.get(name + IS_COMPILED)
-            then = "not run" if compiled is None else f"{compiled['ms']:.2f} ms"
-            size = f"{row['facts']['parameters'] / 1e6:.2f} M"
-            lines.append(f"| {name} | {size} | {row['ms']:.2f} ms | {then} |")
-    where = f"A training step of this loop on {hardware(record)}: {group['note']}; median, commit"
-    return "\n".join([f"{where} {short_commit(record['commit'])}.", "", *lines])
+def in_words(text: str) -> str:
+    """The page with the names that other pages use."""
+    for stored, word in WORDS.items():
+        text = text.replace(stored, word)
+    return text
 
 
 def main() -> None:
@@ -330,12 +333,10 @@ def main() -> None:
         page += [f"## {path.stem}", ""]
         for record in records.values():
             page += section(record)
-    (ROWS / "README.md").write_text("\n".join(page).rstrip() + "\n", encoding="utf-8")
+    (ROWS / "README.md").write_text(in_words("\n".join(page).rstrip()) + "\n", encoding="utf-8")
     steps = ROWS / "steps.jsonl"
     if steps.exists():
         write_front_page(read(steps))
-    if (own_loop := ROWS / "own-loop.jsonl").exists():
-        write_own_loop(read(own_loop))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which of the paper's claims the stages bear out, in docs/evidence.md: `make results`."""
+"""Which of the paper's claims the stages support, in the pages docs/evidence….md: `make results`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from marked import write_between_marks
 from rate_tables import best_rates_table, rates_section
 from run_stage import read_stage
-from stage_tables import clipped_share, compact_table, diverged, published_test, read_rows
+from stage_tables import COMPARISONS, clipped_share, compact_table, diverged, published_test, read_rows
 
 HERE = Path(__file__).parent
 SEEDS_APART = 2
@@ -25,16 +25,17 @@ OFTEN_CLIPPED = 0.1
 Runs = list[dict[str, Any]]
 
 
-def write_evidence_page(folder: Path) -> None:
-    """The parts of docs/evidence.md that are measured; ``folder`` has the results of the stages on one text."""
-    page = HERE.parent / "docs" / "evidence.md"
-    write_between_marks(page, "answers", claims_table(folder, in_short=True))
-    write_between_marks(page, "best", best_rates_table(folder))
-    write_between_marks(page, "rates", rates_section(folder))
-    for stage in ("decisive", "depth", "ablation-clean", "ablation", "decisive-rate-10"):
-        write_between_marks(page, stage, compact_table(folder / stage))
-    write_between_marks(page, "choices", choices_table(folder))
-    write_between_marks(page, "claims", claims_table(folder))
+def write_evidence_pages(folder: Path) -> None:
+    """The measured parts of docs/evidence….md; ``folder`` has the results of the stages on one text."""
+    docs = HERE.parent / "docs"
+    short, rows, scale = (docs / f"{name}.md" for name in ("evidence", "evidence-rows", "evidence-scale"))
+    write_between_marks(short, "answers", claims_table(folder, in_short=True))
+    write_between_marks(short, "best", best_rates_table(folder))
+    write_between_marks(rows, "rates", rates_section(folder))
+    for stage in COMPARISONS:
+        write_between_marks(rows, stage, compact_table(folder / stage))
+    write_between_marks(rows, "claims", claims_table(folder))
+    write_between_marks(scale, "choices", choices_table(folder))
 
 
 def choices_table(folder: Path) -> str:
@@ -78,7 +79,7 @@ def claims_table(folder: Path, in_short: bool = False) -> str:
         if missing := len(pairs) - len(ran):
             untested.append(f"- {claim['says'].removesuffix('.')}: {missing} of {len(pairs)} pairs of rows.")
     if untested:
-        lines += ["", "What is still to run:", "", *untested]
+        lines += ["", "Not run yet:", "", *untested]
     return "\n".join(lines if in_short else [*lines, "", how_it_is_judged(apart)])
 
 
@@ -142,7 +143,7 @@ def how_it_is_judged(apart: float | None) -> str:
     return (
         "Percentages compare perplexities, averaged over seeds. Below zero, the row is better. A difference counts if "
         f"it is more than {SEEDS_APART} times the largest difference between two seeds of one row ({known}). Few seeds "
-        f"estimate this badly. {no_worse}A step is clipped if its gradient norm was above the limit. This counts the "
-        "logged steps after the first tenth; at rate 10 it was not recorded. Training is far shorter than the paper's. "
-        "Longer training may show differences that are not seen here, or remove those that are."
+        f"estimate this difference badly. {no_worse}A step is clipped if its gradient norm is above the limit. We "
+        "count the logged steps after the first tenth; at rate 10 norms were not logged. Training is far shorter than "
+        "the paper's. Longer training may show other differences, or remove these."
     )

@@ -102,7 +102,12 @@ def compared_section(folder: Path) -> str:
     found = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
     if not found:
         return ""
-    lines = ["## compared", "", "What the paper compares with: [how to use each](../docs/other-methods.md).", ""]
+    lines = [
+        "## compared",
+        "",
+        "What the paper compares with. [Other methods](../docs/other-methods.md) tells how to use each.",
+        "",
+    ]
     for title, names in TABLES.items():
         lines += [f"### {title.capitalize()}", "", "| run | recipe | parameters | in tables | steps | valid | test |"]
         lines += ["|---|---|---:|---:|---:|---:|---:|"]
@@ -114,10 +119,10 @@ def compared_section(folder: Path) -> str:
     any_run = found["lstm"]
     facts = (
         f"text {any_run['data']['corpus']}, the 3,000 most frequent words; seed {any_run['seed']}; a model that only "
-        f"counts words has {any_run['test_unigram_perplexity']:.1f} on the test text",
+        f"counts words has a test perplexity of {any_run['test_unigram_perplexity']:.1f}",
         f"{any_run['precision']} on {any_run['hardware']['cpu']}, torch {any_run['versions']['torch']}",
         "commits " + ", ".join(sorted({short_commit(one["commit"]) for one in found.values()})),
-        "one seed, untuned: differences of a few per cent mean nothing",
+        "one seed, not tuned: differences of a few percent mean nothing",
     )
     return "\n".join([*lines, "All rows: " + "; ".join(facts) + ".", ""])
 
@@ -131,7 +136,8 @@ def row(name: str, result: dict[str, Any]) -> str:
 
 
 def packed_row(one: dict[str, Any]) -> str:
-    cells = (f"lstm, packed after training: {one['name']}, {one['bytes']:,} bytes", *[""] * 5)
+    made = one["name"].replace("bits, as ", "bits at the size of ")
+    cells = (f"lstm, packed after training: {made}, {one['bytes']:,} bytes", *[""] * 5)
     return "| " + " | ".join([*cells, f"{one['test_perplexity']:.2f}"]) + " |"
 
 

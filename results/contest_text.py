@@ -1,4 +1,4 @@
-"""The sentences that results/contest.py judges English models by: as many of each text, in an order by their hashes.
+"""The sentences that `python -m leaderboard` judges English models by: as many of each text, by hash.
 
     python results/contest_text.py tatoeba.en.xz europarl/train.en.xz wiki78m/train-1.txt.xz --out sentences.txt
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marked import in_one_word
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -18,7 +20,7 @@ def draw_curves(name: str, runs: Mapping[str, dict[str, Any]]) -> str:
     from matplotlib import ticker
 
     figure, (axes,) = empty_picture()
-    for label, run in runs.items():
+    for label, run in ((in_one_word(name), run) for name, run in runs.items()):
         points = [(point["tokens"] / 1e6, point["perplexity"]) for point in run["curve"]]
         axes.plot(*zip(*points, strict=True), marker=".", markersize=3, linewidth=1, label=label)
     axes.set(xlabel="million tokens", ylabel="validation perplexity", yscale="log")

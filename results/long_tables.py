@@ -15,13 +15,13 @@ from torchdefine.recipe import load_recipe
 
 INTRODUCTION = """## Long runs
 
-`results/run_long.py` trains the rows of `results/long_runs.yaml`, each group in about 25 minutes of one H200. "cached"
-is the test perplexity with a neural cache, tuned on the validation text. "averaged" is the BLEU of the mean of the last
-checkpoints. A claim compares DeFINE with its fair baseline, by means over seeds.
+`results/run_long.py` trains the rows of `results/long_runs.yaml`, each group in about 25 minutes on one H200. "cached"
+is the test perplexity with a neural cache, tuned on the validation text. "averaged" is the BLEU of the average of the
+last checkpoints. A claim compares DeFINE with its fair baseline, by means over seeds.
 """
 ROWS = ("row", "recipe", "M parameters", "M tokens", "seed", "valid", "test", "cached", "BLEU", "averaged")
-CLAIMS = ("claim", "published", "ours", "of the paper's tokens", "baseline", "against the baseline", "seeds")
-PACKED = ("row", "vectors", "MB", "test", "against computed", "ms a batch", "look-up, ms", "seconds to make")
+CLAIMS = ("claim", "published", "ours", "fraction of the paper's tokens", "baseline", "against the baseline", "seeds")
+PACKED = ("row", "vectors", "MB", "test", "against computed", "ms/batch", "look-up, ms", "seconds to make")
 
 
 def long_section(folder: Path) -> str:

@@ -29,10 +29,10 @@ def look_up_section(folder: Path) -> str:
             )
     lines += [
         "",
-        '"computed" needs the map and the unit, the others only the bytes listed. A tied output layer needs the map in '
-        "any case. codes, product-codes, svd and bits have equal bytes. The bytes of torchao's int4 are of packed "
-        'numbers; in memory it is not packed. "by frequency" weights a token by its count to the power of ¾. '
-        "Look-ups are of 9,000 tokens at once. The time of a whole batch depends on how fast the host launches "
+        '"computed" needs the map and the unit; the other rows need only the bytes listed. A tied output layer always '
+        "needs the map. codes, product-codes, svd and bits have equal bytes. The bytes of torchao's int4 count packed "
+        'numbers; in memory they are not packed. "by frequency" weights a token by its count to the power of ¾. '
+        "A look-up is of 9,000 tokens at once. The time of a whole batch depends on how fast the host launches "
         f"kernels, so it varies by chance: {_apart_by_chance(results)}",
         "",
         *(_codes_beside_k_means(result) for result in results if "product-codes" in _names(result)),
@@ -46,7 +46,7 @@ def look_up_section(folder: Path) -> str:
             f"{result['timed']}, {hardware.get('gpu') or hardware['cpu']}, "
             f"commit {short_commit(result['commit'])}."
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
 def _apart_by_chance(results: list[dict[str, Any]]) -> str:
@@ -57,7 +57,7 @@ def _apart_by_chance(results: list[dict[str, Any]]) -> str:
         if "standard" in result["recipe"]:
             times = sorted(rows[name]["ms_per_batch"] for name in ("computed", "cached, float32"))
             apart.append(
-                f"{times[0]:.1f} and {times[1]:.1f} ms for the same work, computed and cached, of a standard table"
+                f"{times[0]:.1f} and {times[1]:.1f} ms for the same work, a standard table computed and cached"
             )
     return "; ".join(apart) + "." if apart else "no row shows how much."
 
@@ -74,7 +74,7 @@ def _codes_beside_k_means(result: dict[str, Any]) -> str:
     word = "less" if codes["lost"] < means["lost"] else "more"
     return (
         f"- `{result['recipe']}`: at equal bytes, learned codes lose {word} of the variance than product quantisation "
-        f"by K-means ({codes['lost']:.1%} beside {means['lost']:.1%}; by frequency {codes['lost_by_frequency']:.1%} "
-        f"beside {means['lost_by_frequency']:.1%}), and their perplexity is {codes['perplexity']:.2f} beside "
+        f"by K-means ({codes['lost']:.1%} against {means['lost']:.1%}; by frequency {codes['lost_by_frequency']:.1%} "
+        f"against {means['lost_by_frequency']:.1%}). Their perplexity is {codes['perplexity']:.2f} against "
         f"{means['perplexity']:.2f}."
     )

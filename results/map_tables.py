@@ -5,6 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+EXPLAINED = """\
+The stage "map" is the table, "layer 1" and "layer 2" are the expansion layers of the unit, and "finished"
+are the token vectors. In rows that say "centred", the mean of every dimension is subtracted first. "above
+0.25" is the fraction of pairs of dimensions whose absolute cosine is above 0.25. The last column is the
+mean absolute difference to the map of the standard table."""
+
 
 def correlation_section(folder: Path) -> str:
     """What the maps of docs/maps.md show, in numbers: of the finished vectors, and along the unit."""
@@ -22,7 +28,7 @@ def correlation_section(folder: Path) -> str:
         "effective rank",
         "distance to standard",
     )
-    lines = ["", "### Correlation of dimensions", "", "| " + " | ".join(header) + " |"]
+    lines = ["## Correlation of dimensions", "", EXPLAINED, "", "| " + " | ".join(header) + " |"]
     lines.append("|---|---|---|" + "---:|" * (len(header) - 3))
     for name, result in looked_at.items():
         for state, stages in result["correlation"].items():

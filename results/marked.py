@@ -13,8 +13,12 @@ def write_between_marks(path: Path, mark: str, text: str) -> None:
 
 
 def in_one_word(text: str) -> str:
-    """Weight scaling by its one name: rows of the first stages, and so their files, call it equalised."""
+    """Rows as the pages call them. The first stages, and so their files, have older names.
+
+    They call weight scaling equalised, and do not say that the table below a projection is scaled.
+    """
     text = text.replace("not equalised", "no weight scaling")
+    text = re.sub(r"\bR2 and an? (?=equalised|projection|MLP)", "R2 scaled, ", text)
     return re.sub(r"(?<![-\w/])(an )?equalised(?!-)", lambda found: _WORDS[found[1]], text)
 
 

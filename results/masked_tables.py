@@ -31,10 +31,10 @@ RUNS, PAGE = HERE / "masked", HERE.parent / "docs" / "masked.md"
 DOWNSTREAM = RUNS / "downstream"
 FAMILIES = ("laptop", "wiki78m-8k", "wiki78m-32k", "wiki78m-128k")
 TABLES = {
-    "standard": "full table",
-    "albert": "small table, a projection at each end (ALBERT)",
-    "narrow": "small table, one projection for both ends",
-    "define": "small table, DeFINE",
+    "standard": "standard table",
+    "albert": "narrow table, two projections (ALBERT)",
+    "narrow": "narrow table, one projection",
+    "define": "narrow table, DeFINE",
 }
 HEADER = ("text, subwords", "token table", "encoder M", "tables and unit M", "total M", "masked perplexity", "accuracy")
 
@@ -94,10 +94,10 @@ def notes() -> list[str]:
     seeds = len(found["settings"]["seeds"])
     commits = ", ".join(sorted({short_commit(one["commit"]) for one in stored}))
     return [
-        f"Accuracy: {found['classes']} classes, {found['trained on']:,} definitions to learn from, "
-        f"{found['measured on']:,} measured; mean and range of {seeds} seeds of fine-tuning; one pretraining each.",
-        f"Without pretraining, the exported model of `masked/laptop` reaches {reached('laptop-from-scratch')}; the "
-        f"most frequent class has {found['most frequent class']:.1%}.",
+        f"Accuracy: {found['classes']} classes, {found['trained on']:,} definitions for training and "
+        f"{found['measured on']:,} for the test. Mean and range of {seeds} seeds of fine-tuning, with one pretraining.",
+        f"Without pretraining, the model of `masked/laptop` reaches {reached('laptop-from-scratch')}. The most "
+        f"frequent class has {found['most frequent class']:.1%} of the definitions.",
         f"{last['hardware']['cpu']}, torch {last['versions']['torch']}, commits of the classifiers {commits}.",
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchdefine.config import Kinds, to_plain
 from torchdefine.embedding import UnitConfig
-from torchdefine.embedding.plan import layer_groups
+from torchdefine.embedding.unit_plan import layer_groups
 from torchdefine.files import read_json
 from torchdefine.recipe import recipe_of
 from torchdefine.task import find_task

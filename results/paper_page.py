@@ -1,4 +1,4 @@
-"""Every table, figure and comparison of the paper beside what is here: docs/paper.md, from paper.yaml and runs."""
+"""Every table, figure and comparison of the paper, and ours: docs/paper….md, from paper.yaml and runs."""
 
 from __future__ import annotations
 
@@ -28,27 +28,42 @@ from torchdefine.embedding import DefineUnit
 from torchdefine.recipe import recipe_names, standing
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "paper.md"
+DOCS = HERE.parent / "docs"
 INTRODUCTION = """# The paper, row by row
 
-This page lists every table, figure and comparison of the DeFINE paper
+These pages list every table, figure and comparison of the DeFINE paper
 ([Mehta et al., 2020](https://arxiv.org/abs/1911.12385)). Each row names the recipe that trains it, the paper's numbers,
-and ours. `make results` writes the page from stored runs. [Does DeFINE deliver?](evidence.md) says what follows.
+and ours. `make results` writes the pages from stored runs. [Does DeFINE deliver?](evidence.md) draws the conclusions.
 
 - **No row is a reproduction.** Our runs had another text, or far fewer tokens, or both. A column gives the text, the
-  tokens, and their share of the paper's.
+  tokens, and the percentage of the paper's tokens.
 - **Our run's model** is "as published" if it has the settings of the recipe. "Our variant" lists every other setting.
-- **How our runs were trained** stands [below](#where-our-numbers-come-from): the command, and every setting of training
-  that the recipe has not.
-- **Our own recipes** stand [at the end](#our-own-recipes-beside-the-papers), with all that they change.
-- **What the paper leaves open** stands [there too](#open-in-the-paper-and-our-choice), with our choice.
 - **"M"** is millions of parameters. "counted" is what `torchdefine params RECIPE` counts.
-- **Two seeds** give a mean. Perplexities on different texts do not compare.
+- **Two seeds** give a mean. Do not compare perplexities on different texts.
+
+More pages:
+
+- [Ablations](paper-ablations.md): tables 6 to 9, and the two units that the paper's sizes give.
+- [Claims, figures and citations](paper-claims.md), and where each of them is here.
+- [Runs and recipes](paper-runs.md): how our runs were trained, what the paper leaves open, and our own recipes.
+"""
+ABLATIONS = """# The paper's ablations
+
+Tables 6 to 9 of the DeFINE paper. [The paper, row by row](paper.md) explains the columns.
+"""
+CLAIMS = """# Claims, figures and citations of the paper
+
+Where each claim, figure, equation and citation of the DeFINE paper is in this project.
+"""
+RUNS = """# Our runs and recipes for the paper's rows
+
+Where the numbers on [The paper, row by row](paper.md) come from: the command of each run, and every setting of training
+that differs from the recipe.
 """
 
 
-PLANS_SAY = """The same n, k, m and N give two units. `unit.plan wide`, the default, reaches k and has no norm.
-`published` has the paper's counts. There the reduce layer takes the place of the layer of width k."""
+PLANS_SAY = """The same n, k, m and N give two units. `unit.plan wide`, the default, reaches width k and has no norm.
+`published` has the paper's counts: its reduce layer replaces the layer of width k."""
 
 
 class Metric(NamedTuple):
@@ -82,8 +97,9 @@ METRICS = {
 }
 
 
-def write_paper_page() -> None:
-    PAGE.write_text(paper_page(read_paper()), encoding="utf-8")
+def write_paper_pages() -> None:
+    for name, text in paper_pages(read_paper()).items():
+        (DOCS / name).write_text(text, encoding="utf-8")
 
 
 def read_paper() -> dict[str, Any]:
@@ -91,26 +107,37 @@ def read_paper() -> dict[str, Any]:
     return paper
 
 
-def paper_page(paper: dict[str, Any]) -> str:
-    tables = [with_runs(table) for table in paper["tables"]]
+def paper_pages(paper: dict[str, Any]) -> dict[str, str]:
+    """The text of each page, by its name."""
+    main, ablations = ([with_runs(table) for table in paper[part]] for part in ("tables", "ablations"))
+    tables = [*main, *ablations]
     by_folder: dict[str, list[Ran]] = {}
     for shows in (one for table in tables for of_row in table.ours for one in of_row):
         by_folder.setdefault(shows.folder, []).append(shows)
     told = {folder: common_training(shows) for folder, shows in by_folder.items()}
     recipes = list(dict.fromkeys(row["recipe"] for table in tables for row in table.said["rows"] if "recipe" in row))
-    parts = [
-        INTRODUCTION,
-        *(table_section(table, told) for table in tables),
-        hyper_parameters(paper["hyper_parameters"]),
-        places("Claims of the text", paper["claims"]),
-        places("Figures and equations", paper["figures"]),
-        places("What the paper compares with or builds on", paper["citations"]),
-        plans(paper["plans"]),
-        section("Where our numbers come from", [origin(folder, shows) for folder, shows in by_folder.items()]),
-        section("Open in the paper, and our choice", choices(recipes)),
-        section("Our own recipes beside the paper's", variants(recipes)),
-    ]
-    return "\n".join(parts)
+    pages = {
+        "paper.md": [INTRODUCTION, *(table_section(table, told) for table in main)],
+        "paper-ablations.md": [
+            ABLATIONS,
+            *(table_section(table, told) for table in ablations),
+            hyper_parameters(paper["hyper_parameters"]),
+            plans(paper["plans"]),
+        ],
+        "paper-claims.md": [
+            CLAIMS,
+            places("Claims of the text", paper["claims"]),
+            places("Figures and equations", paper["figures"]),
+            places("What the paper compares with or builds on", paper["citations"]),
+        ],
+        "paper-runs.md": [
+            RUNS,
+            section("Where our numbers come from", [origin(folder, shows) for folder, shows in by_folder.items()]),
+            section("What the paper leaves open, and what we chose", choices(recipes)),
+            section("Our own recipes, and what they change", variants(recipes)),
+        ],
+    }
+    return {name: "\n".join(parts).rstrip("\n") + "\n" for name, parts in pages.items()}
 
 
 def with_runs(table: dict[str, Any]) -> Table:

@@ -1,4 +1,4 @@
-"""The scaled table, R3 and one projection at every rate that they ran at, in docs/evidence.md: `make results`."""
+"""The scaled table, R3 and one projection at every learning rate that was tried: `make results`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from curves import empty_picture, save_picture
+from marked import in_one_word
 from stage_tables import diverged, read_rows
 
 MODELS = {"R2 scaled": "long-rates", "R3": "unit-rates", "R2 and an equalised projection": "projection-rates"}
@@ -50,7 +51,7 @@ def best_rates_table(folder: Path) -> str:
     """Each model at the best of its rates on the validation text, where the highest rates were tried."""
     tried = by_schedule(folder)
     highest = max(tried, key=lambda schedule: schedule.rate, default=None)
-    header = ("row", "unit M", "seeds", "rates tried", "best of them", "valid", "test", f"against {BASELINE}")
+    header = ("row", "unit M", "seeds", "rates tried", "best rate", "valid", "test", f"against {BASELINE}")
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     beside = {} if highest is None else {each: tried[each] for each in sorted(tried) if is_beside(each, highest)}
     reference = best_of(beside, BASELINE)
@@ -168,7 +169,13 @@ def draw(tried: Mapping[Schedule, Models]) -> str:
     for axes, ((tokens, warmup), schedules) in zip(all_axes, panels.items(), strict=True):
         for model in MODELS:
             points = [(each.rate, ended.test) for each, ended in finished(tried, model) if each in schedules]
-            axes.plot([rate for rate, _ in points], [test for _, test in points], marker="o", markersize=4, label=model)
+            axes.plot(
+                [rate for rate, _ in points],
+                [test for _, test in points],
+                marker="o",
+                markersize=4,
+                label=in_one_word(model),
+            )
         axes.set_title(f"{tokens / 1e6:.0f} M tokens, warm-up of {warmup:,} steps", fontsize=8)
         axes.set(xscale="log", xlabel="rate")
         axes.set_xticks([each.rate for each in schedules])

@@ -96,7 +96,9 @@ def origin_facts(result: dict) -> list[str]:
         result["evaluation"]["test"]["protocol"],
         scoring(result),
         public_protocol(result),
-        "trained beside others, so its time does not compare" if result.get("shared_device") else full_length(result),
+        "trained in parallel with other runs, so its time does not compare"
+        if result.get("shared_device")
+        else full_length(result),
     ]
     return [fact for fact in facts if fact]
 

@@ -1,4 +1,4 @@
-"""What the size of what is read, and the plan of the unit, decide in small models: `make results`."""
+"""What the scale of the vectors and the plan of the unit decide in small models: `make results`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from old_names import read_run
 from provenance import short_commit
 from run_scales import SmallRun, small_runs
 
-from torchdefine.embedding.plan import PLANS
+from torchdefine.embedding.unit_plan import PLANS
 from torchdefine.recipe import load_recipe
 
-INTRODUCTION = """## The size of what is read, in small models
+INTRODUCTION = """## Scale in small models
 
-`results/run_scales.py` trained every row of three families of small models on the shipped texts. The rows of a family
-are equal in data, steps and schedule. "rate" is the learning rate. "plan" and "norm" are those of the unit. The output
-is tied to the table, or to the finished vectors. "reads" is the root mean square, at the start, of what the unit and
-the context model read. "valid" is the mean perplexity over seeds, "apart" the highest minus the lowest.
+`results/run_scales.py` trained three families of small models on the shipped texts. The rows of a family are equal in
+data, steps and schedule. "rate" is the learning rate. "plan" and "norm" are those of the unit. The output is tied to
+the table, or to the finished vectors. "unit's input" and "model's input" are the root mean squares of the vectors
+that the unit and the context model read before training. "valid" is the mean perplexity over seeds, "range" the
+highest minus the lowest.
 """
 HEADER = (
-    *("row", "plan", "norm", "tied to", "`embedding.scale`", "rate", "unit reads", "model reads"),
-    *("M", "seeds", "valid", "apart", "against the first"),
+    *("row", "plan", "norm", "tied to", "`embedding.scale`", "rate", "unit's input", "model's input"),
+    *("M", "seeds", "valid", "range", "against the first"),
 )
 
 
@@ -38,21 +39,21 @@ def scales_section(folder: Path) -> str:
     return "\n".join([*parts, origin(runs), ""])
 
 
-DEMO_INTRODUCTION = """### The demo's own recipes
+DEMO_INTRODUCTION = """## Scale in the demo's recipes
 
 The `demo` models at their own 750 steps, with and without scale: the mean validation perplexity over two seeds.
 """
 
 
 def demo_section(folder: Path) -> str:
-    """What scale does in trainings as short as the demo's; empty where none has run."""
+    """What scale does in runs as short as the demo's; empty where none has run."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.json")):
         run = read_run(path)
         found.setdefault((run["recipe"], run["settings"]["embedding"]["scale"]), []).append(run)
     if not found:
         return ""
-    lines = ["| recipe | `embedding.scale` | seeds | valid | apart | against none |", "|---|---" + "|---:" * 4 + "|"]
+    lines = ["| recipe | `embedding.scale` | seeds | valid | range | against none |", "|---|---" + "|---:" * 4 + "|"]
     for (recipe, scale), runs in found.items():
         *_, seeds, valid, apart, against = cells(runs, found[recipe, "none"], sizes=False)
         lines.append(f"| `{recipe}` | {scale} | {seeds} | {valid} | {apart} | {against} |")

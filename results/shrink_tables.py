@@ -1,4 +1,4 @@
-"""Writes results/shrink/README.md and the measured parts of docs/shrink.md from the JSON in results/shrink."""
+"""Writes the measured parts of docs/shrink.md from the reports of `torchdefine adapt` in results/shrink."""
 
 from __future__ import annotations
 
@@ -7,46 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from marked import write_between_marks
-from provenance import short_commit
+
+from torchdefine.adapt.measures import Measure, explained
 
 FOLDER = Path(__file__).parent / "shrink"
 PAGE = FOLDER.parent.parent / "docs" / "shrink.md"
-TABLES = ("ja_ginza", "energetic")
-
-INTRODUCTION = """# Other tables and models, smaller
-
-`python results/shrink_tables.py` writes this page from the JSON beside it. `results/table_contest.py` wrote that of the
-two tables, `results/tied_gpt2.py` that of the language model, and `torchdefine adapt` the others: they are its reports.
-
-## Two more tables at equal bytes
-
-The vectors alone are judged, without the model around them. "cosine of rows" is that of {rows:,} rows and what became
-of them. "same neighbours" is the fraction of their ten nearest rows that stay. "of sentences" and "rank correlation"
-are for the means over the tokens of sentences that nothing was fitted to. (±) is half of a 95 % interval. The vectors
-themselves are not kept here. Where a contestant has no row at a size, it was not run.
-"""
 
 
 def number(measure: dict[str, Any], places: int = 4) -> str:
     return f"{measure['value']:.{places}f} (± {(measure['high'] - measure['low']) / 2:.{places}f})"
-
-
-def contest(result: dict[str, Any]) -> str:
-    measures = list(next(row for row in result["rows"] if row["bytes"])["measures"])
-    lines = [
-        f"### {result['table'][0].upper()}{result['table'][1:]}, {result['shape'][0]:,} × {result['shape'][1]}",
-        "",
-        "| table | bytes | " + " | ".join(measures) + " |",
-        "|---|---:" + "|---:" * len(measures) + "|",
-    ]
-    for row in sorted(result["rows"], key=lambda row: -(row["bytes"] or row["budget"])):
-        if row["bytes"]:
-            cells = [row["name"], f"{row['bytes']:,}", *(number(row["measures"][one]) for one in measures)]
-        else:
-            cells = [row["name"], f"{row['budget']:,} do not suffice", *["–"] * len(measures)]
-        lines.append("| " + " | ".join(cells) + " |")
-    origin = f"{result['package']}, SHA-256 {result['sha256'][:16]}…; commit {short_commit(result['commit'])}."
-    return "\n".join([*lines, "", origin, ""])
 
 
 def found(name: str) -> dict[str, Any] | None:
@@ -55,26 +24,39 @@ def found(name: str) -> dict[str, Any] | None:
 
 
 def outcome(report: dict[str, Any]) -> str:
-    """What a report of ``adapt`` says, in a sentence or two."""
+    """What a report of ``adapt`` says, as a list."""
     before, after = (report[f"weights_bytes_{when}"] / 1e6 for when in ("before", "after"))
     held_out = dict(report["held_out"])
     sentences = held_out.pop("sentences")
-    parts = []
+    lines = []
     for name, one in held_out.items():
-        was = "" if one["before"] is None else f", {one['before']:.4g} before"
-        parts.append(f"{name} {one['value']:.4f} ({one['low']:.4f} to {one['high']:.4f}{was})")
+        was = "" if one["before"] is None else f"; before: {one['before']:.4f}"
+        lines.append(f"    - {name} {one['value']:.4f} ({one['low']:.4f} to {one['high']:.4f}{was})")
     whole, table = (sum(one[f"bytes_{when}"] for one in report["tables"]) for when in ("before", "after"))
-    return (
-        f"The table: {whole / 1e6:.4g} → {table / 1e6:.4g} MB. The weights on disk: {before:.4g} → {after:.4g} MB. "
-        f"On {sentences:,} held-out sentences: {'; '.join(parts)}."
+    return "\n".join(
+        [
+            f"- Token table: {whole / 1e6:.1f} → {table / 1e6:.1f} MB",
+            f"- Weights on disk: {before:.1f} → {after:.1f} MB",
+            f"- On {sentences:,} held-out sentences, with 95 % intervals:",
+            *lines,
+        ]
     )
 
 
+def printed(report: dict[str, Any]) -> str:
+    """The measures of a report as the command prints them."""
+    held_out = dict(report["held_out"])
+    sentences = held_out.pop("sentences")
+    lines = explained({name: Measure(**one) for name, one in held_out.items()})
+    first = f"Compared with the old model on {sentences:,} held-out sentences, with 95 % intervals:"
+    return "\n".join(["```", first, *(f"  {line}" for line in lines), "```"])
+
+
 def language_model(facts: dict[str, Any], reports: dict[int, dict[str, Any]]) -> str:
-    """The tied model at some bits a number."""
+    """The tied model at some bits per number."""
     model = facts["model"]
     lines = [
-        "| bits a number | table, bytes | perplexity | change | KL | top-1 agreement |",
+        "| bits per number | table, bytes | perplexity | change | KL | top-1 agreement |",
         "|---:|---:|---:|---:|---:|---:|",
     ]
     for bits, report in sorted(reports.items(), reverse=True):
@@ -85,8 +67,8 @@ def language_model(facts: dict[str, Any], reports: dict[int, dict[str, Any]]) ->
         lines.append("| " + " | ".join([*cells, number(said["top-1 agreement"])]) + " |")
     was = next(iter(reports.values()))["held_out"]["perplexity"]["before"]
     what = (
-        f"A GPT-2 of a CPU's size, trained here: {model['parameters'] / 1e6:.1f} M parameters, {model['n_layer']} "
-        f"layers of {model['n_embd']}, a tied table of {model['vocab_size']:,} × {model['n_embd']}, "
+        f"We trained a small GPT-2 on a CPU: {model['parameters'] / 1e6:.1f} M parameters, {model['n_layer']} "
+        f"layers of width {model['n_embd']}, a tied table of {model['vocab_size']:,} × {model['n_embd']}, "
         f"{facts['text']['tokens'] / 1e6:.1f} M tokens of {facts['text']['name']}. Its perplexity on the held-out "
         f"sentences is {was:.1f}.\n"
     )
@@ -94,16 +76,16 @@ def language_model(facts: dict[str, Any], reports: dict[int, dict[str, Any]]) ->
 
 
 def main() -> None:
-    tables = [result for name in TABLES if (result := found(name))]
-    page = [INTRODUCTION.format(rows=tables[0]["rows_compared"]), *map(contest, tables)]
-    said = {name: outcome(report) for name in ("sentences", "classifier", "vocabulary") if (report := found(name))}
+    names = ("sentences", "int8", "classifier", "vocabulary")
+    said = {name: outcome(report) for name in names if (report := found(name))}
+    said["int8"] += "\n\nThe text was the sample of WikiText-2 in the package."
     if facts := found("tied-gpt2"):
         reports = {bits: report for bits in (4, 3, 2) if (report := found(f"gpt2-{bits}bits"))}
         said["language"] = language_model(facts, reports)
-        page += ["## A language model with a tied table", "", said["language"], ""]
-    for name in ("sentences", "language", "vocabulary", "classifier"):
+    if report := found("sentences"):
+        said["printed"] = printed(report)
+    for name in (*names, "printed", "language"):
         write_between_marks(PAGE, name, said.get(name, "Not run."))
-    (FOLDER / "README.md").write_text("\n".join(page).rstrip() + "\n")
 
 
 if __name__ == "__main__":

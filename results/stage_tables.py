@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import mean
@@ -19,28 +20,36 @@ from torchdefine.files import read_json
 from torchdefine.recipe import load_recipe, merged
 
 HERE = Path(__file__).parent
-STAGES = (
-    *("decisive", "depth", "ablation", "ablation-clean", "decisive-rate-10", "higher-rates", "still-higher-rates"),
-    *("table-scales", "unit-choices", "unit-rates", "projection-rates", "tuning", "long-rates"),
+COMPARISONS = ("decisive", "depth", "ablation-clean", "ablation", "decisive-rate-10")
+SEARCHES = (
+    *("higher-rates", "still-higher-rates", "table-scales", "unit-choices"),
+    *("unit-rates", "projection-rates", "tuning", "long-rates"),
 )
 """As a reader asks for them; they run in another order."""
 HEADER = (
-    *("row", "unit", "context", "tables", "total M", "seeds", "valid", "test", "spread", "against reference"),
+    *("row", "unit", "context", "tables", "total M", "seeds", "valid", "test", "range", "against reference"),
     *("input RMS", "clipped", "ms/step", "tokens/s", "M tokens", "other text", "paper's test"),
 )
 
+
+EXPLAINED = """\
+A stage is a set of runs on wiki78m that are compared. [Does DeFINE deliver?](../docs/evidence.md)
+explains the names of the rows and draws the conclusions. "unit", "context", "tables" and "total" are
+millions of parameters. "valid" and "test" are perplexities, "range" the highest minus the lowest test
+perplexity of two seeds. "input RMS" is the root mean square of the LSTM's input after training. "clipped"
+is the fraction of steps whose gradient was clipped. "other text" is the perplexity on the official test
+text of WikiText-103."""
 
 STEPS_TO_TELL = 2000
 """Shorter runs spend too much of their time on their start for their speed to mean anything."""
 
 
-def all_stages(folder: Path) -> str:
-    """The stages that have run on one text, and the names of those that have not."""
-    run = [stage for stage in STAGES if any((folder / stage).glob("*.json"))]
-    waiting = [f"`{stage}`" for stage in STAGES if stage not in run]
+def stages_page(title: str, folder: Path, stages: Sequence[str]) -> str:
+    """Those of the stages that have run on one text, and the names of those that have not."""
+    run = [stage for stage in stages if any((folder / stage).glob("*.json"))]
+    waiting = [f"`{stage}`" for stage in stages if stage not in run]
     said = f"Stages of `results/run_stage.py` that have not been run: {', '.join(waiting)}." if waiting else ""
-    judged = "[What follows from them](../docs/evidence.md), claim by claim."
-    parts = [f"## {folder.name}, in stages", judged, *(stage_section(folder / stage) for stage in run), said]
+    parts = [f"# {title}", EXPLAINED, *(stage_section(folder / stage) for stage in run), said]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -50,7 +59,7 @@ def stage_section(folder: Path) -> str:
     by_row = read_rows(folder)
     reference = by_row.get(described.get("reference", ""))
     lines = [
-        f"### {described['title']}",
+        f"## {described['title']}",
         "",
         "| " + " | ".join(HEADER) + " |",
         "|---" + "|---:" * (len(HEADER) - 1) + "|",
@@ -73,7 +82,7 @@ def compact_table(folder: Path) -> str:
     """What a reader in a hurry wants of a stage: sizes, perplexities and distances."""
     described = yaml.safe_load((HERE / "stages" / f"{folder.name}.yaml").read_text())
     by_row = read_rows(folder)
-    wanted = ("total M", "seeds", "valid", "test", "spread", "against reference", "other text")
+    wanted = ("total M", "seeds", "valid", "test", "range", "against reference", "other text")
     lines = ["| row | " + " | ".join(wanted) + " |", "|---" + "|---:" * len(wanted) + "|"]
     for row in described["rows"]:
         cells = row_cells(by_row.get(row["name"]), by_row.get(described["reference"]))
@@ -102,7 +111,7 @@ def gap_table(rows: dict[str, list[dict[str, Any]]], reference: str) -> str:
     of_reference = mean_curve(rows[reference])
     tokens = list(of_reference)[1::2]
     lines = [
-        f"Validation perplexity relative to *{reference}* during training, means over seeds:",
+        f"Validation perplexity during training, relative to *{reference}*, means over seeds:",
         "",
         "| row | " + " | ".join(f"{count / 1e6:.0f} M tokens" for count in tokens) + " |",
         "|---" + "|---:" * len(tokens) + "|",
@@ -149,8 +158,9 @@ def how_timed(folder: Path) -> str:
     if not timed:
         return ""
     return (
-        "Rows trained in parallel, so ms/step and tokens/s come from steps timed alone, on words of "
-        f"{timed['text']} spread over a vocabulary of {timed['vocabulary']:,}: {timed['hardware']['gpu']}, torch "
+        "The rows were trained in parallel, so ms/step and tokens/s were timed separately, one row at a time. The "
+        f"timed steps read words of {timed['text']}, mapped to a vocabulary of {timed['vocabulary']:,}: "
+        f"{timed['hardware']['gpu']}, torch "
         f"{timed['versions']['torch']}, commit {short_commit(timed['commit'])}."
     )
 
@@ -179,7 +189,7 @@ def taken(described: dict[str, Any], by_row: dict[str, list[dict[str, Any]]]) ->
                     names.append(row["name"])
     everybody = [row["name"] for row in described["rows"] if row["name"] in by_row]
     return [
-        f"With the settings of `{stage}`'s row *{name}*: "
+        f"Settings taken from the row *{name}* of the stage `{stage}`: "
         + ("all rows." if names == everybody else ", ".join(f"*{each}*" for each in names) + ".")
         for (stage, name), names in found.items()
     ]
@@ -290,7 +300,7 @@ def origin(runs: list[dict[str, Any]]) -> str:
         "hardware": {run["hardware"].get("gpu") or run["hardware"]["cpu"] for run in runs},
         "commit": {short_commit(run["commit"]) for run in runs},
         "SHA-256 of the training text": {run["data"]["splits"]["train"]["text_sha256"] for run in runs},
-        "of its tokens": {run["data"]["splits"]["train"]["tokens_sha256"] for run in runs},
+        "SHA-256 of its tokens": {run["data"]["splits"]["train"]["tokens_sha256"] for run in runs},
         "other text": {run["also"]["corpus"] for run in runs if "also" in run} or {"none"},
     }
     return "; ".join(f"{name} {', '.join(sorted(values))}" for name, values in facts.items()) + "."

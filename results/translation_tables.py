@@ -32,13 +32,13 @@ def translation_section(folder: Path) -> str:
     lines += ["", *origins(results)]
     lines += [
         "",
-        "tokens/s are those of training, the median over the stretches between two log lines; sentences/s those of the "
-        "search on the test set, with the units computed.",
+        '"tokens/s" is the speed of training, the median over the intervals between log lines. "sentences/s" is the '
+        "speed of the beam search on the test set, without cached vectors.",
     ]
     picture = draw_curves(folder.name, {result["recipe"]: result for result in results})
     lines += ["", f"![Validation perplexity]({picture})"]
     best = results[0]
-    lines += ["", f"### What `{best['recipe']}` makes of ten test sentences", "", *translation_table(best)]
+    lines += ["", f"### Ten test sentences, translated by `{best['recipe']}`", "", *translation_table(best)]
     return "\n".join(lines)
 
 
@@ -52,7 +52,7 @@ def write_translation_page(folder: Path) -> None:
     names = ("transformer", "transformer-define")
     results = [json.loads((folder / f"{name}.json").read_text()) for name in names]
     steps = {result["steps"] for result in results}
-    assert len(steps) == 1, "The two were not trained equally long."
+    assert len(steps) == 1, "The two models were trained for different numbers of steps."
     minutes = " and ".join(f"{result['seconds'] / 60:.1f}" for result in results)
     lines = [
         f"Each model trained for {steps.pop():,} steps ({results[0]['tokens'] / 1e6:.0f} M target tokens) on one "

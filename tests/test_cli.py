@@ -69,7 +69,7 @@ def test_train_eval_generate_compare(torchdefine: Command, recipe_file: Path, fi
     assert "outside the vocabulary" in evaluated
     assert "too low" not in evaluated
     (strange := tmp_path / "strange.txt").write_text("w1 of quite another tongue\n" * 20)
-    assert "So many unknown words make the perplexity too low" in torchdefine("eval", out, "--data", strange).stdout
+    assert "With so many unknown words the perplexity is too low" in torchdefine("eval", out, "--data", strange).stdout
 
     one = torchdefine("generate", out, "--prompt", "w1 w2", "--length", "8", "--seed", "1").stdout
     assert one.startswith("w1 w2 ")
@@ -80,7 +80,7 @@ def test_train_eval_generate_compare(torchdefine: Command, recipe_file: Path, fi
     assert "second" in done.stdout
     compared = json.loads(torchdefine("compare", finished, out, "--json").stdout)
     assert [run["run"] for run in compared["runs"]] == ["run", "second"]
-    assert compared["warnings"] == ["Settings beside the kinds of embedding and output differ: optim.lr (0.005, 0.01)."]
+    assert compared["warnings"] == ["Settings other than those of embedding and output differ: optim.lr (0.005, 0.01)."]
 
 
 def test_tensorboard_logs_lie_in_the_run(torchdefine: Command, recipe_file: Path, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_resume_needs_no_recipe(
     shutil.rmtree(out / "last")
     with caplog.at_level("INFO"):
         torchdefine("train", "--out", out, "--resume")
-    assert "The run had written no checkpoint yet, so it begins at its first step." in caplog.messages
+    assert "The run had written no checkpoint yet, so it starts again at its first step." in caplog.messages
     assert json.loads((out / "result.json").read_text())["test_perplexity"] == json.loads(result)["test_perplexity"]
 
 
@@ -185,7 +185,7 @@ def test_a_run_worse_than_counting_words_says_so_last(torchdefine: Command, reci
     assert done.stdout.splitlines()[-1].startswith("A model that only counts words does better, with a perplexity of ")
     done = torchdefine("train", recipe_file, "--out", tmp_path / "wild", "--train.steps", "9", "--optim.lr", "1")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("The model is worse than guessing evenly among the 62 tokens")
+    assert done.stdout.splitlines()[-1].startswith("The model is worse than uniform guessing among the 62 tokens")
     plain = ("--embedding", "standard", "--unit", "none", "--output", "full")
     wild = ("--train.steps", "9", "--optim.lr", "1e9", *plain)
     done = torchdefine("train", recipe_file, "--out", tmp_path / "lost", *wild)
@@ -199,7 +199,7 @@ def test_a_text_that_was_encoded_beforehand_trains_the_same_model(
     done = torchdefine("encode", recipe_file, "--data", corpus, "--out", tokens)
     assert done.returncode == 0, done.stderr
     assert "The vocabulary has 62 entries" in done.stdout
-    assert f"are in {tokens}: name it as --data" in done.stdout
+    assert f"are in {tokens}: pass it as --data" in done.stdout
     done = torchdefine("train", recipe_file, "--data", tokens, "--out", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     own, direct = json.loads(done.stdout), json.loads((finished / "result.json").read_text())
@@ -240,12 +240,10 @@ def test_recipes_and_help_teach(torchdefine: Command) -> None:
     page = torchdefine("train", "--help").stdout
     assert "--optim.lr" in page
     assert "Learning rate." in page
-    assert (
-        page.index("torchdefine train demo/") < page.index("go on with the run in --out") < page.index("--data.corpus")
-    )
-    assert "[…] is the value where the recipe sets none; `torchdefine recipes NAME` shows a recipe's own." in page
+    assert page.index("torchdefine train demo/") < page.index("continue the run in --out") < page.index("--data.corpus")
+    assert "The default is in [brackets]. `torchdefine recipes NAME` shows the values of a recipe." in page
     assert "\n\noptim:\n  --optim.kind" in page
-    assert "Width of all layers but the last" in page
+    assert "Width of every layer but the last" in page
     params = torchdefine("params", "--help").stdout
     assert "`torchdefine train --help`\nexplains them all" in params
     assert len(params.splitlines()) < 30
@@ -515,7 +513,7 @@ def test_bad_texts(
 def test_weights_that_are_not_the_last_are_said_to_be_earlier_ones() -> None:
     curve = [{"step": 250, "perplexity": 261.16}, {"step": 500, "perplexity": 328.0}]
     result = {"valid_perplexity": 261.16, "best_step": 250, "curve": curve}
-    said = "The weights are those of step 250, the best on the validation text, whose perplexity was 328.00 by the end."
+    said = "The weights are those of step 250, which has the best validation perplexity. At the end it was 328.00."
     assert best_before_the_end(result) == said
     assert best_before_the_end({**result, "best_step": 500}) == ""
     assert best_before_the_end({"best_step": 3, "curve": []}) == ""  # there was no validation text
@@ -573,10 +571,10 @@ def test_bad_commands(torchdefine: Command, recipe_file: Path, finished: Path, t
         "--steps means nothing to the method bits": ["compress", finished, "--method", "bits", "--steps", "10"],
         "give one of them": ["compress", finished, "--method", "codes", "--budget", "1KB", "--codebooks", "5"],
         "--entries means nothing to the method bits": ["compress", finished, "--budget", "3KB", "--entries", "256"],
-        "No int4 table fits into 500 bytes": ["compress", finished, "--method", "int4", "--budget", "500"],
+        "No int4 table fits into 500 bytes": ["compress", finished, "--method", "int4", "--budget", "500B"],
         "counts parameters, not bytes": ["compress", finished, "--budget", "1k parameters"],
-        "--by is the horizontal axis of curves": ["plot", "maps", finished, "--by", "step", "--out", "x.svg"],
-        "--centred is for correlations": ["plot", "curves", finished, "--centred", "--out", "x.svg"],
+        "--by sets the horizontal axis of curves": ["plot", "maps", finished, "--by", "step", "--out", "x.svg"],
+        "--centred is for correlation maps": ["plot", "curves", finished, "--centred", "--out", "x.svg"],
         "context.output_dim is -1": ["train", recipe_file, "--context.output_dim", "-1"],
     }
     for words, arguments in cases.items():
@@ -615,7 +613,7 @@ def test_an_unfinished_or_damaged_run(torchdefine: Command, finished: Path, tmp_
     done = torchdefine("compare", finished, copy)
     assert done.returncode == 0
     assert "copy (unfinished)" in done.stdout
-    assert "Beware: copy is not finished" in done.stdout
+    assert "Warning: copy is not finished" in done.stdout
     best = copy / "best" / "checkpoint.safetensors"
     best.write_bytes(best.read_bytes()[:200])
     assert_refused(torchdefine("eval", copy), "damaged or cut short")
@@ -634,7 +632,7 @@ def test_a_small_text_of_ones_own(
     beforehand = [message for message in caplog.messages if "nothing will be validated or tested" in message]
     assert len(beforehand) == 1
     assert "`torchdefine eval RUN --data FILE`" in beforehand[0]
-    assert "Nothing was measured, for there is neither a valid nor a test text" in done.stdout
+    assert "Nothing was measured, because there is neither a valid nor a test text" in done.stdout
     assert f"`torchdefine eval {out} --data FILE`" in done.stdout
     assert_refused(torchdefine("eval", out), "has no test text: it has train; name another text by data (--data).")
     (other := tmp_path / "other.txt").write_bytes(b"a b c d\n" * 10)
@@ -646,9 +644,9 @@ def test_a_small_text_of_ones_own(
     assert "Nothing was measured" not in done.stdout
     assert "nothing will be" not in caplog.text
     exact = f"`torchdefine eval {tmp_path / 'measured'} --split test --batch-size 1` is exact."
-    assert f"50 tokens in 2 streams are short pieces, and each starts without context. {exact}" in done.stdout
+    assert f"2 streams share only 50 tokens, and each starts without context. {exact}" in done.stdout
     done = torchdefine("eval", tmp_path / "measured")
-    assert "The perplexity is probably too high: 50 tokens in 2 streams" in done.stdout
+    assert "The perplexity is probably too high: 2 streams share only 50 tokens" in done.stdout
     assert "too high" not in torchdefine("eval", tmp_path / "measured", "--batch-size", "1").stdout
 
 
@@ -674,17 +672,17 @@ def test_the_start_of_training_says_how_large_the_vectors_are_that_are_read(
     parts = {"embedding": wide, "unit": {"kind": "projection", "embedding_dim": 16}, "output": {"kind": "full"}}
     with caplog.at_level("INFO", logger="torchdefine"):
         run = train(recipe_file, data=texts, out=tmp_path / "run", train={"steps": 1}, **parts)
-    (said,) = (message for message in caplog.messages if message.startswith("At the start the model reads vectors"))
-    assert said.endswith(", and its unit ones of 0.03.")
+    (said,) = (message for message in caplog.messages if message.startswith("Initial root mean square of the vectors"))
+    assert said.endswith(" (the unit's input: 0.03).")
     (start,) = run.folder.records("start")
     assert start["initial_rms"][""]["unit"] == pytest.approx(0.03, rel=0.05)
-    assert f"of {start['initial_rms']['']['model']:.2g}, and" in said
+    assert f": {start['initial_rms']['']['model']:.2g} (" in said
 
 
 def test_words_outside_the_vocabulary_are_named(torchdefine: Command, finished: Path) -> None:
     done = torchdefine("generate", finished, "--prompt", "zebra w1 quagga zebra", "--length", "3")
     assert done.returncode == 0
-    assert done.stderr == "Outside the vocabulary, so read as <unk>: zebra, quagga.\n"
+    assert done.stderr == "These words are not in the vocabulary and are read as <unk>: zebra, quagga.\n"
     assert torchdefine("generate", finished, "--prompt", "w1 <unk>", "--length", "3").stderr == ""
 
 

@@ -33,7 +33,7 @@ def test_compares_five_models_packs_the_best_and_writes_a_report(
     demo.run_demo(Path("runs/demo"))
     shown = capsys.readouterr()
     for name in demo.MODELS:
-        assert f"\n{name}: the " in shown.out  # a sentence on each, below the table
+        assert f"\n{name}: a " in shown.out  # a sentence on each, below the table
         assert f"{name}: " in shown.err
         assert Path("runs/demo", name, "result.json").exists()
     rows = json.loads(Path("runs/demo/demo.json").read_text())["rows"]
@@ -74,7 +74,7 @@ def test_says_once_what_holds_for_every_model(small: None, caplog: pytest.LogCap
 def test_speaks_of_a_busy_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "getloadavg", lambda: (4.25, 1.0, 1.0), raising=False)
-    assert demo.others_at_work() == "Other programs keep this machine busy (a load of 4.2 on 2 cores)"
+    assert demo.others_at_work() == "Other programs use this machine (a load of 4.2 on 2 cores)"
     monkeypatch.setattr(os, "getloadavg", lambda: (0.9, 9.0, 9.0), raising=False)
     assert demo.others_at_work() == ""
     monkeypatch.delattr(os, "getloadavg")
@@ -90,9 +90,9 @@ def test_each_line_of_the_table_is_said_beside_the_one_that_it_compares_with() -
         {"model": "scaled, packed", "packed_from": "scaled", "table_bytes": 250, "test_perplexity": 98.49},
     ]
     assert demo.sentences(rows)[:-1] == [
-        "plain: the usual table; the others are compared with it.",
-        "scaled: the table is as large, the test perplexity 2.0% lower.",
-        "narrow: the table is 4.0 times smaller, the test perplexity 10.0% higher.",
-        "wide: the table is 2.0 times larger, the test perplexity 10.0% lower.",
-        "scaled, packed: the table is 16.0 times smaller than that of scaled, the test perplexity 0.5% higher.",
+        "plain: a full table. The other models are compared with it.",
+        "scaled: a table of equal size, test perplexity 2.0% lower.",
+        "narrow: a table 4.0 times smaller, test perplexity 10.0% higher.",
+        "wide: a table 2.0 times larger, test perplexity 10.0% lower.",
+        "scaled, packed: a table 16.0 times smaller than that of scaled, test perplexity 0.5% higher.",
     ]

@@ -73,7 +73,7 @@ def test_a_table_is_as_wide_as_the_budget_allows(recipe: str, tmp_path: Path) ->
 
 
 def test_a_recipe_without_steps_is_refused(recipe: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"says its train\.steps"):
+    with pytest.raises(UserError, match=r"one embedding and with train\.steps"):
         search(recipe, tmp_path, train={"epochs": 1}, device="cpu")
 
 
@@ -89,4 +89,4 @@ def test_at_equal_time_slow_candidates_are_not_trained(
     found = search(recipe, tmp_path, trials=2, equal="time", device="cpu", train=STEPS, tell=told.append)
     assert [row["finished"] for row in found["trials"]] == [True, False]
     assert all(row["settings"]["embedding"]["map_dim"] == own for row in found["trials"])
-    assert told[1].endswith("takes 1.1 ms a step, and the recipe 1.0")
+    assert told[1].endswith("takes 1.1 ms per step, the recipe 1.0")

@@ -4,7 +4,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 if TYPE_CHECKING:  # "as" tells type checkers that a name is meant for others
     from torchdefine.adapt.replace import ReplacementReport as ReplacementReport

@@ -135,10 +135,7 @@ class Kinds:
 
     def register(self, config: type[C], name: str | None = None, **defaults: Any) -> type[C]:
         """Add a kind, by the default of its field ``kind`` or under another name with other defaults."""
-        name = name or str(config.kind)  # type: ignore[attr-defined]
-        if name in self._kinds.keys():  # noqa: SIM118 (one that another package offers may be registered by it)
-            raise UserError(f"The {self.part} {name!r} is registered already: use another name.")
-        self._kinds[name] = (config, defaults)
+        self._kinds.register(name or str(config.kind), (config, defaults))  # type: ignore[attr-defined]
         return config
 
     def __iter__(self) -> Iterator[str]:
@@ -327,7 +324,13 @@ def explain(config: type[Config]) -> list[tuple[str, str, str]]:
         if f.name != "kind":
             inner = _without_none(_types(config)[f.name])
             words = ", ".join(_words(inner))
-            choices = f" One of {words}." if get_origin(inner) is Literal else f" Also {words}." if words else ""
+            choices = (
+                f" One of {words}."
+                if get_origin(inner) is Literal
+                else f" One of {words}, or a number."
+                if words
+                else ""
+            )
             rows.append((f.name, f.metadata["help"] + choices, shown(_default(f))))
     return rows
 

@@ -28,8 +28,8 @@ HEADER = ("model", "parameters, M", "table, MB", "valid", "test", "ms/step", "ms
 TOKENS, LOOK_UPS = 512, 30
 """Tokens that a look-up is timed with, as many as a step of training has, and how often."""
 NOTE = (
-    "Perplexities: lower is better. The table is what a look-up needs, a unit included. The model that is best on the "
-    f"validation text is packed. Look-ups are of {TOKENS} words, drawn by how often they occur."
+    "Perplexities: lower is better. Table: all that a look-up needs, with the unit. The model with the best validation "
+    f"perplexity is packed. A look-up is of {TOKENS} words, drawn by frequency."
 )
 
 Row = dict[str, Any]
@@ -44,19 +44,19 @@ def run_demo(out: Path) -> None:
     report, folders = out / REPORT, [out / name for name in MODELS]
     check_writable(report)
     print(
-        "Five language models with the same text, context model, order, steps and seed. They differ in their tables of "
-        "words.\n"
+        "Five language models with the same text, context model, order, steps and seed. They differ in their token "
+        "tables.\n"
     )
     if busy := others_at_work():
-        cure = "perhaps less so with OMP_NUM_THREADS=1"
-        print(f"{busy}: the demo takes longer then, {cure}, and its times say little.\n", file=sys.stderr)
+        cure = "OMP_NUM_THREADS=1 may help"
+        print(f"{busy}: the demo takes longer ({cure}), and its times mean little.\n", file=sys.stderr)
     _train_all(folders)
     comparison = compare_runs(folders)
     rows = _rows(comparison)
     write_json(out / TABLE, {"rows": rows, **describe_environment(torch.device("cpu"))})
     print()
     _print_rows(rows, comparison)
-    with work_bar("looking at the runs") as progress:
+    with work_bar("reading the runs") as progress:
         write_report(folders, report, progress=progress)
     print(f"\nThe report, with curves, correlation maps and samples, is in {os.path.relpath(report)}.")
     print("The same models on a text of your own: torchdefine train demo/adaptive-define --data FOLDER --out runs/mine")
@@ -147,26 +147,25 @@ def _print_rows(rows: list[Row], comparison: Comparison) -> None:
     unigram = (comparison.runs[0].result or {}).get("test_unigram_perplexity")
     print(f"A model that only counts words has a test perplexity of {unigram:,.1f}.")
     for warning in comparison.warnings:
-        print(f"Beware: {warning}")
+        print(f"Warning: {warning}")
 
 
 def sentences(rows: list[Row]) -> list[str]:
     """What each line of the table says beside the line that it is compared with."""
     first, *others = rows
-    said = [f"{first['model']}: the usual table; the others are compared with it."]
+    said = [f"{first['model']}: a full table. The other models are compared with it."]
     for row in others:
         beside = next((one for one in rows if one["model"] == row.get("packed_from")), first)
         times = beside["table_bytes"] / row["table_bytes"]
-        size = (
-            f"{times:.1f} times smaller" if times > 1 else "as large" if times == 1 else f"{1 / times:.1f} times larger"
-        )
+        size = f"{times:.1f} times smaller" if times > 1 else f"{1 / times:.1f} times larger"
+        size = "of equal size" if times == 1 else size
         change = row["test_perplexity"] / beside["test_perplexity"] - 1
         than = "" if beside is first else f" than that of {beside['model']}"
         said.append(
-            f"{row['model']}: the table is {size}{than}, the test perplexity {abs(change):.1%} "
+            f"{row['model']}: a table {size}{than}, test perplexity {abs(change):.1%} "
             f"{'lower' if change < 0 else 'higher'}."
         )
-    said.append("The packed table serves the input; the output layer of these models still needs the one it shares.")
+    said.append("The packed table is for the input. The output layer of these models still needs the unpacked table.")
     return said
 
 
@@ -174,4 +173,4 @@ def others_at_work() -> str:
     """A warning if other programs use the cores; empty if they are free, or if the load is unknown."""
     cores = os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return f"Other programs keep this machine busy (a load of {load:.1f} on {cores} cores)" if load > cores / 2 else ""
+    return f"Other programs use this machine (a load of {load:.1f} on {cores} cores)" if load > cores / 2 else ""

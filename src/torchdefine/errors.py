@@ -16,6 +16,11 @@ def printable(text: object) -> str:
     return _NOT_PRINTED.sub(lambda sign: sign[0].encode("unicode_escape").decode(), str(text))
 
 
+def in_a_line(error: Exception) -> str:
+    """What another package says, so short that it fits into a sentence."""
+    return " ".join(str(error).split())[:200].rstrip(".")
+
+
 class UserError(ValueError):
     """Something the user gave cannot be used: the message names it, the rule and the way out."""
 
@@ -52,3 +57,9 @@ def check_count(name: str, value: object, way_out: str = "") -> None:
         raise TypeError(f"{name} must be a whole number, not {value!r}.")
     if value < 1:
         raise UserError(f"{name} is {value}, but must be at least 1{way_out and f': {way_out}'}.")
+
+
+def check_width(giver: str, width: int, taker: str, needs: int) -> None:
+    """Refuse two parts of a model that do not fit each other."""
+    if width != needs:
+        raise UserError(f"The {giver} gives vectors {width} wide, but the {taker} takes {needs}.")

@@ -33,10 +33,12 @@ class Entry:
 
 
 _OWN = {
-    "bits": Entry("bits:Bits", "rotated, 0 to 8 bits per number by importance; usually loses least", seconds=30),
-    "used": Entry("used:Used", "the same, and one vector for all rows that the counts say are unused", seconds=30),
+    "bits": Entry(
+        "bits:Bits", "bits by importance: rotated, then 0 to 8 bits per number; usually loses least", seconds=30
+    ),
+    "used": Entry("used:Used", "bits by importance for used rows; one vector for all unused rows", seconds=30),
     "svd": Entry("low_rank:LowRank", "low rank (SVD)"),
-    "frequent": Entry("low_rank:LowRank", "frequent rows whole, low rank for the rest", {"kept": (0.05, 0.15)}),
+    "frequent": Entry("low_rank:LowRank", "frequent rows in full, low rank for the rest", {"kept": (0.05, 0.15)}),
     "group-reduce": Entry(
         "group_reduce:GroupReduce", "blocks of rows, a low rank for each, by frequency (Chen et al., 2018)", seconds=30
     ),
@@ -44,8 +46,8 @@ _OWN = {
     "int": Entry("quantised:Quantised", "as many bits per number as fit, one scale per row or per 32 numbers"),
     "int8": Entry("quantised:Quantised", "8 bits per number, one scale per 32 numbers", {"bits": 8}, in_fit=False),
     "int4": Entry("quantised:Quantised", "4 bits per number, one scale per 32 numbers", {"bits": 4}, in_fit=False),
-    "define": Entry("units:FittedUnit", "a narrow table through a DeFINE unit, fitted", seconds=200),
-    "mlp": Entry("units:FittedUnit", "a narrow table through an MLP, fitted", {"unit": "mlp"}, seconds=200),
+    "define": Entry("fitted_unit:FittedUnit", "a narrow table through a DeFINE unit, fitted", seconds=200),
+    "mlp": Entry("fitted_unit:FittedUnit", "a narrow table through an MLP, fitted", {"unit": "mlp"}, seconds=200),
     "codes": Entry(
         "codes:Codes", "the sum of an entry from each of M codebooks, learned (Shu & Nakayama, 2018)", seconds=200
     ),

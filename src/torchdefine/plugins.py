@@ -30,6 +30,12 @@ class Plugged(dict[str, T]):
         """All names, those of other packages last."""
         return list(dict.fromkeys([*self, *offered(self.part)]))
 
+    def register(self, name: str, part: T) -> None:
+        """Add a part under a new name; one that another package offers may be registered by that package."""
+        if super().__contains__(name):
+            raise UserError(f"The {self.part} {name!r} is registered already: use another name.")
+        self[name] = part
+
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or name in offered(self.part)
 

@@ -79,15 +79,15 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[tuple[str, An
 def standing(recipe: Recipe) -> str:
     """Whether a recipe is that of a published row, or where it differs from the one that it changes."""
     if recipe.published:
-        return "as published" + f"; open in the paper, and our choice: {recipe.chosen}" * bool(recipe.chosen)
+        return "as published" + f"; the paper leaves open, and we chose: {recipe.chosen}" * bool(recipe.chosen)
     if not recipe.varies:
         return "our own"
     row = load_recipe(recipe.varies).to_plain()
     changed = [
-        f"{place} {'unset' if own is None else shown(own)} (there {'unset' if its is None else shown(its)})"
+        f"{place} {'unset' if own is None else shown(own)} (instead of {'unset' if its is None else shown(its)})"
         for place, its, own in differences(row, recipe.to_plain())
     ]
-    return f"{recipe.varies} changed by {', '.join(changed)}" if changed else f"the settings of {recipe.varies}"
+    return f"{recipe.varies} with {', '.join(changed)}" if changed else f"the settings of {recipe.varies}"
 
 
 def _check_names(recipe: type[Recipe], values: Mapping[str, Any]) -> None:

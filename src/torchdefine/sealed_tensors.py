@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from torchdefine import plain
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, in_a_line
 from torchdefine.files import check_is_file, open_failure, replacing, seal_of
 
 
@@ -110,5 +110,4 @@ def reading_safetensors(path: Path, *, if_missing: str, if_damaged: str) -> Iter
     except OSError as error:
         raise open_failure(path, error, if_damaged) from None
     except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} is damaged or cut short ({reason}): {if_damaged}.") from None
+        raise UserError(f"{path} is damaged or cut short ({in_a_line(error)}): {if_damaged}.") from None

@@ -104,7 +104,7 @@ def opened(
     known, changes = wanted_recipe(recipe, data, overrides)
     if known.train.steps is None or hasattr(known, "source"):
         raise UserError(
-            "A search needs a recipe with one embedding that says its train.steps: set them, or take another."
+            "A search needs a recipe with one embedding and with train.steps: set them, or take another recipe."
         )
     changes = merged(changes, {"train": {"eval_every": max(known.train.steps // REDUCTION**2, 1)}})
     reference = load_recipe(recipe, changes)
@@ -217,7 +217,7 @@ def _try(optuna: Any, study: Any, trial: Any, common: Search) -> str:
         trial.set_user_attr(name, value)
     if common.equal == "time" and ours > OVER["time"] * theirs:
         study.tell(trial, state=state.PRUNED)
-        return f"{trial.params} takes {ours:.1f} ms a step, and the recipe {theirs:.1f}"
+        return f"{trial.params} takes {ours:.1f} ms per step, the recipe {theirs:.1f}"
     place = common.folder / "run"
     shutil.rmtree(place, ignore_errors=True)
     try:
@@ -312,11 +312,11 @@ def write_report(study: Any, common: Search) -> dict[str, Any]:
 def _page(found: Mapping[str, Any], best: list[dict[str, Any]], finished: int) -> Iterator[str]:
     yield f"# Search: {found['of']['recipe']} at equal {found['of']['equal']}\n"
     yield (
-        f"{len(found['trials'])} candidates, of which {finished} were trained to the end, one seed each. The recipe "
-        f"has {found['budget']:,} parameters. The rows are those that no other beats in all of parameters, step time "
-        "and validation perplexity. Times are of steps that the candidate and the recipe took in turns.\n"
+        f"{len(found['trials'])} candidates, one seed each. {finished} were trained to the end. The recipe has "
+        f"{found['budget']:,} parameters. A row is shown if no other candidate is better in parameters, step time and "
+        "validation perplexity at once. Steps of candidate and recipe were timed alternately.\n"
     )
-    yield "| trial | parameters, M | ms/step | of the recipe's | valid | settings |\n|---:|---:|---:|---:|---:|---|"
+    yield "| trial | parameters, M | ms/step | × recipe | valid | settings |\n|---:|---:|---:|---:|---:|---|"
     for row in best:
         times = f"{row['ms']:.1f} | {row['ms'] / row['reference_ms']:.2f}"
         settings = [f"{part}.{name} {value}" for part, own in row["settings"].items() for name, value in own.items()]

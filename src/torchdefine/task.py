@@ -203,9 +203,7 @@ _TASKS: Plugged[Task] = Plugged("task", {}, lambda task: task())
 
 def register_task(task: T) -> T:
     """Make ``task: name`` in a recipe mean this task."""
-    if task.name in _TASKS.keys():  # noqa: SIM118 (one that another package offers may be registered by it)
-        raise UserError(f"The task {task.name!r} is registered already: use another name.")
-    _TASKS[task.name] = task()
+    _TASKS.register(task.name, task())
     return task
 
 

@@ -148,7 +148,7 @@ def test_a_quality_that_is_no_number_never_wins() -> None:
     made = fit(Encoder().tokens, counts(), 8_000, options=options)
     assert made.chosen.quality == 0.9
     assert "quality is nan" in made.skipped[0].reason
-    with pytest.raises(UserError, match=r"None of \d+ replacements .*; the first, .* failed because: .* is nan"):
+    with pytest.raises(UserError, match=r"The first of \d+ candidates, .*, failed: .* is nan"):
         fit(Encoder().tokens, counts(), 8_000, options=FitOptions(quality=lambda table: math.nan, **FAST))
 
 
@@ -163,21 +163,21 @@ def test_a_polish_after_which_nothing_can_be_measured_is_undone() -> None:
     assert made.skipped[-1].name.endswith("distilled")
 
 
-@pytest.mark.parametrize(("budget", "unit"), [("200", "bytes"), ("50 parameters", "parameters")])
+@pytest.mark.parametrize(("budget", "unit"), [("200B", "B"), ("50 parameters", " parameters")])
 @pytest.mark.parametrize("methods", [FitOptions().methods, ("int", "svd"), ("bits", "svd")])
 def test_a_budget_that_is_too_small_is_told_how_much_would_do(budget: str, unit: str, methods: tuple[str, ...]) -> None:
     options = FitOptions(methods=methods, **FAST)
     with pytest.raises(UserError, match=r"^(200 bytes|5e-05 M parameters .*) is too little for any .*: allow ") as said:
         fit(Encoder().tokens, counts(), budget, options=options)
-    (enough,) = re.findall(rf"allow ([\d,]+) {unit} or more", str(said.value))
-    made = fit(Encoder().tokens, counts(), f"{enough} {unit}".replace(",", "").replace("bytes", "b"), options=options)
+    (enough,) = re.findall(rf"allow ([\d,]+){unit} or more", str(said.value))
+    made = fit(Encoder().tokens, counts(), f"{enough}{unit}".replace(",", ""), options=options)
     assert made.chosen.bytes <= made.budget.bytes
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"budget": 100}, r"100 bytes is too little .*: allow 2,528 bytes or more \(a number alone counts bytes\)"),
+        ({"budget": 100}, r"100 bytes is too little .*: allow 2528B or more"),
         ({"budget": "many"}, "not a size"),
         ({"budget": "1GB"}, "1 GB are no less than the 51.2 KB of the table itself: allow less"),
         ({"options": FitOptions(methods=("quantised",))}, "The method 'quantised' is unknown"),

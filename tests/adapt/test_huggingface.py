@@ -26,7 +26,7 @@ from torchdefine.adapt.stand_in import MapHead, SharedStandIn, StandIn, VectorsH
 from torchdefine.embedding import MLPConfig, StandardMap, TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable, DenseRows, dense_table, quantised_table, svd_table
-from torchdefine.tables.units import UnitRows
+from torchdefine.tables.fitted_unit import UnitRows
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -511,7 +511,7 @@ for name in ("AutoModelForCausalLM", "LlamaForCausalLM"):
     refusals = [line for line in output.splitlines() if line.startswith("refused")]
     assert len(refusals) == 6
     assert all("torchdefine" in refusal for refusal in refusals)
-    note, page = (re.sub(r"\s+", " ", path.read_text()) for path in (folder / "README.md", DOCS / "adapt.md"))
+    note, page = (re.sub(r"\s+", " ", path.read_text()) for path in (folder / "README.md", DOCS / "transformers.md"))
     advice = f"has model type `{MODEL_TYPE}`"
     assert sum(advice in refusal for refusal in refusals) == 2  # what people will search for
     assert advice in note
@@ -529,9 +529,11 @@ def test_a_saved_folder_says_how_it_is_loaded(tmp_path: Path) -> None:
     model.save_pretrained(folder)
     note = (folder / "README.md").read_text()
     assert "pip install 'torchdefine[hf]'" in note
-    assert "saved as LlamaForCausalLM" in note
+    assert "# LlamaForCausalLM with" in note
     (code,) = re.findall(r"```python\n(.*?)\n```", note, re.DOTALL)
-    run_python(code.replace("path/to/this/folder", str(folder)) + "\nassert model.embed_tokens.table.map_dim == 16")
+    run_python(
+        code.replace("path/to/this/folder", str(folder)) + "\nassert model.model.embed_tokens.table.map_dim == 16"
+    )
 
 
 def test_a_readme_that_is_there_stays(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import transformers
 
 from tests.adapt.test_shrink import save_with_tokenizer
 from tests.adapt.tiny_models import FAMILIES, V
+from tests.commands import command
 from torchdefine.adapt import FitOptions, fit, onnx_folder
 from torchdefine.adapt.huggingface import with_table
 from torchdefine.adapt.onnx_folder import export_onnx
-from torchdefine.cli import main
 from torchdefine.errors import MachineError, UserError
 from torchdefine.tables import METHODS, quantised_table
 
@@ -62,11 +62,9 @@ def test_a_folder_with_one_program(
 ) -> None:
     """Four bits are read by onnxruntime's own operator, from as few bytes."""
     model = adapted(tmp_path / "model", "bert", bits=4)
-    given = ["export", str(tmp_path / "model"), "--format", "onnx", "--out"]
-    with pytest.raises(SystemExit) as done:
-        main([*given, str(tmp_path / "onnx")])
-    assert not done.value.code
-    assert "largest difference to the model" in capsys.readouterr().out
+    given = ["export", tmp_path / "model", "--format", "onnx", "--out"]
+    assert command(*given, tmp_path / "onnx") == 0
+    assert "largest difference from the model" in capsys.readouterr().out
     compared(model, tmp_path / "onnx")
     assert b"GatherBlockQuantized" in (tmp_path / "onnx" / "onnx" / "model.onnx").read_bytes()
     config = transformers.AutoConfig.from_pretrained(tmp_path / "onnx")
@@ -80,9 +78,7 @@ def test_a_folder_with_one_program(
     assert capsys.readouterr().out == "(1, 5, 97)\n"
     assert (tmp_path / "onnx" / "README.before.md").read_text() == "the model's own"
     assert not (tmp_path / "onnx" / "model.safetensors").exists()
-    with pytest.raises(SystemExit) as refused:
-        main([*given, str(tmp_path / "again"), "--cached"])
-    assert refused.value.code == 2
+    assert command(*given, tmp_path / "again", "--cached") == 2
 
 
 @pytest.mark.slow
@@ -125,7 +121,7 @@ def test_a_model_whose_rest_is_rounded_is_refused(tmp_path: Path, monkeypatch: p
 
 def test_two_programs_in_turns_are_refused(tmp_path: Path) -> None:
     adapted(tmp_path / "model", "t5", bits=4)
-    with pytest.raises(UserError, match="T5ForConditionalGeneration is an encoder and a decoder"):
+    with pytest.raises(UserError, match="T5ForConditionalGeneration has an encoder and a decoder"):
         export_onnx(tmp_path / "model", tmp_path / "onnx")
 
 
@@ -144,7 +140,7 @@ def test_the_card_tells_what_adapt_measured(tmp_path: Path) -> None:
     program = {"file": "onnx/model.onnx", "inputs": ["input_ids"], "output": "logits", "bytes": 9, "operators": []}
     card = adapted_card(tmp_path, "BertModel", {**program, "largest_difference": 1e-6})
     assert "| embeddings | bits by importance | 4,900 | 12,416 |" in card
-    assert "Tokens: 50 of 97. Tokenizer: 1,000 bytes of 2,000." in card
-    assert "On 30 held-out sentences" in card
+    assert "Tokens kept: 50 of 97. Tokenizer files: 1,000 of 2,000 bytes." in card
+    assert "on 30 held-out sentences" in card
     assert "- cosine: 0.9877 (0.9800 to 0.9900)" in card
-    assert "--budget 5000 --vocabulary trim" in card
+    assert "--budget 5000B --vocabulary trim" in card

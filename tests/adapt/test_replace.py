@@ -78,7 +78,7 @@ def test_an_untied_output_layer_is_named_as_what_stays() -> None:
     model = nn.ModuleDict({"tokens": nn.Embedding(1000, 64), "head": nn.Linear(64, 1000), "other": nn.Linear(64, 64)})
     report = replace_embeddings(model, map_dim=16, expand_dim=64)
     assert report.tables[0].untied == ("head",)
-    assert "head: as large as the table was, but not tied to it, so it stays as it is" in str(report)
+    assert "head: as large as the old table and not tied to it, so it stays as it is" in str(report)
     model["tokens"], model["head"].weight = (table := nn.Embedding(1000, 64)), table.weight
     report = replace_embeddings(model, map_dim=16, expand_dim=64)
     assert report.tables[0].untied == ()
@@ -121,7 +121,7 @@ def test_fresh_vectors_start_as_large_as_the_old(heads: Any, std: float, expecte
     assert finished == pytest.approx(expected, rel=0.1)
     assert mapped == pytest.approx(2 * expected if heads == "tie" else 1.0, rel=0.1)
     assert report.tables[0].initial_rms == pytest.approx(expected, rel=0.05)
-    assert f"vectors with a root mean square of {report.tables[0].initial_rms:.2g}" in str(report)
+    assert f"vectors start with a root mean square of {report.tables[0].initial_rms:.2g}" in str(report)
 
 
 def test_a_classifier_gets_define_and_learns() -> None:
@@ -241,7 +241,7 @@ def test_a_large_vocabulary_is_scored_in_stretches(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_head_that_is_tied_to_finished_vectors(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchdefine.embedding.finished.TOKENS_AT_ONCE", 7)
+    monkeypatch.setattr("torchdefine.embedding.table.TOKENS_AT_ONCE", 7)
     model = Tied()
     size = float(model.head.weight.detach().square().mean().sqrt())
     unit = UnitConfig(dropout=dropout)
@@ -593,7 +593,7 @@ def test_what_a_refusal_says() -> None:
     """Whole sentences, to whoever gave targets and to whoever gave none."""
     model = nn.ModuleDict({"a": nn.Embedding(9, 8), "b": nn.Embedding(5, 8)})
     assert refusal_of(model) == (
-        "The model has several tables, and none is named: name what is meant with targets=…; "
+        "The model has several tables, and none is named: name the table by targets=…; "
         "the model has a (9 × 8); b (5 × 8)."
     )
     assert refusal_of(model, targets="c") == ("The target 'c' matches no table: the model has a (9 × 8); b (5 × 8).")
@@ -601,7 +601,7 @@ def test_what_a_refusal_says() -> None:
         "The target 'Bilinear' matches no table: the model has a (9 × 8); b (5 × 8)."
     )
     assert refusal_of(model, targets=[]) == (
-        "The targets are an empty list: name what is meant with targets=…; the model has a (9 × 8); b (5 × 8)."
+        "The targets are an empty list: name the table by targets=…; the model has a (9 × 8); b (5 × 8)."
     )
     model["b"].max_norm = 1.0
     reason = "uses max_norm or scale_grad_by_freq, which a replacement does not have"

@@ -77,7 +77,7 @@ def test_tokenizers_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match="neither a padding token nor one that ends a text"):
         sentence_vectors(model, ending, ["some words"])
     model.resize_token_embeddings(20)
-    with pytest.raises(UserError, match=r"gave the token \d+, but the model's table has 20 rows"):
+    with pytest.raises(UserError, match=r"has the token \d+, but the model's table has 20 rows"):
         sentence_vectors(model, Letters(), ["some words"])
 
 

@@ -13,8 +13,8 @@ import transformers
 from tokenizers import models, pre_tokenizers, trainers
 
 from tests.adapt.tiny_models import FAMILIES, V
-from torchdefine.adapt.coverage import Coverage, coverage
 from torchdefine.adapt.trimming import Trimmed, trim_vocabulary
+from torchdefine.adapt.vocabulary import Coverage, coverage
 from torchdefine.errors import UserError
 
 transformers.logging.set_verbosity_error()
@@ -169,4 +169,4 @@ def test_coverage() -> None:
     trimmed = trim_vocabulary(FAMILIES["llama"].make(True), tokenizer, range(3, 10))
     found = coverage(tokenizer, trimmed.tokenizer, trimmed.old_ids, ["w0 w1 w2 w60", "w1 w2", "w3 w4", "w2 nothing"])
     assert found == Coverage(0.9, 0.75, 0.0, pytest.approx(0.1))
-    assert str(found).startswith("90.00% of their tokens are kept, and 75.0% of them are split as before")
+    assert str(found).startswith("90.00% of the old tokens are kept; 75.0% of the sentences have the same tokens")

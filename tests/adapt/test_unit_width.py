@@ -9,7 +9,7 @@ from torch import nn
 
 from torchdefine import replace_embeddings
 from torchdefine.embedding import VARIANTS, UnitConfig, make_plan
-from torchdefine.embedding.plan import default_expand_dim, default_map_dim
+from torchdefine.embedding.unit_plan import default_expand_dim, default_map_dim
 from torchdefine.errors import UserError
 
 

@@ -60,7 +60,10 @@ def test_a_run_alone_is_not_the_best_one(runs: list[Path]) -> None:
     [
         (lambda r: r.update(tokens=1), "different numbers of tokens"),
         (lambda r: r["data"]["splits"]["train"].update(text_sha256="x"), "trained on different texts"),
-        (lambda r: r["data"]["splits"]["train"].update(tokens=round(0.98 * of_training(r))), "are not as much text"),
+        (
+            lambda r: r["data"]["splits"]["train"].update(tokens=round(0.98 * of_training(r))),
+            "but on different amounts of text",
+        ),
     ],
 )
 def test_unequal_runs_are_called_so(runs: list[Path], change: Callable[[Any], None], words: str) -> None:
@@ -73,7 +76,7 @@ def test_unequal_runs_are_called_so(runs: list[Path], change: Callable[[Any], No
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda r: r["data"].update(vocabulary_sha256="x"), "different vocabularies, so their perplexities do not"),
+        (lambda r: r["data"].update(vocabulary_sha256="x"), "different vocabularies: do not compare perplexities"),
         (lambda r: r["data"]["splits"]["test"].update(text_sha256="x"), "evaluated on different texts"),
         (lambda r: r["data"]["splits"]["valid"].update(text_sha256="x"), "evaluated on different texts"),
         (lambda r: r["evaluation"]["test"].update(protocol="x"), "different protocols"),
@@ -101,7 +104,7 @@ def test_of_short_pieces_none_is_best(runs: list[Path]) -> None:
     short(other.result)
     comparison = Comparison([one, other])
     (warning,) = comparison.warnings
-    assert f"300 tokens in {streams} streams are short pieces" in warning
+    assert f"{streams} streams share only 300 tokens" in warning
     assert "--split valid" in warning
     assert marks(comparison) == []
 
@@ -115,7 +118,9 @@ def test_tokens_of_the_same_text_are_not_called_another_text(runs: list[Path]) -
             split.update(tokens_sha256="x", tokens=split["tokens"] + 1)
 
     (warning,) = changed(runs, other_vocabulary).warnings
-    assert warning == "The runs have different vocabularies, so their perplexities do not compare; bits per byte do."
+    assert (
+        warning == "The runs have different vocabularies: do not compare perplexities; compare bits per byte instead."
+    )
 
 
 def test_shares_unknown_of_the_validation_text_count_where_there_is_no_other(runs: list[Path]) -> None:
@@ -131,8 +136,8 @@ def test_shares_unknown_of_the_validation_text_count_where_there_is_no_other(run
     for run, change in ((one, valid_alone), (other, cut_vocabulary)):
         change(run.result)
     assert Comparison([one, other]).warnings[0] == (
-        "The vocabularies differ, so that 20.0% of the valid text is <unk> in seed-2 and 0.0% in seed-1: neither "
-        "perplexities nor bits per byte compare."
+        "The vocabularies differ, so that 20.0% of the valid text is <unk> in seed-2 and 0.0% in seed-1: do "
+        "not compare perplexities or bits per byte."
     )
 
 
@@ -183,8 +188,8 @@ def test_a_small_vocabulary_does_not_win_by_saying_that_it_knows_nothing(
     share = comparison.runs[1].evaluation("test")["unknown_share"]
     assert share > 0.1
     assert comparison.warnings == [
-        f"The vocabularies differ, so that {share:.1%} of the test text is <unk> in small and 0.0% in large: neither "
-        "perplexities nor bits per byte compare."
+        f"The vocabularies differ, so that {share:.1%} of the test text is <unk> in small and 0.0% in large: do "
+        "not compare perplexities or bits per byte."
     ]
     assert marks(comparison) == []
     assert column(comparison, "<unk>") == ["0.00%", f"{share:.2%}"]
@@ -197,7 +202,10 @@ def test_a_small_vocabulary_does_not_win_by_saying_that_it_knows_nothing(
 
 @pytest.mark.parametrize(
     ("more", "words"),
-    [(0.0008, "; bits per byte do."), (0.002, "0.2% of the test text is <unk> in another and 0.0% in seed-1: neither")],
+    [
+        (0.0008, "; compare bits per byte instead."),
+        (0.002, "0.2% of the test text is <unk> in another and 0.0% in seed-1: do not"),
+    ],
 )
 def test_a_few_words_more_that_are_unknown_do_no_harm(runs: list[Path], more: float, words: str) -> None:
     def other_vocabulary(result: dict[str, Any]) -> None:
@@ -213,9 +221,9 @@ def test_a_few_words_more_that_are_unknown_do_no_harm(runs: list[Path], more: fl
 @pytest.mark.parametrize(
     ("lost", "words"),
     [
-        (None, "; bits per byte do."),
-        (0.0008, "; bits per byte do."),
-        (0.04, "loses 4.0% of the characters of the test text: neither perplexities nor bits per byte compare."),
+        (None, "; compare bits per byte instead."),
+        (0.0008, "; compare bits per byte instead."),
+        (0.04, "loses 4.0% of the characters of the test text: do not compare perplexities or bits per byte."),
     ],
 )
 def test_bytes_that_a_tokenizer_loses_are_no_credit(runs: list[Path], lost: float | None, words: str) -> None:
@@ -234,8 +242,8 @@ def test_other_words_of_another_text_compare_in_nothing(runs: list[Path]) -> Non
         result["evaluation"]["test"]["unknown_share"] = 0.5
 
     assert changed(runs, other_words_and_text).warnings == [
-        "The runs were evaluated on different texts, so neither perplexities nor bits per byte compare.",
-        "The runs have different vocabularies, so their perplexities do not compare.",
+        "The runs were evaluated on different texts: do not compare perplexities or bits per byte.",
+        "The runs have different vocabularies: do not compare perplexities.",
     ]
 
 
@@ -256,9 +264,11 @@ def test_an_unk_that_stands_in_the_text_is_no_difference(recipe_file: Path, tmp_
     shares = [run.evaluation("test")["unknown_share"] for run in comparison.runs]
     assert shares[0] == 0.25
     assert 0 < shares[1] < 0.1
-    assert comparison.warnings[0].endswith("perplexities do not compare; bits per byte do.")
+    assert comparison.warnings[0].endswith("do not compare perplexities; compare bits per byte instead.")
     assert not any("<unk>" in warning for warning in comparison.warnings)
-    assert any("as many tokens, but these are not as much text: from" in warning for warning in comparison.warnings)
+    assert any(
+        "equally many tokens, but on different amounts of text: from" in warning for warning in comparison.warnings
+    )
 
 
 def test_a_context_model_that_shrank_with_the_map_is_named_with_the_cure(recipe_file: Path, tmp_path: Path) -> None:
@@ -270,9 +280,9 @@ def test_a_context_model_that_shrank_with_the_map_is_named_with_the_cure(recipe_
     comparison = compare_runs([tmp_path / "wide", tmp_path / "narrow"])
     counts = {run.name: run.parameters["context"] / 1e6 for run in comparison.runs if run.parameters}
     assert comparison.warnings == [
-        f"The context model has {counts['wide']:.3f} M parameters in wide and {counts['narrow']:.3f} M in narrow: a "
-        "tied LSTM ends as wide as embedding.map_dim; to compare embeddings alone, give all of them "
-        "--context.output_dim 16."
+        f"The context models differ in size: {counts['wide']:.3f} M parameters in wide, {counts['narrow']:.3f} M in "
+        "narrow. The last layer of a tied LSTM is as wide as embedding.map_dim; to compare embeddings alone, give all "
+        "runs --context.output_dim 16."
     ]
     assert compare_runs([tmp_path / "wide", tmp_path / "cured"]).warnings == []
 
@@ -290,12 +300,12 @@ def test_settings_that_differ_beside_the_embedding_are_named(runs: list[Path]) -
     )
     other = dataclasses.replace(second, recipe=recipe)
     named = "context.input_dropout (0.2, 0.5), optim.lr (0.005, 0.1)"
-    sentence = "Settings beside the kinds of embedding and output differ: "
+    sentence = "Settings other than those of embedding and output differ: "
     assert Comparison([first, other]).warnings == [f"{sentence}{named}, train.steps (20, 30)."]
     assert second.result is not None
     longer = dataclasses.replace(other, result={**second.result, "tokens": 999_999})
     assert Comparison([first, longer]).warnings == [
-        f"The runs were trained for different numbers of tokens, from {first.fact('tokens'):,} to 999,999.",
+        f"The runs were trained on different numbers of tokens, from {first.fact('tokens'):,} to 999,999.",
         f"{sentence}{named}.",
     ]
     everything = {f.name: 0.5 for f in dataclasses.fields(recipe.context) if f.name.endswith("dropout")}
@@ -334,7 +344,7 @@ def test_a_translator_beside_a_language_model(runs: list[Path]) -> None:
     translator = dataclasses.replace(second, recipe=dataclasses.replace(load_recipe("tatoeba/laptop")))
     comparison = Comparison([first, translator])
     (warning,) = comparison.warnings
-    assert warning.startswith("Runs of different tasks stand side by side (language, translation)")
+    assert warning.startswith("The runs are of different tasks (language, translation)")
     assert marks(comparison) == []
 
 

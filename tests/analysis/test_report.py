@@ -62,8 +62,8 @@ def test_a_report_of_finished_runs_has_every_part(runs: dict[str, Path], tmp_pat
     assert "distance to standard" in page
     assert "unit.kind" in page  # where the recipes differ
     assert page.count('type="radio"') == 3
-    assert page.count("<p>No token of its vocabulary, so without neighbours: never-seen.</p>") == 3
-    assert "without neighbours" not in report([runs["define"]], tmp_path, words=["w1"])
+    assert page.count("<p>Not in the vocabulary: never-seen.</p>") == 3
+    assert "Not in the vocabulary" not in report([runs["define"]], tmp_path, words=["w1"])
     assert len(page) < 5_000_000
 
 
@@ -90,10 +90,10 @@ def test_every_map_is_a_picture_of_its_own_with_its_numbers(runs: dict[str, Path
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("one-point", "A single validation so far"),
+        ("one-point", "There is only one validation so far"),
         ("one-point", "is not finished: its log ends at step 28"),
         ("early", "is not finished: its log ends at step 7"),
-        ("no-weights", "No run has written weights that can be read"),
+        ("no-weights", "No run has readable weights"),
         ("nothing", "has logged nothing yet"),
     ],
 )
@@ -123,7 +123,9 @@ def test_last_weights_in_the_place_of_damaged_ones_are_called_so(
     assert "cannot be read" not in report([damaged], tmp_path)
     best = damaged / "best" / "checkpoint.safetensors"
     best.write_bytes(best.read_bytes()[:100])
-    assert f"The best weights of {damaged} cannot be read, so that its last ones" in report([damaged], tmp_path)
+    assert f"The best weights of {damaged} cannot be read, so the report shows the last ones" in report(
+        [damaged], tmp_path
+    )
     draw("maps", [damaged], tmp_path / "maps.svg")
     assert f"The best weights of {damaged} cannot be read" in caplog.text
 
@@ -180,21 +182,21 @@ def test_the_recipe_of_every_run_stands_at_the_top(runs: dict[str, Path], tmp_pa
 
 def test_a_prompt_of_unknown_words_is_called_so(runs: dict[str, Path], tmp_path: Path) -> None:
     assert "read as &lt;unk&gt;" not in report([runs["define"]], tmp_path, prompt="w1")
-    assert "Outside its vocabulary, so read as &lt;unk&gt;: zebra, &amp;." in report(
+    assert "These words are not in the vocabulary and are read as &lt;unk&gt;: zebra, &amp;." in report(
         [runs["define"]], tmp_path, prompt="zebra w1 &"
     )
 
 
 def test_what_the_numbers_mean_is_said_beside_them(runs: dict[str, Path], tmp_path: Path) -> None:
     page = report([runs["standard"], runs["define"]], tmp_path)
-    assert "The effective rank says how many independent dimensions" in page
-    assert "The distance to standard is the mean difference between the two maps" in page
+    assert "The effective rank is the number of independent dimensions" in page
+    assert "The distance to standard is the mean absolute difference between the entries of the two maps" in page
     assert "The distance to" not in report([runs["define"]], tmp_path)
 
 
 def test_only_settings_with_an_effect_are_said_to_differ(runs: dict[str, Path], tmp_path: Path) -> None:
     page = report([runs["standard"], runs["define"]], tmp_path)
-    table = page[page.index("Settings in which the runs differ") : page.index("the whole recipe")]
+    table = page[page.index("Settings that differ") : page.index("the whole recipe")]
     rows = dict(re.findall(r"<tr><td>([\w.]+)</td><td>([^<]*)</td>", table))
     assert rows["unit.kind"] == "none"
     assert rows["unit.expand_dim"] == rows["embedding.cutoffs"] == "–"
@@ -224,7 +226,7 @@ def test_a_run_that_is_not_drawn_is_named_with_the_reason(runs: dict[str, Path])
     sentences = [
         "nothing is not drawn: it has logged nothing yet.",
         "infinite is not drawn: its perplexity is not finite.",
-        "partly is drawn in part: its perplexity is not finite everywhere.",
+        "partly is drawn in part: some of its perplexities are not finite.",
     ]
     assert undrawn_curves([standard, nothing, infinite, partly]) == sentences
     (axes,) = curve_figure([standard, nothing, infinite, partly]).axes
@@ -265,14 +267,14 @@ def test_a_smoothed_training_loss_is_not_drawn_as_a_perplexity(runs: dict[str, P
     define, standard = summarise([runs["define"], runs["standard"]])
     losses = [{k: v for k, v in record.items() if k != "perplexity"} for record in define.train]
     smoothed = dataclasses.replace(define, train=losses)
-    sentence = "The training of define is not drawn: a smoothed loss gives no perplexity."
+    sentence = "The training curve of define is not drawn: a loss with label smoothing gives no perplexity."
     assert undrawn_curves([smoothed]) == [sentence]
     (axes,) = curve_figure([smoothed]).axes
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert sentence.rstrip(".") in legend
     assert "training" not in legend
     assert len([line for line in axes.lines if len(line.get_xdata()) == len(define.train)]) == 0
-    assert undrawn_curves([smoothed, smoothed, standard])[-1].startswith("The training of 2 runs is not drawn")
+    assert undrawn_curves([smoothed, smoothed, standard])[-1].startswith("The training curve of 2 runs is not drawn")
     assert undrawn_curves([dataclasses.replace(smoothed, valid=[])]) == [sentence]
 
 

@@ -137,8 +137,8 @@ def written_page(record: dict, folder: Path) -> str:
     return (tables.ROWS / "README.md").read_text()
 
 
-def page_maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_tables", ROOT / "results" / "benchmark_tables.py")
+def page_maker(name: str = "benchmark_tables") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "results" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -180,7 +180,7 @@ def test_parts_of_a_benchmark_are_put_together_and_uncounted_peaks_left_out(tmp_
     page = written_page({**record, "date": "2026-11-20", "commit": "another", "groups": {}}, tmp_path)
     assert page.count("2026-11-19, ") == 1  # the newest on the CPU has another commit
     assert "| a | 1.00 | 2.000 | 1.500–2.500 | 64 |  |" in page
-    assert "| b, recorded | 1.00 | 2.000 | 1.500–2.500 | – |  |" in page
+    assert "| b, CUDA graph | 1.00 | 2.000 | 1.500–2.500 | – |  |" in page
     assert "times the peak memory of a ≤ 1: not measured." in page
 
 
@@ -204,7 +204,7 @@ def test_the_front_page_says_what_the_newest_steps_on_a_gpu_were(tmp_path: Path)
     (tmp_path / "README.md").write_text("before\n<!-- speed -->\nold\n<!-- /speed -->\nafter\n")
     tables.write_front_page([record])
     page = (tmp_path / "README.md").read_text()
-    assert page.startswith("before\n<!-- speed -->\nWhole training steps on one A GPU")
+    assert page.startswith("before\n<!-- speed -->\nTimes of whole training steps on one A GPU")
     assert "| `a/b` | 2.0 M | 6×15 | 20.0 ms | 8.0 ms | 2.5 | +2.5% |" in page
     assert page.endswith("<!-- /speed -->\nafter\n")
     rows["plain loop, a/b"] = row(20.0, 3_000_000)
@@ -254,18 +254,13 @@ def test_a_loop_of_ones_own_learns_with_every_table() -> None:
     assert names == ["nn.Embedding, compiled", "table and linear, compiled", "DeFINE, compiled"]
 
 
-def test_the_loop_of_one_s_own_is_shown_with_its_numbers(tmp_path: Path) -> None:
+def test_the_loop_of_one_s_own_is_shown_with_its_numbers() -> None:
     rows = {"DeFINE": {"ms": 2.0, "facts": {"parameters": 760_000}}, "other": {"ms": 3.0, "facts": {"parameters": 0}}}
     rows["DeFINE, compiled"] = {**rows["DeFINE"], "ms": 1.5}
     record = {"hardware": {"cpu": "A CPU", "cpu_threads": 2}, "small": False, "commit": "0123456789abcdef"}
     record["groups"] = {"training step": {"note": "few ids", "rows": rows}}
-    tables = page_maker()
-    tables.HERE, page = tmp_path / "results", tmp_path / "docs" / "benchmarks.md"
-    page.parent.mkdir()
-    page.write_text("before\n<!-- own loop -->\nold\n<!-- /own loop -->\nafter\n")
-    tables.write_own_loop([record])
-    lines = page.read_text().splitlines()
-    assert "A training step of this loop on A CPU, 2 threads: few ids; median, commit 0123456789ab." in lines
-    assert lines[-4:-2] == ["| DeFINE | 0.76 M | 2.00 ms | 1.50 ms |", "| other | 0.00 M | 3.00 ms | not run |"]
-    tables.write_own_loop([])
-    assert page.read_text().splitlines()[2] == "No row of this loop is kept yet."
+    tables = page_maker("own_loop_table")
+    lines = tables.page_part([record]).splitlines()
+    assert lines[0] == "A training step of this loop on A CPU, 2 threads: few ids. Medians, commit 0123456789ab."
+    assert lines[-2:] == ["| DeFINE | 0.76 M | 2.00 ms | 1.50 ms |", "| other | 0.00 M | 3.00 ms | not run |"]
+    assert tables.page_part([]) == tables.page_part([{**record, "small": True}]) == "Not yet run."

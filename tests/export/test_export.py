@@ -13,9 +13,9 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tests.commands import command
 
 from torchdefine import DeFINE, load_run, train
-from torchdefine.cli import main
 from torchdefine.data import NAMED_TEXTS, licence_of
 from torchdefine.errors import MachineError, UserError
 from torchdefine.export import check_export, folder, load_export
@@ -51,12 +51,6 @@ def exported(run_folder: Path) -> Path:
 def copied(exported: Path, tmp_path: Path) -> Path:
     shutil.copytree(exported, tmp_path / "copied")
     return tmp_path / "copied"
-
-
-def command(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as done:
-        main([str(argument) for argument in arguments])
-    return int(done.value.code or 0)
 
 
 def code_of_the_card(folder: Path) -> list[str]:
@@ -99,7 +93,7 @@ def test_the_card_says_what_the_model_is_and_where_it_comes_from(exported: Path,
         f"| total | {result['parameters']['total']:,} |",
         result["data"]["splits"]["train"]["text_sha256"],
         f"{result['test_perplexity']:.2f}",
-        "the user must name its licence",
+        "Its licence is not known here",
         "CC0 1.0",
     ):
         assert said in card, said
@@ -144,11 +138,11 @@ def test_onnx_by_the_command_line(run_folder: Path, tmp_path: Path, capsys: pyte
     card = (out / "README.md").read_text()
     assert "looked up in a cache" in card
     assert "Cached vectors are in bfloat16" in card
-    assert "They were measured with vectors computed in float32; this export has rounded ones." in card
+    assert "They were measured with float32 vectors. This export has rounded vectors." in card
     assert b"torchdefine/" not in (out / "step.onnx").read_bytes()
     assert command("export", "--check", out) == 0
     printed = capsys.readouterr().out
-    assert "is whole, and its programs run" in printed
+    assert "is complete, and its programs run" in printed
     assert "step.onnx" in printed
 
 

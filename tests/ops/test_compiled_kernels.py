@@ -117,7 +117,7 @@ def test_compiled_seams_of_round_chunks_read_and_write_sixteen_bytes_at_once(chu
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_compiled_recurrences_read_ahead_and_leave_room_for_a_second_process(rows: int) -> None:
-    from torchdefine.ops import recurrence_kernels as kernels
+    from torchdefine.ops import lstm_kernels as kernels
 
     sizes = {"width": 1024, "units": kernels.UNITS_PER_PROGRAM}
     forward = compiled(kernels._lstm_forward, kernels.FORWARD_LAUNCH[rows], **sizes)
@@ -133,7 +133,7 @@ def test_compiled_recurrences_read_ahead_and_leave_room_for_a_second_process(row
 @pytest.mark.skipif(OLDER, reason="the older compiler takes more room, which only large GPUs have")
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_compiled_recurrences_fit_the_smallest_of_the_gpus_that_we_take(rows: int) -> None:
-    from torchdefine.ops import recurrence_kernels as kernels
+    from torchdefine.ops import lstm_kernels as kernels
 
     sizes = {"width": 1024, "units": kernels.UNITS_PER_PROGRAM}
     for kernel, launches in (

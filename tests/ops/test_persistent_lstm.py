@@ -32,7 +32,7 @@ def like(kernel_device: str, monkeypatch: pytest.MonkeyPatch) -> Tensor:
         return torch.empty(0, device="cuda", dtype=torch.bfloat16)
     if not INTERPRETED:
         pytest.skip("needs Triton's interpreter")
-    from torchdefine.ops import recurrence_kernels as kernels
+    from torchdefine.ops import lstm_kernels as kernels
 
     monkeypatch.setattr(kernels, "UNITS_PER_PROGRAM", 128)
     monkeypatch.setattr(kernels, "_wait", lambda counter, programs: None)

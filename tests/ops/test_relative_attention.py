@@ -176,8 +176,8 @@ def test_the_compiler_takes_them() -> None:
 @pytest.mark.parametrize("one", [False, True], ids=["many", "one stream and query"])
 @pytest.mark.parametrize(("width", "padded"), [(8, 16), (48, 64), (104, 128)])
 def test_kernels_compile_for_an_h200_and_fit(width: int, padded: int, one: bool) -> None:
-    from torchdefine.ops import attention_kernels as kernels
-    from torchdefine.ops import attention_launch as launching
+    from torchdefine.ops import relative_attention_kernels as kernels
+    from torchdefine.ops import relative_attention_launch as launching
 
     sizes = launching.Sizes(1, 1, 1, 10, width, 16)
     rows = {**launching.PREPARE, "block_keys": 64, "num_stages": 3}

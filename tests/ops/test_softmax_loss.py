@@ -72,12 +72,12 @@ def test_plain_torch_equals_cross_entropy_over_the_classes_alone(
 def test_the_kernel_gives_the_numbers_of_plain_torch(
     kernel_device: str, rows: int, classes: int, padded: int, biased: bool, smoothing: float, dtype: torch.dtype
 ) -> None:
-    from torchdefine.ops import softmax_kernels
+    from torchdefine.ops import softmax_loss_kernels
 
     logits, held_against = problem(rows, classes, padded, biased, smoothing, dtype, kernel_device)
     expected_losses, expected = plain_softmax_loss(logits.clone(), held_against, with_gradient=True)
-    evaluated, _ = softmax_kernels.softmax_loss(logits.clone(), held_against, with_gradient=False)
-    losses, gradient = softmax_kernels.softmax_loss(logits, held_against, with_gradient=True)
+    evaluated, _ = softmax_loss_kernels.softmax_loss(logits.clone(), held_against, with_gradient=False)
+    losses, gradient = softmax_loss_kernels.softmax_loss(logits, held_against, with_gradient=True)
     assert gradient is logits
     assert losses.dtype == torch.float32
     torch.testing.assert_close(losses, expected_losses, rtol=2e-6, atol=2e-6)
@@ -88,25 +88,25 @@ def test_the_kernel_gives_the_numbers_of_plain_torch(
 
 
 def test_forbidden_classes_leave_a_whole_block_without_probability(kernel_device: str) -> None:
-    from torchdefine.ops import softmax_kernels
+    from torchdefine.ops import softmax_loss_kernels
 
     logits, held_against = problem(3, 5000, 5008, True, 0.0, torch.float32, kernel_device)
     held_against.bias[:4500] = -torch.inf
     held_against.columns.fill_(4800)
     expected_losses, expected = truth(logits, held_against)
-    losses, gradient = softmax_kernels.softmax_loss(logits, held_against, with_gradient=True)
+    losses, gradient = softmax_loss_kernels.softmax_loss(logits, held_against, with_gradient=True)
     torch.testing.assert_close(losses.double(), expected_losses, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (33, 70), (2100, 65)])
 def test_column_sums_are_those_of_a_product_in_float64(kernel_device: str, rows: int, columns: int) -> None:
-    from torchdefine.ops import softmax_kernels
+    from torchdefine.ops import softmax_loss_kernels
 
     matrix = torch.randn(rows, columns, device=kernel_device, dtype=torch.float16)
     for weights in (torch.ones(rows, dtype=torch.long), torch.randn(rows)):
         expected = matrix.double().T @ weights.double().to(kernel_device) + 1
-        for way in (softmax_kernels.add_column_sums, partial(add_column_sums, impl="torch")):
+        for way in (softmax_loss_kernels.add_column_sums, partial(add_column_sums, impl="torch")):
             total = torch.ones(columns, device=kernel_device)
             way(total, matrix, weights.to(kernel_device))
             torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-4)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchdefine import AdaptiveMap, DeFINE, ProjectiveMap, StandardMap
-from torchdefine.embedding import DenseMLP, DenseProjection, TokenEmbedding, finished
+from torchdefine.embedding import DenseMLP, DenseProjection, TokenEmbedding, table
 from torchdefine.embedding.kept import Kept
 from torchdefine.errors import UserError
 from torchdefine.modes import evaluating, reading
@@ -103,7 +103,7 @@ def gradients(loss: Tensor, hidden: Tensor, *modules: nn.Module) -> list[Tensor]
     ],
 )
 def test_parity_with_a_plain_loop(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finished, "TOKENS_AT_ONCE", V if "MLP" in name else 7)
+    monkeypatch.setattr(table, "TOKENS_AT_ONCE", V if "MLP" in name else 7)
     hidden_dim = M if kind == "full" and name == "standard, DeFINE" else 9
     embedding = EMBEDDINGS[name]()
     layer = outputs_for(embedding, hidden_dim)[kind]().double()
@@ -131,7 +131,7 @@ def test_parity_with_a_plain_loop(name: str, kind: str, monkeypatch: pytest.Monk
 def test_dropout_is_drawn_for_each_row_and_the_same_when_layers_are_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(finished, "TOKENS_AT_ONCE", 16)
+    monkeypatch.setattr(table, "TOKENS_AT_ONCE", 16)
     embedding = define(StandardMap(V, N), dropout=0.4).double()
     unit, drawn = embedding.unit, []
 
@@ -158,7 +158,7 @@ def test_dropout_is_drawn_for_each_row_and_the_same_when_layers_are_computed_aga
 
 
 def test_dropout_keeps_what_it_should_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finished, "TOKENS_AT_ONCE", 500)
+    monkeypatch.setattr(table, "TOKENS_AT_ONCE", 500)
     torch.manual_seed(0)
     embedding = DeFINE.over(StandardMap(2000, N), M, expand_dim=64, depth=2, dropout=0.3)
     masks = embedding.unit.drawn(2000, torch.device("cpu"))

@@ -91,9 +91,9 @@ def test_a_second_stage_differs_from_the_first_in_averaging_alone(name: str) -> 
 
 def test_ours_say_what_they_change() -> None:
     assert standing(load_recipe("table1a/r3-scaled")) == (
-        "table1a/r3 changed by embedding.scale unit-rms (there none), unit.weight_scaling true (there false)"
+        "table1a/r3 with embedding.scale unit-rms (instead of none), unit.weight_scaling true (instead of false)"
     )
-    assert standing(load_recipe("table1a/r2-scaled")) == "table1a/r2 changed by embedding.scale unit-rms (there none)"
+    assert standing(load_recipe("table1a/r2-scaled")) == "table1a/r2 with embedding.scale unit-rms (instead of none)"
     assert standing(load_recipe("demo/standard")) == "our own"
     for name in recipe_names():
         if name.endswith(("-scaled", "-adjusted")) and load_recipe(name).varies:
@@ -488,7 +488,7 @@ def test_a_recipe_file_may_end_in_yml(recipe_file: Path, tmp_path: Path, monkeyp
 
 
 def test_a_description_says_what_was_changed_of_the_model(tmp_path: Path) -> None:
-    own = "One table for all words, tied to an adaptive softmax"
+    own = "One table for all words, tied to an adaptive softmax; not scaled"
     changed = {"unit": "define", "embedding": {"map_dim": "32"}, "optim": {"lr": 1e-3}}
     assert load_recipe("demo/standard", changed).description == (
         f"{own}, changed by embedding.map_dim 32, unit.kind define"

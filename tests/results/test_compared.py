@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-compared, equal_bytes = import_module("compared"), import_module("equal_bytes")
+compared = import_module("compared")
 RESULTS = Path(compared.HERE)
 
 
@@ -37,14 +37,3 @@ def test_the_tables_have_all_runs() -> None:
     text = compared.compared_section(RESULTS / "compared")  # refuses a run above the unigram model
     assert all(f"| {name} | `compared/" in text for names in compared.TABLES.values() for name in names)
     assert "packed after training: int1" in text
-
-
-def test_at_equal_bytes_every_method_has_a_row_within_them() -> None:
-    for path in (RESULTS / "equal-bytes").glob("*.json"):
-        result = json.loads(path.read_text())
-        count, width = result["shape"]
-        assert [(row["part"], row["method"]) for row in result["rows"]] == [
-            (part, method) for part in equal_bytes.PARTS for method in equal_bytes.METHODS
-        ]
-        assert all(row["bytes"] <= 4 * count * width / row["part"] for row in result["rows"])
-    assert equal_bytes.equal_bytes_section(RESULTS / "equal-bytes").count("| `group-reduce` |") == 4

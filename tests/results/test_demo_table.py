@@ -18,4 +18,4 @@ def test_the_table_has_a_line_for_each_row_and_a_sentence_for_each_line() -> Non
         "| plain, packed | – | 0.25 | 110.0 | 100.0 | – | 0.50 |",
         "",
     ]
-    assert lines[6].startswith("- plain, packed: the table is 16.0 times smaller")
+    assert lines[6].startswith("- plain, packed: a table 16.0 times smaller")

@@ -13,7 +13,11 @@ def test_the_readme_has_the_lines_of_the_stored_results() -> None:
 
 
 def test_weight_scaling_has_one_name() -> None:
-    said = "R2 and an equalised projection; R3, not equalised; `ptb/define-equalised`; [why](#equalised-units)"
+    said = "R2 and an equalised MLP; R3, not equalised; `ptb/define-equalised`; [why](#equalised-units)"
     assert marked.in_one_word(said) == (
-        "R2 and a weight-scaled projection; R3, no weight scaling; `ptb/define-equalised`; [why](#equalised-units)"
+        "R2 scaled, weight-scaled MLP; R3, no weight scaling; `ptb/define-equalised`; [why](#equalised-units)"
     )
+
+
+def test_a_row_says_that_the_table_below_a_projection_is_scaled() -> None:
+    assert marked.in_one_word("| R2 and a projection | R2 |") == "| R2 scaled, projection | R2 |"

@@ -53,7 +53,7 @@ def test_from_a_text_to_the_table(corpus: Path, wordnet: Path, tmp_path: Path, m
     rows = [line.split(" | ") for line in tables.whole_table().splitlines() if line.startswith("| wiki")]
     assert len(rows) == 16
     measured = [row for row in rows if "not run" not in row[-2]]
-    assert [(row[1], row[-2]) for row in measured] == [("small table, DeFINE", f"{result['test_perplexity']:.1f}")]
+    assert [(row[1], row[-2]) for row in measured] == [("narrow table, DeFINE", f"{result['test_perplexity']:.1f}")]
 
 
 def test_a_row_without_a_vocabulary_is_refused(tmp_path: Path) -> None:

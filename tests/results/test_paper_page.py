@@ -1,4 +1,4 @@
-"""docs/paper.md has every published row, and what our runs were is read from their files."""
+"""docs/paper….md have every published row, and what our runs were is read from their files."""
 
 import re
 from importlib import import_module
@@ -10,12 +10,12 @@ from torchdefine.recipe import load_recipe, recipe_names
 
 page, paper_runs = import_module("paper_page"), import_module("paper_runs")
 PAPER = page.read_paper()
-ROWS = [row for table in PAPER["tables"] for row in page.rows_of(table)]
-TEXT = page.PAGE.read_text()
+ROWS = [row for table in [*PAPER["tables"], *PAPER["ablations"]] for row in page.rows_of(table)]
+TEXTS = page.paper_pages(PAPER)
 
 
-def test_the_page_is_what_the_generator_gives() -> None:
-    assert page.paper_page(PAPER) == TEXT, "`make results` writes it anew."
+def test_the_pages_are_what_the_generator_gives() -> None:
+    assert {name: (page.DOCS / name).read_text() for name in TEXTS} == TEXTS, "`make results` writes them anew."
 
 
 def test_every_published_recipe_has_a_row_and_every_row_a_recipe_or_a_reason() -> None:
@@ -35,9 +35,10 @@ def test_every_run_is_stored() -> None:
         paper_runs.stored("wiki78m/decisive/r9-seed-*")
 
 
-def test_links_lead_somewhere() -> None:
-    for target, _, place in re.findall(r"\]\((?!http)([^)#]*)(#([^)]*))?\)", TEXT):
-        file = (page.PAGE.parent / target).resolve() if target else page.PAGE
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_lead_somewhere(name: str) -> None:
+    for target, _, place in re.findall(r"\]\((?!http)([^)#]*)(#([^)]*))?\)", TEXTS[name]):
+        file = (page.DOCS / (target or name)).resolve()
         assert file.exists(), target
         if place:
             titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)

@@ -194,14 +194,14 @@ def test_a_column_has_the_mean_of_those_who_know_it(tuned: Path) -> None:
     assert dict(zip(stage_tables.HEADER[1:], stage_tables.cells_of(runs, None), strict=True))["input RMS"] == "2.50"
 
 
-def test_a_row_of_several_seeds_has_their_means_and_their_spread(tuned: Path) -> None:
+def test_a_row_of_several_seeds_has_their_means_and_their_range(tuned: Path) -> None:
     run = finished_row("decisive", "R2", tuned)
     seeds = [
         {**run, "valid_perplexity": v, "test_perplexity": t} for v, t in ((50.0, 60.0), (56.0, 66.0), (53.0, 54.0))
     ]
     reference = [{**run, "test_perplexity": test} for test in (70.0, 90.0)]
     found = dict(zip(stage_tables.HEADER[1:], stage_tables.row_cells(seeds, reference), strict=True))
-    columns = ("seeds", "valid", "test", "spread", "against reference")
+    columns = ("seeds", "valid", "test", "range", "against reference")
     assert [found[column] for column in columns] == ["3", "53.00", "60.00", "12.00", "-25.0%"]
     assert [cell(column, run) for column in columns] == ["1", "50.00", "60.00", "–", "–"]
 
@@ -239,7 +239,7 @@ def test_a_step_that_was_timed_alone_stands_for_a_run_that_shared_its_device(
     assert stage_tables.speed_cells(runs) == ["2.0", "5,000"]
     written["stages"]["decisive"] |= {"hardware": {"gpu": "a GPU"}, "commit": "0123456789abcdef"}
     (tuned / "speeds.json").write_text(json.dumps(written))
-    assert "on words of wikitext-2-shuffled spread over a vocabulary of 100: a GPU" in stage_tables.how_timed(
+    assert "words of wikitext-2-shuffled, mapped to a vocabulary of 100: a GPU" in stage_tables.how_timed(
         tuned / "decisive"
     )
     assert stage_tables.how_timed(tuned / "ablation") == ""
@@ -453,9 +453,9 @@ def test_a_table_says_whose_settings_a_run_has(tuned: Path) -> None:
     best = {stage: run_stage.read_stage(stage)["rows"][place]["name"] for stage, place in BEST.items()}
     described = run_stage.read_stage("decisive")
     said = stage_tables.taken(described, ran)
-    assert said[0] == f"With the settings of `long-rates`'s row *{best['long-rates']}*: all rows."
+    assert said[0] == f"Settings taken from the row *{best['long-rates']}* of the stage `long-rates`: all rows."
     had = "a norm in every layer, input times 16"  # and not what is best now
-    assert said[1:] == [f"With the settings of `unit-choices`'s row *{had}*: *R3*."]
+    assert said[1:] == [f"Settings taken from the row *{had}* of the stage `unit-choices`: *R3*."]
     assert stage_tables.taken(described, {}) == []
     choice = {"norm": "none", "activation": "relu", "weight_scaling": False}  # the row without ReLU fits too
     relu = {"settings": settings_of(load_recipe("table1a/r3", {"embedding": {"scale": "unit-rms"}, "unit": choice}))}
@@ -599,7 +599,7 @@ def test_a_run_with_settings_that_its_stage_no_longer_takes_is_not_shown(tuned: 
 
 
 def test_the_tables_have_every_stage() -> None:
-    assert sorted(stage_tables.STAGES) == STAGES
+    assert sorted(stage_tables.COMPARISONS + stage_tables.SEARCHES) == STAGES
 
 
 def test_every_pair_of_a_claim_is_of_rows_that_a_stage_has() -> None:

@@ -89,18 +89,18 @@ def test_bands_of_subwords_go_by_frequency_in_one_table_too(recipe_file: Path, c
     assert loaded.evaluate("test") == trained.evaluate("test")
 
 
-@pytest.mark.parametrize("heading", ["Data", "Evaluation"])
-def test_the_code_of_the_page_on_training_runs(
-    heading: str, run: Run, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("page", ["data", "evaluation"])
+def test_the_code_of_the_pages_on_training_runs(
+    page: str, run: Run, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    (code,) = re.findall(rf"^## {heading}\n[^#]*?^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     (tmp_path / "my_texts").symlink_to(corpus)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "first").symlink_to(run.folder.path)
     monkeypatch.chdir(tmp_path)
     exec(code, {"__name__": "docs"})
-    assert heading != "Data" or len(SubwordTokenizer.load("bpe.json")) > 260
+    assert page != "data" or len(SubwordTokenizer.load("bpe.json")) > 260
 
 
 def test_a_text_without_a_name_is_not_the_runs_own(run: Run) -> None:

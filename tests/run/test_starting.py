@@ -140,11 +140,11 @@ def test_a_finished_run_says_that_it_was(
 ) -> None:
     caplog.set_level("INFO", logger="torchdefine")
     result = train(recipe_file, out=tmp_path / "run", train={"steps": 5}).result
-    assert "finished already" not in caplog.text
+    assert "already finished" not in caplog.text
     caplog.clear()
     assert train(out=tmp_path / "run", resume=True).result == result
     (said,) = caplog.messages
-    assert said.startswith(f"The run in {tmp_path / 'run'} was finished already, so nothing is trained; ")
+    assert said.startswith(f"The run in {tmp_path / 'run'} is already finished, so nothing is trained. ")
     caplog.set_level("WARNING", logger="torchdefine")
     train(out=tmp_path / "run", resume=True, verbose=True)
     assert said in capsys.readouterr().err

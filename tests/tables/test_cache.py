@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.commands import command
 
 from torchdefine import AdaptiveMap, DeFINE, StandardMap, UnitConfig, load_run, train
-from torchdefine.cli import main
 from torchdefine.embedding import TokenEmbedding, table
 from torchdefine.errors import UserError
 from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
@@ -28,12 +28,6 @@ def run_folder(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def run_copy(run_folder: Path, tmp_path: Path) -> Path:
     shutil.copytree(run_folder, tmp_path / "run")
     return tmp_path / "run"
-
-
-def command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as done:
-        main([*arguments])
-    return int(done.value.code or 0)
 
 
 def test_cached_and_live_evaluation_agree_and_the_unit_is_not_called(run_folder: Path) -> None:

@@ -24,9 +24,9 @@ from torchdefine.tables import (
     svd_table,
     transform_table,
 )
+from torchdefine.tables.fitted_unit import UnitRows
 from torchdefine.tables.quantised import quantise_rows
 from torchdefine.tables.rows import in_bands, sorted_within
-from torchdefine.tables.units import UnitRows
 
 V, M = 90, 24
 IDS = torch.tensor([[0, 1, 2, 89], [30, 10, 9, 2]])

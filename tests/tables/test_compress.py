@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.commands import command
 
 from torchdefine import DeFINE, load_run, train
 from torchdefine.adapt import FitOptions, fit
-from torchdefine.cli import main
 from torchdefine.cli.inference import _settings
 from torchdefine.errors import UserError
 from torchdefine.run.checkpoint_file import read_checkpoint, write_checkpoint
@@ -54,12 +54,6 @@ def run_folder(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def run_copy(run_folder: Path, tmp_path: Path) -> Path:
     shutil.copytree(run_folder, tmp_path / "run")
     return tmp_path / "run"
-
-
-def command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as done:
-        main([*arguments])
-    return int(done.value.code or 0)
 
 
 def test_compressed_evaluation_is_near_the_live_one_and_calls_no_unit(run_folder: Path) -> None:

@@ -4,9 +4,9 @@ import torch
 from torchdefine.config import Config
 from torchdefine.embedding import MLPConfig, UnitConfig
 from torchdefine.tables import DenseRows, svd_table
+from torchdefine.tables.fitted_unit import UnitRows
 from torchdefine.tables.low_rank import principal_directions
 from torchdefine.tables.source import as_weights
-from torchdefine.tables.units import UnitRows
 
 
 @pytest.mark.parametrize("rank", [1, 5, 24])

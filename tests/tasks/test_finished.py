@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from torchdefine import load_run, train
-from torchdefine.embedding import finished
+from torchdefine.embedding import table
 from torchdefine.export import load_export
 from torchdefine.run import RunFolder
 from torchdefine.tasks.language import NeuralCache
@@ -129,7 +129,7 @@ def test_recorded_steps_on_a_gpu(
     recipe_file: Path, tmp_path: Path, precision: str, output: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In several parts that are computed again, with dropout in the unit: the same numbers, and never a wait."""
-    monkeypatch.setattr(finished, "TOKENS_AT_ONCE", 16)
+    monkeypatch.setattr(table, "TOKENS_AT_ONCE", 16)
     original = Trainer._train_step
 
     def watched(self: Trainer) -> None:

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.commands import printed
 from torchdefine import UserError, load_recipe, load_run, register_task, task, train
-from torchdefine.cli import main
 from torchdefine.config import Config, setting
 from torchdefine.embedding import EMBEDDINGS, UNITS, MapConfig, TokenEmbedding, VocabularyFacts, build_embedding
 from torchdefine.embedding.token_embedding import count_parameters
@@ -261,15 +261,6 @@ class StopAt(Reporter):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def command(capsys: pytest.CaptureFixture[str], *arguments: object, fails: int = 0) -> str:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    assert (ended.value.code or 0) == fails
-    shown = capsys.readouterr()
-    return shown.err if fails else shown.out
-
-
 def test_it_learns_and_is_loaded_again(run: BagRun) -> None:
     assert run.result["test_right"] > 0.9
     assert run.result["settings"]["data"]["length"] == 6
@@ -317,28 +308,28 @@ def assert_same(run: BagRun, other: BagRun) -> None:
 
 def test_the_commands_serve_it(run: BagRun, recipe_file: Path, tmp_path: Path, capsys) -> None:
     other = tmp_path / "other"
-    shown = command(capsys, "train", recipe_file, "--out", other, "--data.bags", 100, "--device", "cpu")
+    shown = printed(capsys, "train", recipe_file, "--out", other, "--data.bags", 100, "--device", "cpu")
     assert "are right" in shown
     assert (
-        command(capsys, "eval", other, "--device", "cpu") == f"{load_run(other).result['test_right']:.1%} are right\n"
+        printed(capsys, "eval", other, "--device", "cpu") == f"{load_run(other).result['test_right']:.1%} are right\n"
     )
-    assert "right" in json.loads(command(capsys, "eval", run.folder, "--split", "valid", "--json"))
-    assert json.loads(command(capsys, "params", other, "--json"))["counts"] == run.result["parameters"]
-    assert json.loads(command(capsys, "params", recipe_file, "--data.tokens", 50, "--json"))["vocabulary_size"] == 50
-    assert "--data.bags" in command(capsys, "train", "--help")
-    assert "  bags: 300" in command(capsys, "recipes", recipe_file).replace("#", " ")
-    assert json.loads(command(capsys, "average", run.folder, "--json"))["averaged_steps"] == [160, 200]
+    assert "right" in json.loads(printed(capsys, "eval", run.folder, "--split", "valid", "--json"))
+    assert json.loads(printed(capsys, "params", other, "--json"))["counts"] == run.result["parameters"]
+    assert json.loads(printed(capsys, "params", recipe_file, "--data.tokens", 50, "--json"))["vocabulary_size"] == 50
+    assert "--data.bags" in printed(capsys, "train", "--help")
+    assert "  bags: 300" in printed(capsys, "recipes", recipe_file).replace("#", " ")
+    assert json.loads(printed(capsys, "average", run.folder, "--json"))["averaged_steps"] == [160, 200]
     assert load_run(run.folder.path, checkpoint="average").measure().facts["right"] > 0.7
-    command(capsys, "cache", run.folder)
+    printed(capsys, "cache", run.folder)
     assert load_run(run.folder.path, cached=True).measure().facts["right"] == run.result["test_right"]
-    compared = json.loads(command(capsys, "compare", run.folder, other, "--json"))
+    compared = json.loads(printed(capsys, "compare", run.folder, other, "--json"))
     assert [one["test_right"] for one in compared["runs"]] == [
         load_run(r).result["test_right"] for r in (run.folder.path, other)
     ]
     assert any("trained on different texts" in warning for warning in compared["warnings"])
-    assert "right" in command(capsys, "compare", run.folder, other).splitlines()[0].split()
+    assert "right" in printed(capsys, "compare", run.folder, other).splitlines()[0].split()
     pytest.importorskip("matplotlib")
-    command(capsys, "report", run.folder, other, "--out", tmp_path / "report.html")
+    printed(capsys, "report", run.folder, other, "--out", tmp_path / "report.html")
     assert "data.bags" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
@@ -352,7 +343,7 @@ def test_what_it_cannot_do_is_refused(run: BagRun, recipe_file: Path, capsys) ->
         (("train", recipe_file, "--data", "texts"), "The setting 'data.corpus' is unknown"),
         (("train", recipe_file, "--context.layers", 2), "context"),
     ):
-        assert message in command(capsys, *arguments, fails=2)
+        assert message in printed(capsys, *arguments, fails=2)
     with pytest.raises(UserError, match="The task 'bags' is registered already"):
         register_task(BagTask)
     with pytest.raises(UserError, match=r"data\.bags is 0"):

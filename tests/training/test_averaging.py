@@ -118,9 +118,9 @@ def test_an_average_stalls_by_its_own_record(
 def test_fine_tuning_starts_from_a_run_and_ends_when_it_stalls(recipe_file: Path, tmp_path: Path) -> None:
     first = train(recipe_file, out=tmp_path / "first", train={"steps": 40})
     settings = {
-        "optim": {"kind": "sgd", "lr": 2.0, "clip": 1.0},
+        "optim": {"kind": "sgd", "lr": 4.0, "clip": 1.0},
         "averaging": "always",
-        "train": {"steps": 3000, "eval_every": 5, "start_from": str(tmp_path / "first"), "early_stopping": 1},
+        "train": {"steps": 3000, "eval_every": 10, "start_from": str(tmp_path / "first"), "early_stopping": 0},
     }
     second = train(recipe_file, out=tmp_path / "second", **settings)
     assert second.result["steps"] < 3000

@@ -159,7 +159,7 @@ def test_all_processes_go_by_the_loss_of_the_first(tmp_path: Path) -> None:
 
 def test_the_streams_of_each_process_are_cut_into_equal_parts(recipe_file: Path, corpus: Path) -> None:
     recipe = load_recipe(recipe_file, {"train": {"accumulate": 4}})  # which its 4 streams allow, but not 2
-    with pytest.raises(UserError, match="The 2 streams of a process cannot be split into 4 equal parts"):
+    with pytest.raises(UserError, match="The 2 rows of a process cannot be split into 4 equal parts"):
         find_task("language").batches(recipe, encode_corpus(corpus), torch.device("cpu"), Processes(1, 2))
 
 

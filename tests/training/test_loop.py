@@ -1,5 +1,6 @@
 """The loop through its public face: runs that end, break off, go on, and fail."""
 
+import copy
 import json
 import math
 import os
@@ -394,7 +395,7 @@ def test_a_parameter_with_two_names_is_trained_saved_loaded_and_resumed(
     recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(OUTPUTS, "_kinds", dict(OUTPUTS._kinds))
+    monkeypatch.setattr(OUTPUTS, "_kinds", copy.copy(OUTPUTS._kinds))
     register_output(DecoderConfig)
     changes: dict[str, Any] = {
         "embedding": {"kind": "standard", "map_dim": 16},

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.commands import command
 from tests.test_cli import Command, torchdefine  # noqa: F401
 from tests.training.test_loop import StopAt, assert_same_run, with_the_golden_torch
 from torchdefine import load_run, train
@@ -49,14 +50,11 @@ def piece(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(piece: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from torchdefine.cli import main
 
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("runs") / "run"
     settings = [word for name, value in SMALLER.items() for word in (f"--{name}", str(value))]
-    with pytest.raises(SystemExit) as left:
-        main(["train", "txl/small", "--data", str(piece), "--out", str(out), "--device", "cpu", *settings])
-    assert left.value.code == 0
+    assert command("train", "txl/small", "--data", piece, "--out", out, "--device", "cpu", *settings) == 0
     return out
 
 

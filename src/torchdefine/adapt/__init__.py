@@ -7,3 +7,20 @@ from torchdefine.adapt.fitted import Fitted, Measured
 from torchdefine.adapt.replace import ReplacementReport, replace_embeddings, restore
 from torchdefine.adapt.shrink import ShrinkOptions, Shrunk, shrink_model
 from torchdefine.adapt.stand_in import cache_tables
+
+__all__ = [
+    "Behaviour",
+    "Distillation",
+    "FitOptions",
+    "Fitted",
+    "Measured",
+    "ReplacementReport",
+    "ShrinkOptions",
+    "Shrunk",
+    "cache_tables",
+    "distill",
+    "fit",
+    "replace_embeddings",
+    "restore",
+    "shrink_model",
+]

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchdefine.adapt.measures import Measure
+from torchdefine.adapt.measures import Measure, explained
 from torchdefine.adapt.model_folder import CARD_FILE, FORMER_CARD_FILE, REPORT_FILE
 from torchdefine.files import read_json, read_text, write_text
 from torchdefine.plain import escaped
-from torchdefine.tables.source import readable_bytes
+from torchdefine.tables.budget import readable_bytes
 
 _RUN = """```python
 import numpy
@@ -29,32 +29,32 @@ print(found.shape)
 
 
 def adapted_card(folder: Path, architecture: str, program: Mapping[str, Any]) -> str:
-    """The text of ``README.md`` for a folder that holds the program described."""
+    """The text of ``README.md`` for a folder with an ONNX program."""
     takes = ", ".join(f"`{name}`" for name in program["inputs"])
     size, by = readable_bytes(program["bytes"]), ", ".join(program["operators"]) or "plain operators"
     sections = [
         "---\nlibrary_name: onnxruntime\n---",
         f"# {architecture} with a compact token table, as ONNX",
-        f"`{program['file']}` takes {takes}, whole numbers of the shape (texts, tokens), and gives "
-        f"`{program['output']}`, (texts, tokens, …). Its size is {size}; its table is read by {by}.",
-        "Before this folder appeared, onnxruntime's outputs were compared with the model's. The largest difference was "
+        f"`{program['file']}` ({size}) takes {takes}: integers of the shape (texts, tokens). It gives "
+        f"`{program['output']}`, of the shape (texts, tokens, …). Its table is unpacked by {by}.",
+        "torchdefine compared the outputs of onnxruntime with those of the model. The largest difference is "
         f"{program['largest_difference']:.1e}, relative for numbers above 1.",
         *measured(folder, "onnx"),
         "## Run it",
         _RUN.format(file=program["file"]),
-        "transformers.js and Optimum find the program in this folder, too.",
+        "transformers.js and Optimum find the program in this folder.",
     ]
     return "\n\n".join(sections) + "\n"
 
 
 def add_measures(folder: Path) -> None:
-    """Let the card that ``save_pretrained`` left in a folder say too what was made smaller."""
+    """Add what was made smaller to the card that ``save_pretrained`` left in a folder."""
     card = folder / CARD_FILE
     sections = measured(folder)
     if read_json(folder / REPORT_FILE)["rest"] == "int8":
-        sections.append("The linear layers have 8 bits a weight. Loading them needs `pip install torchao`.")
+        sections.append("The linear layers have 8 bits for each weight. To load them, `pip install torchao`.")
     if (folder / FORMER_CARD_FILE).exists():
-        sections.append(f"`{FORMER_CARD_FILE}` is the card of the model that this one was made of.")
+        sections.append(f"`{FORMER_CARD_FILE}` is the card of the old model.")
     write_text(card, "\n\n".join([read_text(card).rstrip(), *sections]) + "\n")
 
 
@@ -65,7 +65,7 @@ def measured(folder: Path, format: str | None = None) -> list[str]:
     report = read_json(folder / REPORT_FILE)
     kept, held = report["vocabulary"], dict(report["held_out"])
     sentences = held.pop("sentences")
-    rows = ["| table | chosen | bytes | before, with as many tokens |", "|---|---|---|---|"]
+    rows = ["| table | method | bytes | bytes unpacked |", "|---|---|---|---|"]
     for table, fitted in zip(report["tables"], report["fits"].values(), strict=True):
         names = escaped(", ".join(table["names"]))
         rows.append(f"| {names} | {fitted['chosen']} | {table['bytes_after']:,} | {table['bytes_before']:,} |")
@@ -75,10 +75,10 @@ def measured(folder: Path, format: str | None = None) -> list[str]:
     return [
         "## What was made smaller",
         "\n".join(rows),
-        f"Tokens: {kept['tokens'][1]:,} of {kept['tokens'][0]:,}. Tokenizer: {kept['tokenizer_bytes'][1]:,} bytes of "
-        f"{kept['tokenizer_bytes'][0]:,}.",
-        f"On {sentences:,} held-out sentences, beside the model that it was made of, with 95 % intervals:",
-        "\n".join(f"- {escaped(name)}: {Measure(**one)}" for name, one in held.items()),
+        f"Tokens kept: {kept['tokens'][1]:,} of {kept['tokens'][0]:,}. Tokenizer files: {kept['tokenizer_bytes'][1]:,} "
+        f"of {kept['tokenizer_bytes'][0]:,} bytes.",
+        f"Compared with the old model on {sentences:,} held-out sentences, with 95 % intervals:",
+        "\n".join(f"- {escaped(line)}" for line in explained({name: Measure(**one) for name, one in held.items()})),
         f"Made by torchdefine {report['versions']['torchdefine']}: `torchdefine adapt MODEL_DIR --text TEXT "
-        f"--out FOLDER --budget {budget} --vocabulary {vocabulary}`{exported}.",
+        f"--out FOLDER --budget {budget}B --vocabulary {vocabulary}`{exported}.",
     ]

@@ -17,7 +17,8 @@ from torchdefine.adapt.kept import Kept
 from torchdefine.errors import MachineError, UserError
 from torchdefine.files import Progress
 from torchdefine.tables import METHODS, Budget, Candidate, CompactTable, Method, Source, table_method
-from torchdefine.tables.source import Counts, TableLike, as_matrix, as_weights, lost_variance, readable_bytes
+from torchdefine.tables.budget import readable_bytes
+from torchdefine.tables.source import Counts, TableLike, as_matrix, as_weights, lost_variance
 
 Quality = Callable[[nn.Module], float]
 TICKS = 100
@@ -181,9 +182,10 @@ def _nothing_made(
     found = bisect_left(sizes, True, key=has_room)
     least = sizes[found] if found < len(sizes) else None
     if planned and (least is None or least <= allowed.bytes):
-        why = f"{skipped[0].name}, failed because: {skipped[0].reason}"
-        return UserError(f"None of {planned} replacements of this table could be measured; the first, {why}")
-    needed = "more" if least is None else f"{least:,} bytes or more (a number alone counts bytes)"
+        tried = "The only candidate" if planned == 1 else f"The first of {planned} candidates"
+        why = f"{tried}, {skipped[0].name}, failed: {skipped[0].reason}"
+        return UserError(f"No smaller table could be made and measured. {why}")
+    needed = "more" if least is None else f"{least}B or more"
     if least is not None and allowed.floats_only:
         needed = f"{math.ceil(least / 4):,} parameters or more"
     return UserError(f"{allowed} is too little for any replacement of this table: allow {needed}.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchdefine.analysis.pictures import COLOURS, drawing, save_figure
 from torchdefine.analysis.tables import print_table
 from torchdefine.tables import Budget, CompactTable
-from torchdefine.tables.source import readable_bytes
+from torchdefine.tables.budget import readable_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,24 +69,25 @@ class Fitted:
     @property
     def why(self) -> str:
         """One sentence on the choice."""
-        what = f"{self.quality_name} of {self.chosen.quality:.4f} at {readable_bytes(self.chosen.bytes)}"
         if len(self.measured) == 1:
-            return f"{self.chosen.name} has a {what}, within {self.budget}; nothing else was tried."
-        count = len(self.measured)
-        sentence = f"{self.chosen.name} was chosen: its {what} is the best of {count} candidates within {self.budget}"
+            return f"{self.chosen.name}, {readable_bytes(self.chosen.bytes)}. No other method was tried."
+        count = f"{len(self.measured)} candidates within {self.budget}"
+        sentence = f"{self.chosen.name} was chosen: it has the best {self.quality_name} of {count}."
         others = [one for one in self.measured if one.method != self.chosen.method]
         if not others:
-            return f"{sentence}."
+            return sentence
         second = max(others, key=lambda one: one.quality)
-        return f"{sentence}; the best of the other methods is {second.name} with {second.quality:.4f}."
+        return f"{sentence} The best of the other methods is {second.name}."
 
     def print(self) -> None:
         """All candidates, the best first, and the choice."""
         front, rows = self.front, []
         for one in sorted(self.measured, key=lambda one: -one.quality):
-            numbers = f"{one.values / 1e6:.2f}", f"{one.quality:.4f}", f"{one.table_error:.4f}", f"{one.seconds:.1f}"
-            rows.append([f"{one.name}{' *' if one in front else ''}", readable_bytes(one.bytes), *numbers])
-        header = ["table (* on the front)", "size", "M numbers", self.quality_name, "table error", "s"]
+            size = f"{one.values / 1e6:.2f} M" if self.budget.floats_only else readable_bytes(one.bytes)
+            numbers = f"{one.quality:.4f}", f"{one.table_error:.4f}", f"{one.seconds:.1f}"
+            rows.append([f"{one.name}{' *' if one in front else ''}", size, *numbers])
+        size = "parameters" if self.budget.floats_only else "size"
+        header = ["table (* on the Pareto front)", size, self.quality_name, "variance lost", "seconds"]
         print_table(header, rows, self.why)
 
     def draw(self, path: str | Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from torchdefine.adapt.fitted import Fitted
+from torchdefine.adapt.model_folder import loading_code
 from torchdefine.adapt.replace import Heads, replace_embeddings
 from torchdefine.adapt.stand_in import StandIn, TiedHead, VectorsHead, cache_tables
 from torchdefine.adapt.survey import Targets
@@ -59,17 +60,14 @@ library_name: torchdefine
 
 # {architecture} with a compact token table
 
-The token table of this model is one of torchdefine, so it loads only with that: `pip install 'torchdefine[hf]'`.
+The token table of this model needs torchdefine (`pip install 'torchdefine[hf]'`). Import it before you load the model:
 
 ```python
-import torchdefine.adapt.huggingface
-from transformers import AutoModel  # or the Auto class for your task; the model was saved as {architecture}
-
-model = AutoModel.from_pretrained("path/to/this/folder")
+{code}
 ```
 
-Without that import, transformers says that the checkpoint "has model type `{model_type}`", and advises to update
-transformers. An update does not help; the import does.
+Without the import, transformers says that the checkpoint "has model type `{model_type}`", and advises to update
+transformers. An update does not help. The import does.
 """
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -192,7 +190,8 @@ class CompactMixin:
             return
         make_weights_readable_as(folder / transformers.CONFIG_NAME)
         if not (note := folder / "README.md").exists():
-            write_text(note, _NOTE.format(architecture=type(self).__name__, model_type=MODEL_TYPE))
+            code = loading_code(folder, "path/to/this/folder")
+            write_text(note, _NOTE.format(architecture=type(self).__name__, code=code, model_type=MODEL_TYPE))
 
     @classmethod
     def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,12 +38,14 @@ class Pairs:
         try:
             scores = torch.tensor([float(row[2]) for row in rows]) if len(rows[0]) == 3 else None
         except ValueError:
-            raise UserError(f"{path} has a score that is no number: write one, or leave all scores out.") from None
+            raise UserError(
+                f"{path} has a score that is not a number: write a number, or leave out all scores."
+            ) from None
         return cls([row[0] for row in rows], [row[1] for row in rows], scores)
 
     def check(self, purpose: Purpose) -> None:
         if not isinstance(purpose, Vectors):
-            raise UserError("Pairs are for models of sentences, and this model is none: leave them out.")
+            raise UserError("Pairs need a model of sentences, and this model is of another kind: leave them out.")
 
     def measures(self, purpose: Purpose, before: Read, after: Read) -> dict[str, Measure]:
         """Rank correlation of cosines with scores; or how early a text finds its own among all second ones."""
@@ -86,16 +89,14 @@ class Labels:
 
     def check(self, purpose: Purpose) -> None:
         if not isinstance(purpose, Vectors | Classes):
-            raise UserError("Labels are for models of sentences and classifiers, and this is neither: leave them out.")
+            raise UserError(
+                "Labels need a model of sentences or a classifier, and this model is of another kind: leave them out."
+            )
 
     def measures(self, purpose: Purpose, before: Read, after: Read) -> dict[str, Measure]:
         """Accuracy: of a classifier's own classes; or, of every second text, by the nearest centre of the others."""
         hits = self._by_model if isinstance(purpose, Classes) else self._by_centre
-
-        def of_model(model: Read) -> Tensor:
-            return hits(purpose, model)
-
-        return {"labels, accuracy": _compared(_mean, of_model, before, after)}
+        return {"labels, accuracy": _compared(_mean, partial(hits, purpose), before, after)}
 
     @torch.no_grad()
     def _by_model(self, purpose: Purpose, model: Read) -> Tensor:
@@ -131,10 +132,10 @@ def _ranks(values: Tensor) -> Tensor:
 def _rows(path: str | Path, lengths: tuple[int, ...], what: str) -> list[list[str]]:
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"There is no file {path}: give one with {what} a line, with tabulators between.")
+        raise UserError(f"There is no file {path}: give a file with {what} in each line, separated by tabs.")
     rows = [line.split("\t") for block in read_text(path) for line in block.lines if line.strip()]
     if len(rows) < FEWEST:
         raise UserError(f"{path} has {len(rows)} examples, but {FEWEST} are needed: give more.")
     if len(rows[0]) not in lengths or any(len(row) != len(rows[0]) for row in rows):
-        raise UserError(f"{path} needs {what} on every line, with tabulators between.")
+        raise UserError(f"{path} needs {what} in each line, separated by tabs.")
     return rows

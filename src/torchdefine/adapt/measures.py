@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+MEANINGS = {
+    "cosine": "mean cosine between the vectors of a sentence in both models; 1 means equal",
+    "rank correlation": "Spearman, over the similarities of all pairs of sentences; 1 means the same order",
+    "KL": "KL divergence between the predictions of both models, in nats; 0 means equal",
+    "perplexity": "of the new model; lower is better",
+    "top-1 agreement": "fraction of places where both models predict the same token",
+    "agreement": "fraction of sentences to which both models give the same class",
+    "pairs, mean reciprocal rank": "1 means that each text finds its partner first",
+    "pairs, rank correlation": "Spearman, between the cosines of the new model and your scores",
+    "labels, accuracy": "fraction of your examples that get their label",
+}
+"""What each measure of ``adapt`` is, for those who read its report."""
 GROUPS = 20
 _QUANTILE = 2.09
 """Of Student's distribution with 19 degrees of freedom."""
@@ -27,7 +39,7 @@ class Measure:
     before: float | None = None
 
     def __str__(self) -> str:
-        was = "" if self.before is None else f", before {self.before:.4g}"
+        was = "" if self.before is None else f", before {self.before:.4f}"
         return f"{self.value:.4f} ({self.low:.4f} to {self.high:.4f}{was})"
 
 
@@ -46,3 +58,8 @@ def measured(after: Callable[[Tensor], float], count: int, before: Callable[[Ten
     wide = _QUANTILE * math.sqrt((groups - 1) * float(left.var(correction=0)))
     value = after(every)
     return Measure(value, value - wide, value + wide, None if before is None else before(every))
+
+
+def explained(measures: Mapping[str, Measure]) -> list[str]:
+    """Each measure with what it is, in a line."""
+    return [f"{name}: {one} – {MEANINGS[name]}" for name, one in measures.items()]

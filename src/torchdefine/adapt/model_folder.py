@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -10,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, in_a_line
+from torchdefine.files import read_json
 from torchdefine.recipe import RUN_SETTINGS_FILE
 from torchdefine.spelling import option
 
@@ -38,14 +40,16 @@ def open_model(folder: Path, device: str = "cpu", *, trust_code: bool = False, p
     may be ``packed``.
     """
     if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}: give one that a model's save_pretrained wrote.")
+        raise UserError(
+            f"There is no folder {folder}, and nothing is downloaded: give a folder that save_pretrained wrote."
+        )
     if (folder / RUN_SETTINGS_FILE).is_file():
         raise UserError(
             f"{folder} is a run of torchdefine and no model of transformers: make it smaller by `torchdefine compress "
             f"{shlex.quote(str(folder))}`."
         )
     if not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"{folder} has no {CONFIG_FILE}: give a folder that a model's save_pretrained wrote.")
+        raise UserError(f"{folder} has no {CONFIG_FILE}: give a folder that save_pretrained wrote.")
     if not any(path for pattern in _VOCABULARIES for path in folder.glob(pattern)):
         raise UserError(f"The tokenizer in {folder} is missing: save it beside the model, with save_pretrained.")
     from torchdefine.adapt.huggingface import compact_class, transformers
@@ -58,7 +62,9 @@ def open_model(folder: Path, device: str = "cpu", *, trust_code: bool = False, p
         model_class: Any = named if is_model else transformers.AutoModel
         if getattr(config, "torchdefine", None) is not None:
             if not packed:
-                raise UserError(f"The tables of the model in {folder} were replaced already: give what it was made of.")
+                raise UserError(
+                    f"The tables of the model in {folder} were replaced already: give the folder of the old model."
+                )
             model_class = compact_class(model_class) if is_model else model_class
         model = model_class.from_pretrained(folder, config=config, **how)
     with _readable(f"The tokenizer in {folder}", "save it beside the model"):
@@ -76,9 +82,8 @@ def _readable(what: str, way_out: str) -> Iterator[None]:
     except Exception as error:
         if "trust_remote_code" in str(error):
             way_out = f"read it, and pass {option('trust_code')} if you want it to run"
-            raise UserError(f"{what} brings code of its own, which nothing here runs unasked: {way_out}.") from None
-        reason = " ".join(str(error).split())[:200].rstrip(".")
-        raise UserError(f"{what} cannot be read ({reason}): {way_out}.") from None
+            raise UserError(f"{what} has Python code, which torchdefine does not run: {way_out}.") from None
+        raise UserError(f"{what} cannot be read ({in_a_line(error)}): {way_out}.") from None
 
 
 def check_carried_over(source: Path, target: Path) -> None:
@@ -109,6 +114,23 @@ def _beside_the_weights(folder: Path) -> list[Path]:
         for path in sorted(folder.iterdir())
         if path.name.split(".")[0].split("-")[0] not in _OF_THE_MODEL and not path.name.startswith(".")
     ]
+
+
+def loading_code(folder: Path, shown: str) -> str:
+    """Python that loads the model of ours in ``folder``, which it calls ``shown``."""
+    from torchdefine.adapt.huggingface import transformers
+    from torchdefine.adapt.pretrained import auto_classes
+
+    where = json.dumps(shown)
+    if (folder / "modules.json").exists():
+        name, call = "sentence_transformers", f"SentenceTransformer({where})"
+    else:
+        architecture = str([*(read_json(folder / CONFIG_FILE).get("architectures") or []), ""][0])
+        plain = getattr(transformers, architecture, None)
+        auto = [*(auto_classes(plain) if isinstance(plain, type) else []), "AutoModel"][0]
+        name, call = "transformers", f"{auto}.from_pretrained({where})"
+    imported = call.partition("(")[0].partition(".")[0]
+    return f"import torchdefine.adapt.huggingface\nfrom {name} import {imported}\n\nmodel = {call}"
 
 
 def keep_former_card(folder: Path) -> None:

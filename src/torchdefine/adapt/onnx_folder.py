@@ -27,7 +27,7 @@ from torchdefine.adapt.model_folder import (
     open_model,
 )
 from torchdefine.errors import MachineError, UserError
-from torchdefine.export.formats import LARGEST_ONNX_FILE, Onnx, quiet
+from torchdefine.export.formats import Onnx, open_onnx, quiet, save_onnx
 from torchdefine.export.program import difference
 from torchdefine.files import check_new_folder, new_folder, write_json, write_text
 from torchdefine.tables.quantised import QuantisedRows
@@ -53,7 +53,9 @@ def export_onnx(folder: str | Path, out: str | Path) -> dict[str, Any]:
     model, tokenizer = open_model(folder, packed=True)
     if model.config.is_encoder_decoder:
         kind = type(model).__name__
-        raise UserError(f"A {kind} is an encoder and a decoder, and only one program is written: export its encoder.")
+        raise UserError(
+            f"A {kind} has an encoder and a decoder, and only one program can be written: export its encoder."
+        )
     if getattr(model.config, "quantization_config", None) is not None:
         raise UserError(
             "The rest of this model is in int8 by torchao, which cannot become ONNX: adapt it with --rest keep."
@@ -130,25 +132,15 @@ def _write(whole: _Whole, path: Path) -> None:
             input_names=whole.names,
             output_names=[whole.output],
         )
-        for node in made.model.graph:
-            node.metadata_props.clear()  # the exporter's notes
-        size = sum(tensor.nbytes for tensor in whole.state_dict().values())
-        made.save(path, external_data=size > LARGEST_ONNX_FILE)
+        save_onnx(made, path, whole.state_dict().values())
 
 
+@torch.no_grad()
 def _difference(whole: _Whole, path: Path) -> float:
     """The largest one to the model, at sizes that the program was not traced at."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    largest = 0.0
-    for sizes in CHECKED_AT:
-        given = whole.sample(*sizes)
-        named = {name: tensor.numpy() for name, tensor in zip(whole.names, given, strict=True)}
-        found = [torch.from_numpy(array) for array in session.run(None, named)]
-        with torch.no_grad():
-            largest = max(largest, difference(found, [whole(*given)]))
-    return largest
+    run = open_onnx(path, whole.names)
+    samples = [whole.sample(*sizes) for sizes in CHECKED_AT]
+    return max(difference(run(given), [whole(*given)]) for given in samples)
 
 
 @contextmanager

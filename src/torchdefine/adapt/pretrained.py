@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 from torchdefine import __version__
 from torchdefine.adapt.stand_in import Face, SharedStandIn, StandIn, TiedHead
@@ -21,6 +22,9 @@ from torchdefine.tables import CompactTable
 RECIPE = "torchdefine"
 """The attribute of a configuration that describes the replaced tables."""
 RECIPE_VERSION = 2
+
+_LESS_USUAL = ("AutoModelForMaskedLM", "AutoModelForTextEncoding", "AutoModelForPreTraining")
+"""Auto classes that load some models which another one loads too."""
 
 Ties = list[tuple[PreTrainedModel, dict[str, str]]]
 """Of each part of a model that may have its own."""
@@ -175,3 +179,15 @@ def outermost_pretrained(model: nn.Module) -> Iterator[PreTrainedModel]:
     else:
         for child in model.children():
             yield from outermost_pretrained(child)
+
+
+def auto_classes(plain: Any) -> list[str]:
+    """The Auto classes that load a class of models, the most usual first."""
+    names = []
+    for name, auto_class in vars(modeling_auto).items():
+        mapping = getattr(auto_class, "_model_mapping", None)
+        if isinstance(auto_class, type) and mapping is not None and plain.config_class in mapping:
+            found = mapping[plain.config_class]
+            if plain in (found if isinstance(found, tuple) else (found,)):
+                names.append(name)
+    return sorted(names, key=lambda name: (name in _LESS_USUAL and _LESS_USUAL.index(name) + 1, name))

@@ -40,15 +40,18 @@ class ReplacedTable:
     """The root mean square that fresh vectors start with: that of the old table, or 1 if it was all zeros."""
     untied: tuple[str, ...]
     """Layers of the table's shape that do not share it, as an untied output layer; they stay as they are."""
+    packed: bool
+    """Whether the new table has codes of a few bits. Then only bytes say how large it is."""
 
     def __str__(self) -> str:
-        tied = f", output layer {', '.join(self.heads)}" if self.heads else ""
-        size = "" if self.initial_rms is None else f", vectors with a root mean square of {self.initial_rms:.2g}"
+        counts = f", {self.parameters_before:,} → {self.parameters_after:,} parameters"
+        tied = f", tied output layer {', '.join(self.heads)}" if self.heads else ""
+        size = "" if self.initial_rms is None else f", vectors start with a root mean square of {self.initial_rms:.2g}"
         line = (
-            f"{', '.join(self.names)}: {self.rows:,} × {self.width}, {self.parameters_before:,} → "
-            f"{self.parameters_after:,} parameters, {self.bytes_before:,} → {self.bytes_after:,} bytes{tied}{size}"
+            f"{', '.join(self.names)}: {self.rows:,} × {self.width}{'' if self.packed else counts}, "
+            f"{self.bytes_before:,} → {self.bytes_after:,} bytes{tied}{size}"
         )
-        stays = "as large as the table was, but not tied to it, so it stays as it is"
+        stays = "as large as the old table and not tied to it, so it stays as it is"
         return "\n".join([line, *(f"{name}: {stays}" for name in self.untied)])
 
 
@@ -69,7 +72,8 @@ class ReplacementReport:
 
     def __str__(self) -> str:
         whole = f"whole model: {self.parameters_before:,} → {self.parameters_after:,} parameters"
-        return "\n".join([*map(str, self.tables), whole])
+        lines = [str(table) for table in self.tables]
+        return "\n".join(lines if any(table.packed for table in self.tables) else [*lines, whole])
 
     __repr__ = __str__  # what a notebook shows
 
@@ -205,8 +209,11 @@ def _adoptions(model: nn.Module) -> list[Adoption]:
 
 def _numbers(model: nn.Module) -> int:
     """Parameters of a model, shared ones once; codes of a compact table count as parameters."""
-    codes = sum(rows.own_codes for rows in model.modules() if isinstance(rows, Rows))
-    return sum(parameter.numel() for parameter in model.parameters()) + codes
+    return sum(parameter.numel() for parameter in model.parameters()) + _codes(model)
+
+
+def _codes(model: nn.Module) -> int:
+    return sum(rows.own_codes for rows in model.modules() if isinstance(rows, Rows))
 
 
 def _reported(model: nn.Module, swap: Swap) -> ReplacedTable:
@@ -229,6 +236,7 @@ def _reported(model: nn.Module, swap: Swap) -> ReplacedTable:
         bytes_after=stored,
         initial_rms=swap.initial_rms,
         untied=tuple(name for name, layer in linear if layer.weight.shape == weight.shape),
+        packed=any(_codes(new) for new in swap.new),
     )
 
 
@@ -247,8 +255,10 @@ def _warn_of_growth(report: ReplacedTable, fresh: nn.Module | None, *, untied: b
     levels = 1  # up the stack to the user's own code
     while frame is not None and frame.f_globals.get("__name__", "").startswith("torchdefine."):
         frame, levels = frame.f_back, levels + 1
+    growth = f"{report.parameters_after:,} parameters in place of {report.parameters_before:,}"
+    if report.packed:
+        growth = f"{report.bytes_after:,} bytes in place of {report.bytes_before:,}"
     warnings.warn(
-        f"The replacement of {', '.join(report.names)} is larger than the table, {report.parameters_after:,} "
-        f"parameters in place of {report.parameters_before:,}{kept}: {', '.join(ways)}.",
+        f"The replacement of {', '.join(report.names)} is larger than the table, {growth}{kept}: {', '.join(ways)}.",
         stacklevel=levels,
     )

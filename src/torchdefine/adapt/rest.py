@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchdefine.adapt.model_folder import weight_bytes
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, in_a_line
 
 Rest = Literal["keep", "int8"]
 
@@ -19,7 +19,7 @@ def int8_config() -> Any:
 
         return TorchAoConfig(Int8WeightOnlyConfig(version=2))
     except ImportError:
-        raise UserError("The rest of a model in int8 needs torchao (pip install torchao): leave it as it is.") from None
+        raise UserError("--rest int8 needs torchao: pip install torchao, or leave the option out.") from None
 
 
 def round_rest(folder: Path, model: Any) -> Any:
@@ -36,8 +36,12 @@ def round_rest(folder: Path, model: Any) -> Any:
         rounded.save_pretrained(folder)
         loaded = type(model).from_pretrained(folder).to(device).eval()
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
-        raise UserError(f"A {name} cannot be kept in int8 by torchao ({reason}): leave its rest as it is.") from None
+        reason = in_a_line(error)
+        raise UserError(
+            f"A {name} cannot be kept in int8 by torchao ({reason}): leave its other layers as they are."
+        ) from None
     if weight_bytes(folder) >= size:
-        raise UserError(f"torchao rounds linear layers, and a {name} has none that it knows: leave its rest as it is.")
+        raise UserError(
+            f"torchao rounds linear layers, and a {name} has none that it knows: leave its other layers as they are."
+        )
     return loaded

@@ -43,7 +43,7 @@ def sentence_parts(
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"There is no text file {path}: give one with a sentence or paragraph a line.")
+        raise UserError(f"There is no text file {path}: give a file with a sentence or paragraph in each line.")
     found: dict[str, None] = {}
     for block in read_text(path):
         pieces = (piece for line in block.lines for piece in _END.split(line.strip()))
@@ -87,13 +87,17 @@ def sentence_batches(
     for start in range(0, len(sentences), at_once):
         some = list(sentences[start : start + at_once])
         batch = tokenizer(some, padding=True, truncation=True, max_length=longest, return_tensors="pt")
-        if (largest := int(batch["input_ids"].max())) >= rows:
-            raise UserError(
-                f"The tokenizer gave the token {largest}, but the model's table has {rows:,} rows, counted from 0: "
-                "use the model's own tokenizer, or resize the model to this one."
-            )
+        check_has_row(int(batch["input_ids"].max()), rows)
         batches.append({name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")})
     return batches
+
+
+def check_has_row(token: int, rows: int) -> None:
+    if token >= rows:
+        raise UserError(
+            f"The tokenizer has the token {token}, but the model's table has {rows:,} rows, counted from 0: use the "
+            "model's own tokenizer, or resize the model to this one."
+        )
 
 
 def _longest(model: Any) -> int:

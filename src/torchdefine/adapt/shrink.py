@@ -149,10 +149,8 @@ def shrink_model(
         _place_in_use(purpose.part(model), table)
     _check_too_large(tables, allowed)
     kept = _work_beside(out, model, parts, allowed, options) if options.thorough else None
-    fits = {
-        version: _fits(version, purpose, parts, allowed, options, kept, stage)
-        for version in versions_of(whole, parts.fitting, options.vocabulary)
-    }
+    replacing = _Fits(purpose, parts, allowed, options, kept, stage)
+    fits = {version: replacing.of(version) for version in versions_of(whole, parts.fitting, options.vocabulary)}
     tried = {version: fmean(one.chosen.quality for one in fitted.values()) for version, fitted in fits.items()}
     version = max(tried, key=tried.__getitem__)
     fitted = fits[version]
@@ -211,24 +209,57 @@ def _sharing_copy(model: Any) -> Any:
     return copy.deepcopy(model, {id(one): one for one in (*model.parameters(), *model.buffers())})
 
 
-def _fits(
-    version: Version,
-    purpose: Purpose,
-    parts: SentenceParts,
-    allowed: Budget,
-    options: ShrinkOptions,
-    work: tuple[Path, dict[str, Any]] | None,
-    stage: Stage,
-) -> dict[str, Fitted]:
-    """The best replacements of all tables of a model within a budget, by the tables' names."""
-    tables = {_place_in_use(purpose.part(version.model), table): table for table in choose(version.model)}
-    numbers = sum(table.module.weight.numel() for table in tables.values())
-    found = {}
-    for number, (place, table) in enumerate(tables.items()):
-        kept = work and Kept(work[0] / f"{version.name}-{number}", work[1])
-        share = allowed.part(table.module.weight.numel() / numbers)
-        found[table.name] = _fitted(version, purpose, place, table, parts, share, options, kept, stage)
-    return found
+@dataclass(frozen=True)
+class _Fits:
+    """How the tables of a model are replaced within a budget."""
+
+    purpose: Purpose
+    parts: SentenceParts
+    allowed: Budget
+    options: ShrinkOptions
+    work: tuple[Path, dict[str, Any]] | None
+    """Where unfinished work is kept, and what it depends on."""
+    stage: Stage
+
+    def of(self, version: Version) -> dict[str, Fitted]:
+        """The best replacements of all tables of a model, by the tables' names."""
+        part = self.purpose.part(version.model)
+        tables = {_place_in_use(part, table): table for table in choose(version.model)}
+        numbers = sum(table.module.weight.numel() for table in tables.values())
+        found = {}
+        for number, (place, table) in enumerate(tables.items()):
+            kept = self.work and Kept(self.work[0] / f"{version.name}-{number}", self.work[1])
+            share = self.allowed.part(table.module.weight.numel() / numbers)
+            found[table.name] = self._of_table(version, place, table, share, kept)
+        return found
+
+    def _of_table(self, version: Version, place: str, table: Table, budget: Budget, kept: Kept | None) -> Fitted:
+        purpose, parts, options = self.purpose, self.parts, self.options
+        weight, padding = table.module.weight.detach(), table.module.padding_idx
+        steps = options.distill_steps if options.thorough else 0
+        counts = token_counts(version.tokenizer, parts.fitting, len(weight))
+        choosing, teaching = (
+            version.behaviour(purpose, place, sentences)
+            for sentences in (parts.choosing, parts.fitting[: SENTENCES_AT_ONCE * max(steps, 1)])
+        )
+        with self.stage(f"measuring the sensitivity of {table.name}{version.described}") as progress:
+            sensitivity = choosing.sensitivity(progress=progress)
+
+        def distilled(table: CompactTable, progress: Progress | None) -> None:
+            learning = Distillation(steps, bfloat16=has_bfloat16(weight.device))
+            distill(teaching, table, learning, progress, kept)
+
+        polish, seconds = distilled if steps else None, steps * STEP_SECONDS
+        usual = [USUALLY_BEST] if options.vocabulary == "keep" or counts.all() else [USUALLY_BEST, IF_UNUSED]
+        methods = [name for name, entry in METHODS.items() if entry.in_fit] if options.thorough else usual
+        settings = FitOptions(
+            choosing.similarity, purpose.agreement.name, sensitivity, polish, seconds, kept, methods=methods
+        )
+        # A trimmed table may fit as it is.
+        smaller = Budget(min(budget.bytes, 4 * weight.numel() - 1), budget.floats_only)
+        zero_padding = padding if padding is not None and not weight[padding].any() else None
+        with self.stage(f"fitting {table.name}{version.described}") as progress:
+            return fit(weight, counts, smaller, options=settings, padding_idx=zero_padding, progress=progress)
 
 
 def _check_too_large(tables: Sequence[Table], allowed: Budget) -> None:
@@ -238,8 +269,8 @@ def _check_too_large(tables: Sequence[Table], allowed: Budget) -> None:
     if size <= allowed.bytes:
         names, taken = " and ".join(table.name for table in tables), Budget(size, allowed.floats_only)
         raise UserError(
-            f"The budget of {allowed} has room for {names} as in the model, {taken}, and no replacement would be as "
-            "good: keep the model, or give a smaller budget."
+            f"The budget of {allowed} has room for {names} as in the model, {taken}, so there is nothing to gain: keep "
+            "the model, or give a smaller budget."
         )
 
 
@@ -254,43 +285,6 @@ def _place_in_use(part: nn.Module, table: Table) -> str:
         f"The table {table.name} is not used by the part of the model that sentences are compared with, so it cannot "
         "be chosen by measurement: fit it with torchdefine.adapt.fit, and put it in with with_table."
     )
-
-
-def _fitted(
-    version: Version,
-    purpose: Purpose,
-    place: str,
-    table: Table,
-    parts: SentenceParts,
-    budget: Budget,
-    options: ShrinkOptions,
-    kept: Kept | None,
-    stage: Stage,
-) -> Fitted:
-    weight, padding = table.module.weight.detach(), table.module.padding_idx
-    steps = options.distill_steps if options.thorough else 0
-    counts = token_counts(version.tokenizer, parts.fitting, len(weight))
-    choosing, teaching = (
-        version.behaviour(purpose, place, sentences)
-        for sentences in (parts.choosing, parts.fitting[: SENTENCES_AT_ONCE * max(steps, 1)])
-    )
-    with stage(f"measuring the sensitivity of {table.name}{version.described}") as progress:
-        sensitivity = choosing.sensitivity(progress=progress)
-
-    def distilled(table: CompactTable, progress: Progress | None) -> None:
-        learning = Distillation(steps, bfloat16=has_bfloat16(weight.device))
-        distill(teaching, table, learning, progress, kept)
-
-    polish = distilled if steps else None
-    usual = [USUALLY_BEST] if options.vocabulary == "keep" or counts.all() else [USUALLY_BEST, IF_UNUSED]
-    methods = [name for name, entry in METHODS.items() if entry.in_fit] if options.thorough else usual
-    settings = FitOptions(
-        choosing.similarity, purpose.agreement.name, sensitivity, polish, steps * STEP_SECONDS, kept, methods=methods
-    )
-    smaller = Budget(min(budget.bytes, 4 * weight.numel() - 1), budget.floats_only)  # a trimmed table may fit as it is
-    zero_padding = padding if padding is not None and not weight[padding].any() else None
-    with stage(f"fitting {table.name}{version.described}") as progress:
-        return fit(weight, counts, smaller, options=settings, padding_idx=zero_padding, progress=progress)
 
 
 def _silent(what: str) -> AbstractContextManager[Progress]:

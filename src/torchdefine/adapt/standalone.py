@@ -13,9 +13,9 @@ from typing import Any
 
 from torchdefine.adapt.adapted_card import measured
 from torchdefine.adapt.bundled import bundled
-from torchdefine.adapt.huggingface import GUARD, modeling_auto
+from torchdefine.adapt.huggingface import GUARD
 from torchdefine.adapt.model_folder import CARD_FILE, CONFIG_FILE, carry_over, check_carried_over, open_model
-from torchdefine.adapt.pretrained import RECIPE
+from torchdefine.adapt.pretrained import RECIPE, auto_classes
 from torchdefine.errors import UserError
 from torchdefine.files import check_new_folder, new_folder, read_json, write_json, write_text
 from torchdefine.tables import CompactTable
@@ -102,7 +102,7 @@ def write_standalone(folder: str | Path, out: str | Path) -> dict[str, Any]:
     check_carried_over(folder, out)
     names = {"architecture": plain.__name__, "config": plain.config_class.__name__}
     model_type = f"compact-{recipe['own_type']}"
-    auto = sorted(_auto_classes(plain))
+    auto = auto_classes(plain)
     code = bundled([CompactTable, rows_from, *(kinds_of_rows(kinds))])
     parts = [_OPENING.format(**names) + code, _MODEL.format(**names, model_type=model_type)]
     with new_folder(out) as making:
@@ -130,13 +130,3 @@ def _encodings(described: Any) -> Iterator[str]:
     if isinstance(described, dict | list):
         for one in described.values() if isinstance(described, dict) else described:
             yield from _encodings(one)
-
-
-def _auto_classes(plain: Any) -> Iterator[str]:
-    """The Auto classes that load a class of models."""
-    for name, auto_class in vars(modeling_auto).items():
-        mapping = getattr(auto_class, "_model_mapping", None)
-        if isinstance(auto_class, type) and mapping is not None and plain.config_class in mapping:
-            found = mapping[plain.config_class]
-            if plain in (found if isinstance(found, tuple) else (found,)):
-                yield name

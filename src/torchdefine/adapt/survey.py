@@ -22,7 +22,7 @@ Targets = Target | Sequence[Target] | None
 
 _ALREADY_OURS = (StandIn, SharedStandIn, TokenEmbedding, CompactTable, DeFINEBag)
 _PROBED_IDS = 8
-_NAME_IT = "name what is meant with targets=…"
+_NAME_IT = "name the table by targets=…"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torchdefine.adapt.stand_in import HeadKind, MapHead, SharedStandIn, StandIn
 from torchdefine.adapt.survey import Place, Table
 from torchdefine.embedding import DeFINE, DeFINEBag, DefineUnit, StandardMap, UnitConfig, VocabularyFacts, make_plan
 from torchdefine.embedding.features import check_features, concatenated_width, strings_of
-from torchdefine.embedding.plan import default_expand_dim, default_map_dim
+from torchdefine.embedding.unit_plan import default_expand_dim, default_map_dim
 from torchdefine.errors import UserError
 from torchdefine.tables import CompactTable
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdefine.adapt.huggingface import transformers
+from torchdefine.adapt.sentences import check_has_row
 from torchdefine.adapt.tokenizer_json import trimmed_tokenizer
 from torchdefine.errors import UserError
 
@@ -50,11 +51,7 @@ def trim_vocabulary(model: Any, tokenizer: Any, wanted: Iterable[int]) -> Trimme
         raise UserError(f"The model names the token {missing[0]}, which its tokenizer does not have: keep all tokens.")
     always = {*tokenizer.all_special_ids, *range(_fixed_below(model)), *named}
     made = trimmed_tokenizer(json.loads(backend.to_str()), {*wanted, *always})
-    if max(made.old_ids) >= rows:
-        raise UserError(
-            f"The tokenizer has the token {max(made.old_ids)}, but the model's table has {rows:,} rows, counted from "
-            "0: use the model's own tokenizer, or resize the model to this one."
-        )
+    check_has_row(max(made.old_ids), rows)
     smaller = copy.deepcopy(model, {id(one): one for one in model.parameters() if rows not in one.shape})
     _keep_rows(smaller, made.old_ids)
     new_ids = {old: new for new, old in enumerate(made.old_ids)}

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from torchdefine.adapt.behaviour import Behaviour
-from torchdefine.adapt.coverage import Coverage, coverage
 from torchdefine.adapt.purposes import Purpose
 from torchdefine.adapt.sentences import SENTENCES_AT_ONCE, encode_batch, sentence_batches, token_counts
 from torchdefine.errors import UserError
@@ -22,6 +21,26 @@ _OF_A_TOKENIZER = "tokenizer*.json vocab.* merges.txt added_tokens.json special_
 _OF_A_TOKENIZER += " tokenizer.model spiece.model *.bpe.model"
 NEARNESS = 1e-3
 """Of the vectors of a trimmed model to the old ones, relative; the same tokens differ by rounding only."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What a trimmed tokenizer does to sentences that it was not trimmed for."""
+
+    tokens_kept: float
+    """The share of tokens, as the old tokenizer makes them, that are still there."""
+    sentences_alike: float
+    """The share of sentences that are split as before."""
+    lengthened: float
+    """New tokens for each old one, less 1."""
+    unknown: float
+    """The share of unknown tokens, less that before."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens_kept:.2%} of the old tokens are kept; {self.sentences_alike:.1%} of the sentences have the "
+            f"same tokens as before; there are {self.lengthened:.2%} more tokens; {self.unknown:.2%} more are unknown."
+        )
 
 
 @dataclass(frozen=True)
@@ -45,12 +64,12 @@ class KeptVocabulary:
     def __str__(self) -> str:
         before, after = (size / 1e6 for size in self.tokenizer_bytes)
         others = ", ".join(f"{name} {quality:.4f}" for name, quality in self.tried.items())
-        compared = f" On the sentences for choosing: {others}." if len(self.tried) > 1 else ""
+        compared = f" Compared on the sentences for choosing: {others}." if len(self.tried) > 1 else ""
         if self.coverage is None:
-            return f"All {self.tokens[1]:,} tokens are kept; the tokenizer takes {after:,.2f} MB.{compared}"
+            return f"Vocabulary: all {self.tokens[1]:,} tokens are kept.{compared}"
         return (
-            f"{self.tokens[0]:,} → {self.tokens[1]:,} tokens, and the tokenizer {before:,.2f} → {after:,.2f} MB."
-            f"{compared} Of the held-out sentences, {self.coverage}"
+            f"Vocabulary: {self.tokens[0]:,} → {self.tokens[1]:,} tokens. Tokenizer files: {before:,.2f} → "
+            f"{after:,.2f} MB, not part of the budget.{compared} In the held-out sentences: {self.coverage}"
         )
 
 
@@ -91,6 +110,21 @@ class Version:
             found = coverage(self.whole.tokenizer, self.tokenizer, self.old_ids, held_out)
         tokens = (len((self.whole or self).tokenizer), len(self.tokenizer))
         return KeptVocabulary(self.name, tokens, (before, tokenizer_bytes(folder)), tried, found)
+
+
+def coverage(before: Any, after: Any, old_ids: Sequence[int], sentences: Sequence[str]) -> Coverage:
+    """How two tokenizers split sentences; ``old_ids`` are the numbers in the first of the second's tokens."""
+    old, new = (tokenizer(list(sentences), verbose=False)["input_ids"] for tokenizer in (before, after))
+    flat_old, flat_new = ([id_ for row in rows for id_ in row] for rows in (old, new))
+    kept = set(old_ids)
+    alike = sum([old_ids[id_] for id_ in row] == wanted for wanted, row in zip(old, new, strict=True))
+    unknown = flat_new.count(after.unk_token_id) / len(flat_new) - flat_old.count(before.unk_token_id) / len(flat_old)
+    return Coverage(
+        sum(id_ in kept for id_ in flat_old) / len(flat_old),
+        alike / len(old),
+        len(flat_new) / len(flat_old) - 1,
+        unknown,
+    )
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

@@ -23,7 +23,7 @@ UNIGRAM = "test_unigram_perplexity"
 FACTS = ("seed", "steps", "tokens", "seconds", "tokens_per_second", UNIGRAM, "commit", "hardware")
 """What a program may want to know of a run, with the scores of its task."""
 SEED_COLUMNS = ("runs", "seeds", "valid", "range", "test", "range")
-SEED_NOTE = "Means over seeds. The range is highest less lowest: models that differ by less may be equally good."
+SEED_NOTE = "Means over seeds. The range is the highest minus the lowest. A difference below it may be seed noise."
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Comparison:
         beside = (
             f" A model that only counts words has a test perplexity of {counted[0]:,.1f}." if len(counted) == 1 else ""
         )
-        return f"Unit, context model, tables and total in millions of parameters{marked}.{beside}"
+        return f"Unit, context model, tables and total: millions of parameters{marked}.{beside}"
 
     @property
     def scores(self) -> dict[str, str]:
@@ -131,7 +131,7 @@ def print_comparison(comparison: Comparison) -> None:
         print()
         print_table(SEED_COLUMNS, rows, SEED_NOTE)
     for warning in comparison.warnings:
-        print(f"Beware: {warning}")
+        print(f"Warning: {warning}")
 
 
 def _number(value: float | None, shape: str) -> str:

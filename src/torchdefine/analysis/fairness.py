@@ -9,10 +9,9 @@ from typing import Any
 from torchdefine.analysis.run_summary import RunSummary
 from torchdefine.data.token_file import LOSS_THAT_COUNTS
 from torchdefine.embedding import MapConfig, UnitConfig
-from torchdefine.embedding.plan import default_max_groups
-from torchdefine.recipe import Recipe
+from torchdefine.embedding.unit_plan import default_max_groups
 from torchdefine.spelling import listed
-from torchdefine.task import find_task
+from torchdefine.task import Recipe, find_task
 from torchdefine.training.loop import for_five_validations
 
 SPLITS = ("valid", "test")
@@ -103,23 +102,23 @@ def why_incomparable(runs: Sequence[RunSummary]) -> list[str]:
     tasks = dict.fromkeys(run.recipe.task for run in runs)
     if len(tasks) > 1:
         shown = ", ".join(tasks)
-        return [f"Runs of different tasks stand side by side ({shown}): of their numbers only parameters compare."]
+        return [f"The runs are of different tasks ({shown}): compare only their parameters."]
     found = []
     measured = {split: [run for run in runs if run.evaluation(split)] for split in SPLITS}
     same_texts = all(_is_one([_text(run, split) for run in measured[split]]) for split in SPLITS)
     if not same_texts:
-        found.append("The runs were evaluated on different texts, so neither perplexities nor bits per byte compare.")
+        found.append("The runs were evaluated on different texts: do not compare perplexities or bits per byte.")
     if not all(_is_one([run.evaluation(split).get("protocol") for run in measured[split]]) for split in SPLITS):
-        found.append("The runs were evaluated by different protocols, so their perplexities compare only roughly.")
+        found.append("The runs were evaluated by different protocols: perplexities can only be compared roughly.")
     evaluated = [run for run in runs if run.fact("evaluation")]
     if not _is_one([run.fact("data")["vocabulary_sha256"] for run in evaluated]):
         checks = (_lost_characters, _different_fractions_unknown) if same_texts else ()
         reasons = (check(evaluated, split) for check in checks for split in ("test", "valid"))
         if reason := next(filter(None, reasons), ""):
-            found.append(f"The vocabularies differ, {reason}: neither perplexities nor bits per byte compare.")
+            found.append(f"The vocabularies differ, {reason}: do not compare perplexities or bits per byte.")
         else:
-            instead = "; bits per byte do" if same_texts else ""
-            found.append(f"The runs have different vocabularies, so their perplexities do not compare{instead}.")
+            instead = "; compare bits per byte instead" if same_texts else ""
+            found.append(f"The runs have different vocabularies: do not compare perplexities{instead}.")
     return found
 
 
@@ -159,12 +158,12 @@ def what_else_differs(runs: Sequence[RunSummary]) -> list[str]:
     if not same_text:
         found.append("The runs were trained on different texts.")
     if not same_tokens:
-        found.append(f"The runs were trained for different numbers of tokens, from {min(tokens):,} to {max(tokens):,}.")
+        found.append(f"The runs were trained on different numbers of tokens, from {min(tokens):,} to {max(tokens):,}.")
     elif same_text and finished:
         passes = [run.fact("tokens") / run.fact("data")["splits"]["train"]["tokens"] for run in finished]
         if max(passes) > PASSES_MAY_DIFFER * min(passes):  # as words are beside subwords
             found.append(
-                "The runs were trained for as many tokens, but these are not as much text: from "
+                "The runs were trained on equally many tokens, but on different amounts of text: from "
                 f"{min(passes):.3g} to {max(passes):.3g} passes over it."
             )
     return [*found, *_different_context_models(runs), *_different_settings(runs, tokens_named=not same_tokens)]
@@ -185,12 +184,12 @@ def _different_context_models(runs: Sequence[RunSummary]) -> list[str]:
         left_open = any(recipe.context.output_dim is None for recipe in recipes)
         if len(widths) == len(recipes) and left_open and not _is_one(widths):
             reason = (
-                ": a tied LSTM ends as wide as embedding.map_dim; to compare embeddings alone, give all of them "
-                f"--context.output_dim {max(widths)}"
+                ". The last layer of a tied LSTM is as wide as embedding.map_dim; to compare embeddings alone, give "
+                f"all runs --context.output_dim {max(widths)}"
             )
     if not reason and any(name == "unit.embedding_dim" for name, *_ in differing_settings(recipes)):
-        reason = ": it is made for the width of its vectors, unit.embedding_dim"
-    return [f"The context model has {largest} and {smallest}{reason}."]
+        reason = ". Its size follows from the width of its input, unit.embedding_dim"
+    return [f"The context models differ in size: {largest}, {smallest}{reason}."]
 
 
 def _different_settings(runs: Sequence[RunSummary], *, tokens_named: bool) -> list[str]:
@@ -206,7 +205,7 @@ def _different_settings(runs: Sequence[RunSummary], *, tokens_named: bool) -> li
         if (name.partition(".")[0] not in SPOKEN_OF_ELSEWHERE or name in WAYS_TO_TRAIN) and name not in silent
     ]
     named = listed(shown, MOST_SETTINGS_NAMED)
-    return [f"Settings beside the kinds of embedding and output differ: {named}."] if shown else []
+    return [f"Settings other than those of embedding and output differ: {named}."] if shown else []
 
 
 def which_texts_are_short(runs: Sequence[RunSummary]) -> list[str]:
@@ -215,7 +214,7 @@ def which_texts_are_short(runs: Sequence[RunSummary]) -> list[str]:
     for run in runs:
         if run.result is not None:
             found |= find_task(run.recipe.task).caveats(run.result, run.recipe)
-    return [f"{sentence} Another model may then be the best." for sentence in found.values()]
+    return [f"{sentence} With it, another model may be the best." for sentence in found.values()]
 
 
 def what_is_missing(runs: Sequence[RunSummary]) -> list[str]:

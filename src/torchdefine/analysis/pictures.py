@@ -114,12 +114,14 @@ def undrawn_curves(runs: Sequence[RunSummary]) -> list[str]:
         elif (run.valid or train) and not finite and not _points(train, "step"):
             sentences.append(f"{run.name} is not drawn: its perplexity is not finite.")
         elif finite < len(run.valid):
-            sentences.append(f"{run.name} is drawn in part: its perplexity is not finite everywhere.")
+            sentences.append(f"{run.name} is drawn in part: some of its perplexities are not finite.")
         if run.train and not train:
             smoothed.append(run.name)
     if smoothed:
         whose = smoothed[0] if len(smoothed) == 1 else f"{len(smoothed)} runs"
-        sentences.append(f"The training of {whose} is not drawn: a smoothed loss gives no perplexity.")
+        sentences.append(
+            f"The training curve of {whose} is not drawn: a loss with label smoothing gives no perplexity."
+        )
     return sentences
 
 

@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RANK_EXPLAINED = (
-    "The effective rank says how many independent dimensions would carry as much information. It is the number of "
-    "dimensions if all are independent, and 1 if all are copies of one. The columns above 0.1, 0.25 and 0.5 give the "
-    "fraction of pairs of dimensions whose absolute cosine is larger."
+    "The effective rank is the number of independent dimensions that carry as much information. It is the number of "
+    "all dimensions if they are independent, and 1 if all are copies of one. The columns above 0.1, 0.25 and 0.5 give "
+    "the fraction of pairs of dimensions whose absolute cosine is larger."
 )
 GROUPS_EXPLAINED = (
-    "Each entry is the mean absolute cosine between the dimensions of two groups, and on the diagonal within one: 0 "
-    "where groups have learned independent things."
+    "Each entry is the mean absolute cosine between the dimensions of two groups, and on the diagonal within a group. "
+    "It is 0 if the groups have learned independent features."
 )
 MAPS_EXPLAINED = (
-    "<p>Entry (i, j) is the absolute cosine between dimensions i and j of the finished vectors over the whole "
-    "vocabulary: 1 on the diagonal, 0 where two dimensions are independent. The numbers below each map are the mean of "
+    "<p>Entry (i, j) is the absolute cosine between dimensions i and j of the token vectors over the whole "
+    "vocabulary: 1 on the diagonal, 0 if two dimensions are independent. The numbers below each map are the mean of "
     "all entries off the diagonal, and the effective rank.</p>"
 )
 SAMPLE_LENGTH, SAMPLE_SEED = 40, 1
-NO_WEIGHTS = "<p>No run has written weights that can be read.</p>"
-NO_TABLE = "has no vectors of single tokens, because bigrams go through its unit: it is left out here."
+NO_WEIGHTS = "<p>No run has readable weights.</p>"
+NO_TABLE = "is left out: bigrams go through its unit, so a token has no vector of its own."
 
 
 def draw(
@@ -151,7 +151,7 @@ def _curve_section(runs: list[RunSummary]) -> str:
         picture = _picture(pictures.curve_figure(runs, axis), f"Perplexity by {name}")
         panels.append(f'<div class="panel by-{axis}">{picture}</div>')
     points = sum(len(run.valid) for run in runs)
-    few = "<p>A single validation so far: a point, not yet a curve.</p>" if points == 1 else ""
+    few = "<p>There is only one validation so far.</p>" if points == 1 else ""
     return f'<div class="tabs">{"".join(buttons)}{"".join(panels)}</div>{few}'
 
 
@@ -165,8 +165,8 @@ def _map_section(runs: list[RunSummary], maps: dict[str, dict[str, CorrelationMa
     explained = RANK_EXPLAINED
     if reference is not None:
         explained += (
-            f" The distance to {reference.name} is the mean difference between the two maps, entry by entry: 0 for "
-            "equal maps."
+            f" The distance to {reference.name} is the mean absolute difference between the entries of the two maps, 0 "
+            "for equal maps."
         )
     parts = [
         MAPS_EXPLAINED,
@@ -208,10 +208,10 @@ def _sample_section(opened: dict[str, Run], prompt: str) -> str:
 
 
 def _neighbour_section(opened: dict[str, Run], chosen: Sequence[str] | None) -> str:
-    lead = "Words with similar vectors. A cosine of 1 is the same direction, 0 a right angle."
+    lead = "Words with similar vectors. Vectors of the same direction have a cosine of 1, orthogonal vectors 0."
     if not chosen:
-        lead += " The words are frequent ones of each run's own vocabulary; --words chooses others."
-    parts = [_paragraph(lead)] if opened else ["<p>No run has vectors of single tokens that can be read.</p>"]
+        lead += " The words are frequent words of each run's vocabulary; choose others with --words."
+    parts = [_paragraph(lead)] if opened else ["<p>No run has a readable vector for each token.</p>"]
     for name, run in opened.items():
         if (tokens := run.names_of_tokens) is None:
             continue
@@ -220,8 +220,8 @@ def _neighbour_section(opened: dict[str, Run], chosen: Sequence[str] | None) -> 
         rows = [[word, ", ".join(f"{other} {cosine:.2f}" for other, cosine in near)] for word, near in found.items()]
         table = _table(["word", "nearest by cosine"], rows) if rows else ""
         without = ", ".join(word for word in words if word not in found)
-        note = f"No token of its vocabulary, so without neighbours: {without}." if without else ""
-        note = note if words else "No word was seen often enough."
+        note = f"Not in the vocabulary: {without}." if without else ""
+        note = note if words else "No word is frequent enough."
         parts.append(f"<h3>{escaped(name)}</h3>{table}{_paragraph(note)}")
     return "".join(parts)
 
@@ -230,7 +230,7 @@ def _settings_section(runs: list[RunSummary]) -> str:
     """Where the recipes differ, first; the whole recipes below."""
     rows, lead, table = differing_settings([run.recipe for run in runs]), "The runs have the same settings.", ""
     if rows:
-        lead = f"Settings in which the runs differ; {NO_SUCH_SETTING} where one has none:"
+        lead = f"Settings that differ ({NO_SUCH_SETTING}: the run has no such setting):"
         table = _table(["setting", *(run.name for run in runs)], rows)
     whole = "".join(
         f"<details><summary>{escaped(run.name)}: the whole recipe</summary>"

@@ -31,7 +31,7 @@ class RunSummary:
         if self.result is not None:
             return ""
         if not self.train and not self.valid:
-            return f"{self.name} has logged nothing yet: it has just begun, or broke off at once."
+            return f"{self.name} has logged nothing yet: it has just started, or stopped at once."
         step = max(record["step"] for record in (*self.train, *self.valid))
         minutes = (time.time() - self.folder.journal.stat().st_mtime) / 60
         return f"{self.name} is not finished: its log ends at step {step:,}, {minutes:,.0f} minutes ago."
@@ -72,7 +72,7 @@ def instead_of_the_best(run: Run) -> str:
     """A sentence on a run that was opened with its last weights though it has better ones; empty for all others."""
     if run.weights == run.folder.best or not run.folder.best.exists():
         return ""
-    return f"The best weights of {run.folder.path} cannot be read, so that its last ones are shown: restore the file."
+    return f"The best weights of {run.folder.path} cannot be read, so the report shows the last ones: restore the file."
 
 
 def summarise(paths: Sequence[str | Path]) -> list[RunSummary]:

@@ -36,16 +36,16 @@ SETTING = re.compile(rf"--(\w+\.[\w.]+|{'|'.join(WITH_KINDS)})(=.*)?", re.DOTALL
 DESCRIPTION = """Make the token table of a model several times smaller, before or after training, and measure the cost.
 
   torchdefine adapt MODEL_DIR --budget 4MB --text corpus.txt --out smaller/    a trained model of transformers
-  torchdefine recipes                                what you can train; with a name, its settings
+  torchdefine recipes                                what you can train; with a name, the settings of a recipe
   torchdefine train demo/adaptive-define --out runs/first
   torchdefine eval runs/first
   torchdefine generate runs/first --prompt "The game"
-  torchdefine cache runs/first                       then eval, generate, translate and export take --cached
-  torchdefine compress runs/first                    many times smaller; then they take --compressed
+  torchdefine cache runs/first                       computes all token vectors once: eval RUN --cached
+  torchdefine compress runs/first                    packs them into few bytes: eval RUN --compressed
   torchdefine export runs/first --format onnx --out exported/
   torchdefine translate runs/second < english.txt > german.txt
   torchdefine compare runs/first runs/second
-  torchdefine report runs/first runs/second          one HTML file with curves, maps, samples
+  torchdefine report runs/first runs/second          one HTML file with curves, maps and samples
 """
 
 

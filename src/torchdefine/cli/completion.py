@@ -85,7 +85,7 @@ def _settings() -> Options:
             kinds = list(of) if isinstance(of, Kinds) else []
             if isinstance(of, Kinds):
                 known = found.get(f"--{section}.kind", ("", []))[1]
-                found[f"--{section}.kind"] = (f"Which {of.part}.", list(dict.fromkeys([*known, *kinds])))
+                found[f"--{section}.kind"] = (f"Kind of {of.part}.", list(dict.fromkeys([*known, *kinds])))
             for config in map(of.config, kinds) if isinstance(of, Kinds) else [of]:
                 found |= {f"--{section}.{name}": (explanation, []) for name, explanation, _ in explain(config)}
     return found

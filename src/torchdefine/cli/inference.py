@@ -5,30 +5,35 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchdefine.cli.shared import CHECKPOINTS, Command, add_shared, bar, open_run, show, whole
 from torchdefine.errors import UserError
 from torchdefine.packing import METHODS
 
-EXPORTING = """  A language model becomes its embedding and, for an LSTM or a Transformer-XL, the step from token to
-  token; a translator its encoder and the step of its decoder. The folder holds them with weights, vocabulary,
-  settings, export.json and a model card. Every program is compared with the model before the folder appears.
-  A folder of transformers, as adapt writes it, becomes one ONNX program with its packed table; or, by the format
-  transformers, a folder that loads without torchdefine for users who allow the code beside it."""
+if TYPE_CHECKING:
+    from torchdefine.adapt.shrink import Shrunk
 
-ADAPTING = """  By default, adapt makes one table, bits by importance: frequent and sensitive numbers get more bits.
-  With --thorough it also tries low ranks, DeFINE and MLP units, and codes. It takes the best that fits, and distils it.
-  The new folder holds the model with its tokenizer, a card (README.md), and adapt.json with every number. Write
-  `import torchdefine.adapt.huggingface` before you load it with AutoModel."""
+EXPORTING = """  A language model becomes a program for its embedding. An LSTM or a Transformer-XL also becomes a
+  program for one step of generation. A translator becomes an encoder and a step of its decoder. The folder also holds
+  weights, vocabulary, settings, export.json and a model card. torchdefine first compares every program with the model.
+  A model folder that adapt wrote becomes one ONNX program with the packed table. With --format transformers it becomes
+  a folder that loads without torchdefine, by code that lies in the folder (trust_remote_code=True)."""
+
+ADAPTING = """  adapt packs the table by one method, bits by importance: frequent tokens and sensitive directions get
+  more bits. With --thorough it also tries low rank, DeFINE and MLP units, and codes, and distils the best table.
+  The sentences of the text have three parts: one to fit tables, one to choose, one (held-out) to measure the result.
+  The new folder holds the model, its tokenizer, README.md (how to load it, what it costs) and adapt.json (all numbers).
+  Import torchdefine.adapt.huggingface in Python before you load the model."""
 
 COMPRESSING = """
-Without a --budget, int8 and int4 take what they need, codes what --codebooks × --entries come to, and all others as
-much as codes of 32 × 16, but an eighth of the vectors at most. A run has one packed table: another compress replaces
-it. Only the vectors that the input looks up are packed; the output layer of a language model still needs the map's
-table. Then: eval RUN --compressed."""
+Sizes without --budget: int8 and int4 take what they need. codes take what --codebooks and --entries say. All other
+methods take as much as 32 codebooks of 16 entries, but at most an eighth of the vectors. A run has one packed table:
+another compress replaces it. Only the vectors of the input are packed. A tied output layer still needs its table.
+Measure the cost: torchdefine eval RUN --compressed."""
 
 STILL_THE_MODEL = 0.9
 """A cosine, or a share of equal predictions, from which on a smaller model does about what the old one did."""
@@ -38,57 +43,83 @@ OF_AN_EXPORT = ("folder", "out", "format", "license", "checkpoint", "cached", "c
 
 def add_commands(command: Command) -> None:
     """The commands that prepare models for use."""
-    summary = "Write the vectors of all tokens beside a run's weights, so that --cached inference needs no unit."
+    summary = (
+        "Compute the vectors of all tokens once and store them in the run, so that --cached inference needs no unit."
+    )
     option = command("cache", _cache, summary)
     add_shared(option, "folder")
-    option("--dtype", default="fp32", choices=["fp32", "bf16", "fp16"], help="of the vectors (default: fp32)")
+    option(
+        "--dtype", default="fp32", choices=["fp32", "bf16", "fp16"], help="number format of the vectors (default: fp32)"
+    )
     add_shared(option, "--checkpoint", "--device", "--json")
 
-    summary = "Pack the vectors of all tokens into few bytes beside a run's weights."
+    summary = "Pack the vectors of all tokens into few bytes, and store them in the run."
     option = command("compress", _compress, summary, last=methods_help)
     add_shared(option, "folder")
-    option("--method", default="bits", metavar="NAME", help="one of those below (default: bits)")
-    option("--budget", metavar="SIZE", help="bytes at most, as in 200KB")
-    option("--codebooks", type=whole, metavar="M", help="codes of a token (default: 32)")
-    option("--entries", type=whole, metavar="K", help="of a codebook: 2, 4, 8 … 256 (default: 16)")
-    option("--steps", type=whole, help="of training codes or a unit, at most (default: 4000 or 2000)")
-    option("--seed", type=int, help="of that training (default: 0)")
+    option("--method", default="bits", metavar="NAME", help="one of the methods below (default: bits)")
+    option("--budget", metavar="SIZE", help="largest size of the packed vectors: 200KB, 1.5MB")
+    option("--codebooks", type=whole, metavar="M", help="method codes: codes for each token (default: 32)")
+    option(
+        "--entries", type=whole, metavar="K", help="method codes: entries of a codebook: 2, 4, 8 … 256 (default: 16)"
+    )
+    option("--steps", type=whole, help="most training steps of codes (default: 4000) or of a unit (default: 2000)")
+    option("--seed", type=int, help="random seed of that training (default: 0)")
     add_shared(option, "--checkpoint", "--device", "--json")
 
-    summary = "Write a run as programs that run without torchdefine, with a card."
+    summary = "Turn a run, or a model folder of transformers, into programs that run without torchdefine."
     option = command("export", _export, summary, EXPORTING)
-    option("folder", metavar="RUN", nargs="?", help="a run's folder, or a model's that adapt wrote")
-    formats = "needed: torch-export for .pt2 files that torch.export.load reads, onnx for onnxruntime; masked language "
-    formats += "models also as transformers, or transformers-with-unit"
+    option("folder", metavar="RUN", nargs="?", help="a run, or a model folder that adapt or save_pretrained wrote")
+    formats = (
+        "required. torch-export: .pt2 files for torch.export.load; onnx: for onnxruntime; transformers: for model "
+    )
+    formats += "folders and masked language models; transformers-with-unit: for masked language models"
     option("--format", metavar="FORMAT", help=formats)
-    option("--out", help="needed: the new folder")
+    option("--out", help="required: the new folder")
     option("--license", metavar="TEXT", help="the licence to name in the card")
     option("--checkpoint", choices=CHECKPOINTS, help="which weights (default: best)")
-    option("--check", metavar="FOLDER", help="check an export instead: its files, and that its programs run")
+    option("--check", metavar="FOLDER", help="check an existing export instead: its files, and that its programs run")
     add_shared(option, "--cached", "--compressed", "--json")
+    _add_adapt(command)
 
-    summary = "Replace the token table of a Hugging Face model by a smaller one, and measure the cost."
+
+def _add_adapt(command: Command) -> None:
+    summary = "Pack the token table of a Hugging Face model into few bytes, and measure what that costs."
     option = command("adapt", _adapt, summary, ADAPTING)
     option("folder", metavar="MODEL_DIR", help="a folder that save_pretrained wrote, with its tokenizer")
-    option("--budget", required=True, help="for the table: 4MB, 512KiB, or '4M parameters' in float32")
+    option(
+        "--budget", required=True, help="largest size of the new table: 4MB, 512KiB, or '4M parameters' (float32 only)"
+    )
     option("--text", required=True, help="a file of plain text like the text that the model will read")
-    option("--out", required=True, help="the new model's folder")
-    option("--pairs", metavar="FILE", help="measure on pairs too: lines of two texts and perhaps a score, with tabs")
-    option("--labels", metavar="FILE", help="measure on labels too: lines of a text and a label, with a tab")
-    explained = "keep: the tokenizer as it is (default); trim: only the tokens that the text uses, characters and "
-    explained += "special tokens, so that other words have more tokens; auto: try both and take the better one"
+    option("--out", required=True, help="the folder of the new model")
+    option(
+        "--pairs",
+        metavar="FILE",
+        help="also measure on your pairs. Each line: two texts, perhaps a score; separated by tabs",
+    )
+    option(
+        "--labels",
+        metavar="FILE",
+        help="also measure on your labels. Each line: a text and a label, separated by a tab",
+    )
+    explained = "keep: keep all tokens (default); trim: drop tokens that the text does not use, so that other words "
+    explained += "are split into more tokens; auto: try both and take the better one"
     option("--vocabulary", choices=["keep", "trim", "auto"], default="keep", help=explained)
-    rest = "int8: torchao stores the linear layers with 8 bits for each weight; keep: as they are (default)"
+    rest = "keep: leave the other layers as they are (default); int8: torchao stores linear layers in 8 bits a weight"
     option("--rest", choices=["keep", "int8"], default="keep", help=rest)
-    thorough = "try all methods and distil the best: minutes; after a kill, the same command continues"
+    thorough = "try all methods and distil the best one (minutes). After a kill, run the same command again to go on"
     option("--thorough", action="store_true", help=thorough)
-    option("--distill", type=whole, default=200, help="steps of distillation with --thorough (default: 200; 0: none)")
-    option("--choosing", type=whole, default=300, help="sentences to compare candidates on (default: 300)")
-    option("--held-out", type=whole, default=500, help="sentences to measure the result on (default: 500)")
+    option("--distill", type=whole, default=200, help="distillation steps with --thorough (default: 200; 0: none)")
+    option("--choosing", type=whole, default=300, help="sentences for choosing among candidates (default: 300)")
+    option(
+        "--held-out",
+        type=whole,
+        default=500,
+        help="sentences for measuring the result, used for nothing else (default: 500)",
+    )
     option(
         "--trust-code",
         action="store_true",
-        help="run Python code from the model's folder, which adapt never does otherwise",
+        help="allow Python code in the model folder to run; otherwise adapt refuses such models",
     )
     add_shared(option, "--device", "--json")
 
@@ -103,7 +134,8 @@ def _cache(options: argparse.Namespace, _: dict[str, Any]) -> None:
     with bar("computing vectors") as progress:
         written = run.cache(options.dtype, progress)
     facts = {"run": options.folder, "files": {str(file): size for file, size in written.items()}}
-    show(options, facts, (f"{file}: {size:,} bytes" for file, size in written.items()))
+    lines = [f"{file}: {size:,} bytes" for file, size in written.items()]
+    show(options, facts, [*lines, f"Use it: torchdefine eval {shlex.quote(options.folder)} --cached"])
 
 
 def _compress(options: argparse.Namespace, _: dict[str, Any]) -> None:
@@ -119,14 +151,14 @@ def _compress(options: argparse.Namespace, _: dict[str, Any]) -> None:
     for file, one in made.items():
         of_vectors, of_map = one.vectors_bytes / one.bytes, one.map_bytes / one.bytes
         lines.append(
-            f"{file}: {one.bytes:,} bytes as {one.label}, {of_vectors:.1f} times smaller than the vectors "
-            f"({one.vectors_bytes:,}) and {of_map:.1f} times than the map they come from ({one.map_bytes:,})"
+            f"{file}: {one.bytes:,} bytes as {one.label}. The unpacked vectors take {one.vectors_bytes:,} bytes "
+            f"({of_vectors:.1f} times as many), the map's table {one.map_bytes:,} ({of_map:.1f} times as many)."
         )
         weighted = one.lost_by_frequency
-        by_use = "" if weighted is None else f", {weighted:.2%} if tokens count as often as they occur"
-        lines.append(f"{one.lost:.2%} of the vectors' variance is lost{by_use}.")
+        by_use = "" if weighted is None else f"; weighted by how often tokens occur: {weighted:.2%}"
+        lines.append(f"Variance of the vectors that is lost: {one.lost:.2%}{by_use}.")
     weights = "" if options.checkpoint == "best" else f" --checkpoint {options.checkpoint}"
-    lines.append(f"Measure what that costs: torchdefine eval {shlex.quote(options.folder)} --compressed{weights}")
+    lines.append(f"Measure the cost: torchdefine eval {shlex.quote(options.folder)} --compressed{weights}")
     show(options, {"run": options.folder, "files": {str(file): one.to_dict() for file, one in made.items()}}, lines)
 
 
@@ -157,7 +189,7 @@ def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
         from torchdefine.export import check_export
 
         folder, facts = Path(options.check), check_export(options.check).facts
-        lines.append(f"{folder} is whole, and its programs run.")
+        lines.append(f"{folder} is complete, and its programs run.")
     elif options.folder and options.out and options.format:
         from torchdefine.adapt.model_folder import is_model_folder
         from torchdefine.files import check_new_folder
@@ -173,7 +205,7 @@ def _export(options: argparse.Namespace, _: dict[str, Any]) -> None:
         raise UserError("An export needs a run and two options: torchdefine export RUN --format FORMAT --out FOLDER.")
     for program in facts["programs"].values():
         size = sum(file["bytes"] for name, file in facts["files"].items() if name.startswith(program["file"]))
-        difference = f"largest difference to the model {program['largest_difference']:.1e}"
+        difference = f"largest difference from the model {program['largest_difference']:.1e}"
         lines.append(f"{folder / program['file']}: {size:,} bytes, {difference}")
     show(options, {"folder": str(folder), **facts}, [*lines, f"The card is {folder / 'README.md'}."])
 
@@ -190,13 +222,13 @@ def _export_model(options: argparse.Namespace) -> None:
 
         with bar("exporting"):
             facts = export_onnx(options.folder, out)
-        apart = f"largest difference to the model {facts['largest_difference']:.1e}"
+        apart = f"largest difference from the model {facts['largest_difference']:.1e}"
         line = f"{out / facts['file']}: {facts['bytes']:,} bytes, {apart}"
     else:
         from torchdefine.adapt.standalone import write_standalone
 
         facts = write_standalone(options.folder, out)
-        line = f"{out}: {facts['bytes']:,} bytes; whoever loads it allows the code in {out / facts['code']}."
+        line = f"{out}: {facts['bytes']:,} bytes. Loading it runs the code in {out / facts['code']}: read it first."
     show(options, {"folder": options.out, **facts}, [line, f"The card is {out / 'README.md'}."])
 
 
@@ -219,22 +251,31 @@ def _adapt(options: argparse.Namespace, _: dict[str, Any]) -> None:
     examples = {"pairs": options.pairs, "labels": options.labels}
     given = (options.folder, options.text, options.out, options.budget)
     shrunk = shrink_model(*given, **examples, options=settings, stage=_stage)
-    if not options.json:
-        for fitted in shrunk.fitted.values():
+    for name, fitted in shrunk.fitted.items():
+        if len(fitted.measured) > 1 and not options.json:
+            print(f"Candidates for {name}, compared on sentences for choosing. The held-out sentences follow below.")
             fitted.print()
-    before, after = (size / 1e6 for size in shrunk.file_bytes)
-    found = "; ".join(f"{name} {measure}" for name, measure in shrunk.measures.items())
-    lines = [
-        str(shrunk.replacement),
-        str(shrunk.vocabulary),
-        f"On {shrunk.held_out:,} held-out sentences, against the old model, with 95 % intervals: {found}.",
-    ]
+            print()
+    show(options, shrunk.to_dict(), _of_the_shrunk(shrunk))
+
+
+def _of_the_shrunk(shrunk: Shrunk) -> Iterator[str]:
+    from torchdefine.adapt.measures import explained
+    from torchdefine.adapt.model_folder import loading_code
+    from torchdefine.tables.budget import readable_bytes
+
+    before, after = map(readable_bytes, shrunk.file_bytes)
+    yield str(shrunk.replacement)
+    yield from (f"Method: {one.why}" for one in shrunk.fitted.values() if len(one.measured) == 1)
+    yield str(shrunk.vocabulary)
+    yield f"Weights on disk: {before} → {after}."
+    yield f"Compared with the old model on {shrunk.held_out:,} held-out sentences, with 95 % intervals:"
+    yield from (f"  {line}" for line in explained(shrunk.measures))
     for name in ("cosine", "top-1 agreement", "agreement"):
         if name in shrunk.measures and shrunk.measures[name].value < STILL_THE_MODEL:
-            lines.append(f"Warning: the {name} is low, so the new model differs much: allow more bytes.")
-    lines.append(f"Weights {before:,.1f} → {after:,.1f} MB on disk, in {shrunk.seconds:,.0f} s.")
-    lines.append(f"The model is in {shrunk.folder}. Write `import torchdefine.adapt.huggingface` before you load it.")
-    show(options, shrunk.to_dict(), lines)
+            yield f"Warning: the {name} is low. The new model differs much from the old one: allow more bytes."
+    yield f"The model is in {shrunk.folder} ({shrunk.seconds:,.0f} seconds). Load it in Python:"
+    yield from (f"  {line}" for line in loading_code(shrunk.folder, str(shrunk.folder)).splitlines() if line)
 
 
 def _stage(what: str) -> Any:

@@ -13,8 +13,7 @@ from torchdefine.cli.shared import Command, add_shared, bar, data_settings, prin
 from torchdefine.errors import UserError
 
 if TYPE_CHECKING:
-    from torchdefine.recipe import Recipe
-    from torchdefine.task import Tokens
+    from torchdefine.task import Recipe, Tokens
 
 RECIPES = """  torchdefine recipes                              the families of recipes
   torchdefine recipes demo                         one family, with parameters and published numbers
@@ -30,30 +29,30 @@ COUNTING = """  torchdefine params table1a/r3
 Settings of data, embedding, unit, source, context and output change the parameters: `torchdefine train --help`
 explains them all."""
 
-PICTURES = """  curves      validation perplexity of every run, and that of training as a thin line
+PICTURES = """  curves      validation perplexity of every run; training perplexity as a thin line
   parameters  the parameters of each part, one stacked bar per run
-  maps        correlation maps of the finished vectors: standard, projected, DeFINE
+  maps        correlation maps of the token vectors: standard, projected, DeFINE
   layers      correlation maps of one run with a DeFINE unit, layer by layer and group by group
-  groups      mean cosines between the groups of every layer of such a run"""
+  groups      mean cosines between the groups of every layer of one run with a DeFINE unit"""
 
 FAMILIES = {
     "demo": "the five small language models of the demo: minutes on two cores",
-    "masked": "masked language models, as BERT is one: minutes on two cores",
+    "masked": "masked language models such as BERT: minutes on two cores, or for one GPU",
     "tatoeba": "a small translator: minutes on two cores",
     "wikitext2": "LSTM and AWD-LSTM language models on WikiText-2",
-    "ptb": "AWD-LSTM on the Penn Treebank, the paper's table 1c",
+    "ptb": "AWD-LSTM and a QRNN on the Penn Treebank, the paper's table 1c",
     "table1a": "the LSTM language models of the paper's table 1a",
-    "txl": "Transformer-XL, the paper's table 1b, and a small one",
-    "ablation": "the paper's ablations of the unit, and the same with scaled vectors",
-    "depth-width": "the paper's units of other depths and widths, and the same with scaled vectors",
-    "wmt14": "Transformers for translation, as in the paper",
-    "europarl": "the same Transformers on a smaller corpus: minutes of one GPU",
-    "maps": "models for pictures of embeddings: table, projection and DeFINE of three widths",
+    "txl": "Transformer-XL, the paper's table 2, and a small one for two cores",
+    "ablation": "ablations of the unit (the paper's tables 6 and 8); -scaled: vectors of unit size",
+    "depth-width": "units of several depths and widths (the paper's table 7); -scaled: vectors of unit size",
+    "wmt14": "Transformers that translate, the paper's table 3",
+    "europarl": "the Transformers of wmt14 on a smaller corpus: minutes on one GPU",
+    "maps": "LSTMs for correlation maps: a standard table, and projections and DeFINE at three widths",
     "recurrent": "an LSTM, a QRNN and an SRU of equal size: minutes on two cores",
-    "compared": "tables that the paper compares with: minutes on two cores",
-    "wikitext103": "the QRNN language model on WikiText-103",
+    "compared": "other methods for small tables that the paper cites: minutes on two cores",
+    "wikitext103": "the QRNN of the paper's table 1b, on WikiText-103",
 }
-"""What the shipped recipes are for, by the folders that they lie in."""
+"""What the shipped recipes train, by their folders."""
 COMMENTS_FROM = 44
 """Column of the defaults beside settings that differ from them."""
 PUBLISHED = {
@@ -68,32 +67,38 @@ def add_commands(command: Command) -> None:
     """The commands that show recipes and runs."""
     summary = "List the recipes, or show one with all its settings."
     option = command("recipes", _recipes, summary, RECIPES)
-    option("recipe", nargs="?", help="a recipe's name, or a YAML file, to show; or a family to list, such as demo")
+    option("recipe", nargs="?", help="a recipe's name or a YAML file, to show it; or a family such as demo, to list it")
     option("--all", action="store_true", help="list every recipe")
     add_shared(option, "--json")
 
-    option = command("params", _params, "Show a recipe's parameters by part, ours beside the paper's.", COUNTING)
+    option = command(
+        "params", _params, "Count a recipe's parameters by part, and show the published numbers beside them.", COUNTING
+    )
     option("recipe", help="a recipe's name, a YAML file, or a run's folder")
-    option("--data", help="a folder with text, or a named corpus, whose vocabulary to count with")
-    option("--plan", action="store_true", help="print the layers of the unit too")
+    option("--data", help="count with the vocabulary of this text: a folder, or a named corpus")
+    option("--plan", action="store_true", help="also print the layers of the unit")
     add_shared(option, "--json")
 
-    option = command("compare", _compare, "Compare runs: parameters, perplexities, speed, and what is not equal.")
+    option = command(
+        "compare", _compare, "Compare runs: parameters, perplexities, speed, and where the comparison is not fair."
+    )
     add_shared(option, "folders", "--json")
 
-    option = command("report", _report, "Write one HTML file about runs, finished or not. It needs no server.")
+    option = command(
+        "report", _report, "Write an HTML report about runs, finished or not: one file that opens without a server."
+    )
     add_shared(option, "folders")
     option("--out", help="the HTML file (default: report.html in the first run's folder)")
-    option("--words", help="words to show the neighbours of, with commas between (default: frequent ones)")
+    option("--words", help="words whose nearest neighbours are shown, separated by commas (default: frequent words)")
     option("--prompt", default="The", help="the text that the runs continue (default: The)")
 
-    option = command("plot", _plot, "Draw one picture of runs for a paper: PNG, SVG or PDF.", PICTURES)
-    option("kind", choices=["curves", "parameters", "maps", "layers", "groups"], help="which picture")
+    option = command("plot", _plot, "Draw one figure about runs: PNG, SVG or PDF.", PICTURES)
+    option("kind", choices=["curves", "parameters", "maps", "layers", "groups"], help="which figure")
     add_shared(option, "folders")
     option("--out", required=True, help="the file to write, ending in .png, .svg or .pdf")
     axes = ["tokens", "step", "seconds"]
     option("--by", choices=axes, help="the horizontal axis of curves (default: tokens)")
-    option("--centred", action="store_true", help="maps of Pearson's correlations instead of the paper's")
+    option("--centred", action="store_true", help="subtract the mean of every dimension: maps of Pearson correlations")
 
 
 def _recipes(options: argparse.Namespace, _: dict[str, Any]) -> None:
@@ -122,10 +127,10 @@ def _print_families(names: list[str]) -> None:
 
     members = {family: [name for name in names if name.startswith(f"{family}/")] for family in FAMILIES}
     rows = [[name, str(len(members[name])), trains, members[name][0]] for name, trains in FAMILIES.items()]
-    print_table(["family", "recipes", "what it trains", "for example"], rows)
+    print_table(["family", "recipes", "what it trains", "example"], rows)
     print(
-        "\n`torchdefine recipes FAMILY` lists a family, `torchdefine recipes --all` every recipe. "
-        "`torchdefine recipes RECIPE` shows the settings of one."
+        "\n`torchdefine recipes FAMILY` lists the recipes of a family, `torchdefine recipes --all` all recipes. "
+        "`torchdefine recipes RECIPE` shows the settings of a recipe."
     )
 
 
@@ -135,29 +140,29 @@ def _print_recipes(recipes: list[Recipe]) -> None:
 
     ours = sorted((recipe for recipe in recipes if not recipe.published), key=lambda recipe: bool(recipe.varies))
     if own := [[r.name, r.description, r.varies or "–"] for r in ours]:
-        smallest = "demo/… are the smallest: minutes on two cores, with the text that comes with the package."
+        smallest = "The smallest are demo/…: they train in minutes on two cores, on the text in the package."
         has_demo = any(name.startswith("demo/") for name, *_ in own)
-        print_table(["our own", "what it trains", "changes the published"], own, note=smallest * has_demo + "\n")
+        print_table(["our own", "what it trains", "variant of"], own, note=smallest * has_demo + "\n")
     if published := [recipe for recipe in recipes if recipe.published]:
         rows = [
             [r.name, r.description, *(f"{r.published[key]:.2f}" if key in r.published else "–" for key in PUBLISHED)]
             for r in published
         ]
         note = (
-            "These are as published, and so are their numbers: whole trainings by the paper's authors, or of AWD-LSTM "
-            "and of mixtures. What a paper leaves open, RECIPE's own page says. What we measured ourselves is in the "
-            "project's results.\n"
+            "These recipes have the settings of published models. The numbers are those of the papers, after full "
+            "training. Our own results are in the project's documentation.\n"
         )
         print_table(["as published", "what it trains", *PUBLISHED.values()], rows, note)
     print(
-        "`torchdefine recipes RECIPE` shows its settings, what it changes and what was left open; "
-        "`torchdefine params RECIPE` builds the model and counts."
+        "`torchdefine recipes RECIPE` shows the settings of a recipe, and what the paper leaves open. "
+        "`torchdefine params RECIPE` counts its parameters."
     )
 
 
 def recipe_page(recipe: Recipe) -> Iterator[str]:
     """YAML that `train` reads as a file: settings that differ from their defaults, the others as comments."""
-    from torchdefine.recipe import FORMAT_VERSION, standing
+    from torchdefine.recipe import standing
+    from torchdefine.task import FORMAT_VERSION
 
     yield f"# {recipe.name}: {standing(recipe)}"
     if recipe.published:
@@ -170,7 +175,7 @@ def recipe_page(recipe: Recipe) -> Iterator[str]:
     if recipe.chosen:
         yield f"chosen: {_in_yaml(recipe.chosen)}"
     yield f"task: {recipe.task}"
-    yield "# What differs from its default comes first in every section; comments have the rest."
+    yield "# Each section starts with the settings that differ from their defaults. The others are comments."
     differing = _differing(recipe)
     for section, defaults in recipe.defaults().items():
         own = differing.get(section, {})
@@ -259,7 +264,7 @@ def _report(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"The report is HTML: {path} must end in .html.")
     words = [word.strip() for word in options.words.split(",") if word.strip()] if options.words else None
-    with bar("looking at the runs") as progress:
+    with bar("reading the runs") as progress:
         write_report(options.folders, path, words, options.prompt, progress)
     print(f"The report is in {path}.")
 
@@ -268,9 +273,9 @@ def _plot(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from torchdefine.analysis.report import draw
 
     if options.by is not None and options.kind != "curves":
-        raise UserError(f"--by is the horizontal axis of curves, and {options.kind} have none: leave it out.")
+        raise UserError(f"--by sets the horizontal axis of curves, but {options.kind} have no such axis: leave it out.")
     if options.centred and options.kind in ("curves", "parameters"):
-        raise UserError(f"--centred is for correlations, and {options.kind} show none: leave it out.")
+        raise UserError(f"--centred is for correlation maps, but {options.kind} show none: leave it out.")
     out = Path(options.out)
     for sentence in draw(options.kind, options.folders, out, by=options.by or "tokens", centred=options.centred):
         print(sentence, file=sys.stderr)

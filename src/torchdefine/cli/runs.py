@@ -24,51 +24,62 @@ UNFINISHED = "The run is not finished: these are intermediate weights."
 def add_commands(command: Command) -> None:
     """The commands that use a run."""
     own = "(default: the recipe's)"
-    option = command("eval", _eval, "Measure a run's perplexity on a text; a translator's BLEU and chrF too.")
+    option = command("eval", _eval, "Measure a run on a text: perplexity, and for a translator also BLEU and chrF.")
     add_shared(option, "folder")
     option("--split", default="test", help="train, valid or test (default: test)")
-    option("--data", help="another text than the run's own: a folder, a text file, or a named corpus")
-    option("--batch-size", type=whole, help=f"streams the text is cut into; 1 is exact {own}")
-    option("--length", type=whole, help=f"tokens a step {own}")
-    option("--memory", type=whole, help=f"positions that a Transformer-XL remembers {own}")
-    option("--clamp", type=whole, help=f"the largest distance that a Transformer-XL tells apart {own}")
-    option("--neural-cache", metavar="WINDOW,THETA,WEIGHT", help="look back at the text itself, as in 500,1.0,0.1")
-    tuning = "choose the three numbers of --neural-cache on the validation text first"
+    option("--data", help="another text: a folder, a text file, or a named corpus (default: the run's own)")
+    option("--batch-size", type=whole, help=f"number of streams that the text is cut into; 1 is exact {own}")
+    option("--length", type=whole, help=f"tokens per step {own}")
+    option("--memory", type=whole, help=f"number of earlier positions that a Transformer-XL attends to {own}")
+    option(
+        "--clamp", type=whole, help=f"largest distance in a Transformer-XL; longer ones are treated as this one {own}"
+    )
+    option(
+        "--neural-cache",
+        metavar="WINDOW,THETA,WEIGHT",
+        help="add a neural cache of the text that was read, as in 500,1.0,0.1",
+    )
+    tuning = "tune the three numbers of the neural cache on the validation text first"
     option("--tune-cache", action="store_true", default=None, help=tuning)
     add_shared(option, *LOADING, "--json")
 
-    option = command("generate", _generate, "Let a run continue a text.")
+    option = command("generate", _generate, "Generate text with a run: continue a prompt.")
     add_shared(option, "folder")
-    option("--prompt", default="", help="words as in the training text (default: none, a text begins)")
-    option("--length", type=whole, default=100, help="tokens to draw (default: 100)")
-    option("--temperature", type=float, default=0.8, help="below 1 is more cautious, 0 greedy (default: 0.8)")
-    option("--top-k", type=whole, help="draw among the k most probable tokens only")
-    option("--top-p", type=float, help="draw among the most probable tokens of this probability together")
-    option("--seed", type=int, help="any number, for the same text every time (default: another text each time)")
-    add_shared(option, *LOADING, "--json")
-
-    option = command("translate", _translate, "Translate text line by line; as many lines come out as go in.")
-    add_shared(option, "folder")
-    option("--input", help="the text to translate, plain or packed (default: standard input)")
-    option("--refs", help="true translations, line by line; BLEU and chrF go to standard error")
-    option("--beam", type=whole, help=f"hypotheses that the search keeps; 1 is greedy {own}")
-    option("--length-penalty", type=float, help=f"exponent of Wu's length penalty {own}")
     option(
-        "--max-ratio", type=float, help=f"a translation has at most this many tokens for each of the source's … {own}"
+        "--prompt", default="", help="the text to continue, in words of the training text (default: start a new text)"
     )
-    option("--max-extra", type=whole, help=f"… and this many more {own}")
-    option("--n-best", type=whole, default=1, help="translations of each line, with tabs between (default: 1)")
-    option("--sample", action="store_true", help="draw translations instead of searching for the best")
-    option("--temperature", type=float, help="of --sample: below 1 is more cautious (default: 1)")
-    option("--top-k", type=whole, help="of --sample: among the k most probable tokens only")
-    option("--top-p", type=float, help="of --sample: among the most probable tokens of this probability together")
-    option("--seed", type=int, help="of --sample (default: 1)")
-    option("--batch-size", type=whole, help=f"sentences at once; changes speed, not the result {own}")
+    option("--length", type=whole, default=100, help="number of tokens to generate (default: 100)")
+    option("--temperature", type=float, default=0.8, help="sampling temperature; 0 is greedy (default: 0.8)")
+    option("--top-k", type=whole, help="sample only from the k most probable tokens")
+    option("--top-p", type=float, help="sample only from the most probable tokens that have this probability together")
+    option("--seed", type=int, help="random seed, for the same text every time (default: another text each time)")
     add_shared(option, *LOADING, "--json")
 
-    option = command("average", _average, "Average the weights that a run has kept (--train.keep) into one checkpoint.")
+    option = command("translate", _translate, "Translate a text line by line: one output line for each input line.")
     add_shared(option, "folder")
-    option("--last", type=whole, help="how many of the latest ones (default: all)")
+    option("--input", help="the text file to translate, plain or compressed (default: standard input)")
+    option("--refs", help="reference translations, line by line; prints BLEU and chrF on standard error")
+    option("--beam", type=whole, help=f"size of the beam; 1 is greedy search {own}")
+    option("--length-penalty", type=float, help=f"exponent of the length penalty of Wu et al. {own}")
+    longest = "a translation has at most max-ratio × the source's tokens + max-extra"
+    option("--max-ratio", type=float, help=f"{longest} {own}")
+    option("--max-extra", type=whole, help=f"see --max-ratio {own}")
+    option("--n-best", type=whole, default=1, help="number of translations per line, separated by tabs (default: 1)")
+    option("--sample", action="store_true", help="sample translations instead of beam search")
+    option("--temperature", type=float, help="with --sample: sampling temperature (default: 1)")
+    option("--top-k", type=whole, help="with --sample: only from the k most probable tokens")
+    option(
+        "--top-p",
+        type=float,
+        help="with --sample: only from the most probable tokens that have this probability together",
+    )
+    option("--seed", type=int, help="with --sample: random seed (default: 1)")
+    option("--batch-size", type=whole, help=f"sentences per batch; changes the speed, not the result {own}")
+    add_shared(option, *LOADING, "--json")
+
+    option = command("average", _average, "Average the latest checkpoints of a run (--train.keep) into one checkpoint.")
+    add_shared(option, "folder")
+    option("--last", type=whole, help="number of checkpoints to average, the latest ones (default: all)")
     add_shared(option, "--json")
 
 
@@ -102,7 +113,7 @@ def _generate(options: argparse.Namespace, _: dict[str, Any]) -> None:
         refuse_idle(options, ("top_k", "top_p"), "at a temperature of 0")
     run = open_run(options)
     if outside := run.unknown_words(options.prompt):
-        print(f"Outside the vocabulary, so read as <unk>: {', '.join(outside)}.", file=sys.stderr)
+        print(f"These words are not in the vocabulary and are read as <unk>: {', '.join(outside)}.", file=sys.stderr)
     unknown = run.tokenization.unk_id
     sampling = SamplingOptions(options.temperature, options.top_k, options.top_p, () if unknown is None else (unknown,))
     text = run.generate(options.prompt, options.length, sampling, seed=options.seed)
@@ -174,7 +185,7 @@ def _texts(options: argparse.Namespace) -> tuple[list[str], list[str] | None]:
 
     lines = lines_of(options.input) if options.input else decode_text(sys.stdin.buffer.read(), "The standard input")
     if not lines:
-        print("There is no line to translate.", file=sys.stderr)
+        print("There are no lines to translate.", file=sys.stderr)
     if not options.refs:
         return lines, None
     references = lines_of(options.refs)
@@ -192,6 +203,6 @@ def _average(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
     folder, steps = average_run(options.folder, options.last)
     listed = ", ".join(f"{step:,}" for step in steps)
-    sentence = f"The mean of the weights of the steps {listed} is in {folder.average}: use it by --checkpoint average."
+    sentence = f"The average of the weights of steps {listed} is in {folder.average}: use --checkpoint average."
     facts = {"run": options.folder, "averaged_steps": steps, "checkpoint": str(folder.average)}
     show(options, facts, [sentence])

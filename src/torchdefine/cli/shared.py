@@ -18,11 +18,11 @@ Command = Callable[..., Option]
 
 CHECKPOINTS = ["best", "last", "average"]
 SHARED: dict[str, dict[str, Any]] = {
-    "folder": {"metavar": "RUN", "help": "a run's folder"},
-    "folders": {"metavar": "RUN", "nargs": "+", "help": "runs' folders"},
-    "--checkpoint": {"default": "best", "choices": CHECKPOINTS, "help": "which weights (default: best)"},
-    "--cached": {"action": "store_true", "help": "look up what `torchdefine cache` wrote for these weights"},
-    "--compressed": {"action": "store_true", "help": "look up what `torchdefine compress` wrote for these weights"},
+    "folder": {"metavar": "RUN", "help": "the folder of a run"},
+    "folders": {"metavar": "RUN", "nargs": "+", "help": "the folders of runs"},
+    "--checkpoint": {"default": "best", "choices": CHECKPOINTS, "help": "which weights to load (default: best)"},
+    "--cached": {"action": "store_true", "help": "look vectors up in the table that `torchdefine cache` wrote"},
+    "--compressed": {"action": "store_true", "help": "look vectors up in the table that `torchdefine compress` wrote"},
     "--device": {"help": "cpu or cuda (default: a GPU if there is one)"},
     "--json": {"action": "store_true", "help": "print JSON"},
 }

@@ -21,53 +21,60 @@ if TYPE_CHECKING:
 TRAINING = """  torchdefine train demo/adaptive-define --out runs/first
   torchdefine train demo/adaptive-define --data my_texts/ --out runs/second --optim.lr 3e-3 --train.steps 2000
   torchdefine train mine.yaml --out runs/third           a recipe of your own
-  torchdefine train --out runs/third --resume            go on where it was interrupted"""
+  torchdefine train --out runs/third --resume            continue an interrupted run"""
 
 ENCODING = """  torchdefine encode table1a/r3 --data my_texts/ --out my_tokens/
-  torchdefine train table1a/r3 --data my_tokens/           here, or on a machine that the folder was taken to
+  torchdefine train table1a/r3 --data my_tokens/           on this machine or another one
 
-  The words of a text are counted and numbered once, by the data settings of a recipe, and kept in a cache. For a large
-  text and a machine whose time is expensive, this does it beforehand: my_tokens/ has the tokens and their vocabulary,
-  and takes the place of the text for every recipe with the same data settings."""
+  Training encodes a text once and caches the tokens. Use this command to encode a large text in advance, before you
+  rent an expensive machine. The folder my_tokens/ holds the tokens and their vocabulary. It replaces the text for every
+  recipe with the same data settings."""
 
 SEARCHING = """example:
   torchdefine search demo/adaptive-projection --out runs/search --train.steps 450
 
-  Candidates differ in unit, features, ties and learning rate; the width of the table follows from the budget. Only the
-  better third goes on after a ninth and a third of the steps."""
+  Candidates differ in their unit, features, tied weights and learning rate. The budget decides the width of the table.
+  After a ninth of the steps only the best third continues, and again after a third of the steps."""
 
 SETTINGS = """settings:
-  Any setting of the recipe can be changed by --SECTION.NAME VALUE, as in --optim.lr 1e-3, and the kind of a part by
-  --SECTION KIND, as in --unit define; another kind starts with its own defaults.
-  […] is the value where the recipe sets none; `torchdefine recipes NAME` shows a recipe's own."""
+  --SECTION.NAME VALUE changes any setting of the recipe, as in --optim.lr 1e-3. --SECTION KIND changes the kind of a
+  part, as in --unit define; the other settings of the part are then the defaults of that kind.
+  The default is in [brackets]. `torchdefine recipes NAME` shows the values of a recipe."""
 
 
 def add_commands(command: Command) -> None:
     """The commands that read texts and train."""
     text = "a folder with train, valid and test text, or a named corpus"
     option = command("train", _train, "Train a recipe on a text.", TRAINING, settings_help)
-    option("recipe", nargs="?", help="a recipe's name, or a YAML file; with --resume the run has its own")
+    option("recipe", nargs="?", help="a recipe's name, or a YAML file; not needed with --resume")
     option("--data", help=f"{text}, or a folder that `encode` wrote")
     option("--out", help="the run's folder (default: a new one under runs/)")
-    option("--resume", action="store_true", help="go on with the run in --out")
-    option("--tensorboard", action="store_true", help="write TensorBoard logs into the run's folder too")
+    option("--resume", action="store_true", help="continue the run in --out")
+    option("--tensorboard", action="store_true", help="also write TensorBoard logs into the run's folder")
     add_shared(option, "--device", "--json")
 
-    option = command("encode", _encode, "Turn a text into tokens in advance, in a folder that can be moved.", ENCODING)
-    option("recipe", help="the recipe that will be trained, for its data settings: a name, or a YAML file")
+    option = command(
+        "encode", _encode, "Encode a text in advance, into a folder that you can move to another machine.", ENCODING
+    )
+    option("recipe", help="the recipe that you will train: a name, or a YAML file; its data settings are used")
     option("--data", help=text)
     option("--out", required=True, help="a new folder for the tokens")
 
-    summary = "Search for the table and the unit that do best, by short runs at equal parameters or equal step time."
+    summary = "Search for the best table and unit by short runs, at equal parameters or equal time per step."
     option = command("search", _search, summary, SEARCHING)
     option("recipe", help="the recipe that candidates start from: a name, or a YAML file")
     option("--data", help=text)
-    option("--out", required=True, help="the search's folder; one that is there goes on")
-    option("--trials", type=whole, default=24, help="how many candidates (default: 24)")
-    option("--equal", default="parameters", choices=["parameters", "time"], help="what the recipe bounds")
+    option("--out", required=True, help="the search's folder; an existing search is continued")
+    option("--trials", type=whole, default=24, help="number of candidates (default: 24)")
+    option(
+        "--equal",
+        default="parameters",
+        choices=["parameters", "time"],
+        help="what is equal to that of the recipe (default: parameters)",
+    )
     add_shared(option, "--device")
 
-    summary = "Train five small language models, pack the table of the best, and compare: a few minutes."
+    summary = "Train five small language models, pack the table of the best one, and compare them: a few minutes."
     option = command("demo", _demo, summary)
     option("--out", default="runs/demo", help="where the runs and the report go (default: runs/demo)")
 
@@ -79,7 +86,7 @@ def settings_help() -> str:
     lines = [SETTINGS]
     shown: dict[str, list[str]] = {}
     for name in task_names():
-        lines += ["", f"Settings of the task {name}{' that others have not' if shown else ''}:"]
+        lines += ["", f"Settings of the task {name}{' that the tasks above do not have' if shown else ''}:"]
         for section, of in find_task(name).recipe.sections().items():
             rows = list(_rows(section, of))
             new = [row for row in rows if row not in shown.get(section, [])]
@@ -98,7 +105,7 @@ def _rows(section: str, of: Section) -> Iterator[str]:
 
     kinds_of: dict[Any, list[str]] = {}
     if isinstance(of, Kinds):
-        yield row("kind", f"Which {of.part}: {', '.join(of)}.", of.default)
+        yield row("kind", f"Kind of {of.part}: {', '.join(of)}.", of.default)
         for kind in of:
             kinds_of.setdefault(of.config(kind), []).append(kind)
     else:
@@ -149,8 +156,8 @@ def _what_it_reached(run: Run) -> Iterator[str]:
     yield best_before_the_end(result)
     if not result["evaluation"]:
         yield (
-            "Nothing was measured, for there is neither a valid nor a test text: add one to the folder of the text, or "
-            f"measure another by `torchdefine eval {folder} --data {task.measured_on}`."
+            "Nothing was measured, because there is neither a valid nor a test text: add one to the folder of the "
+            f"text, or measure the run on another text with `torchdefine eval {folder} --data {task.measured_on}`."
         )
     yield from task.caveats(result, run.recipe, folder).values()
     yield f"The run is in {run.folder.path}."
@@ -169,7 +176,7 @@ def _encode(options: argparse.Namespace, overrides: dict[str, Any]) -> None:
         print(sentence)
     amounts = ", ".join(f"{split} {len(file):,}" for split, file in texts.splits.items())
     size = sum(path.stat().st_size for path in texts.folder.iterdir()) / 1e6
-    print(f"The tokens ({amounts}; {size:,.1f} MB) are in {texts.folder}: name it as --data in the place of the text.")
+    print(f"The tokens ({amounts}; {size:,.1f} MB) are in {texts.folder}: pass it as --data instead of the text.")
 
 
 def _search(options: argparse.Namespace, overrides: dict[str, Any]) -> None:

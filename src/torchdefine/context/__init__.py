@@ -44,3 +44,26 @@ class SteppingModel(ContextModel, Protocol):
 
     def state_tensors(self) -> dict[str, int]:
         """Names for the tensors of its state, in order; whole numbers among them must be smaller than the value."""
+
+
+__all__ = [
+    "CONTEXTS",
+    "LSTM",
+    "QRNN",
+    "SRU",
+    "ContextModel",
+    "DecoderState",
+    "LSTMConfig",
+    "QRNNConfig",
+    "RecurrentStack",
+    "RecurrentState",
+    "SRUConfig",
+    "State",
+    "SteppingModel",
+    "Transformer",
+    "TransformerConfig",
+    "TransformerXL",
+    "TransformerXLConfig",
+    "TransformerXLState",
+    "register_context",
+]

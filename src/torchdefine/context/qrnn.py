@@ -22,11 +22,13 @@ class QRNNConfig(RecurrentConfig):
 
     kind: str = "qrnn"
     windows: tuple[int, ...] = setting(
-        (2, 1), "Positions that the layers' convolutions see; the last number is for all that follow.", **WINDOWS
+        (2, 1),
+        "Positions that the convolution of each layer reads; the last number holds for all later layers.",
+        **WINDOWS,
     )
-    output_gate: bool = setting(True, "fo-pooling, with a gate on what a layer gives; else f-pooling.")
+    output_gate: bool = setting(True, "Whether layers have an output gate (fo-pooling); otherwise f-pooling.")
     weight_dropout: float = rate("Dropout rate of the weights of every layer.")
-    zoneout: float = rate("Probability that a cell is kept as it was at a position in training.")
+    zoneout: float = rate("Probability that a cell keeps its value at a position, in training.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

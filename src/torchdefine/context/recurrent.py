@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,26 +24,19 @@ class RecurrentConfig(Config):
     """Stacked recurrent layers. Every dropout has one mask for all positions of a segment."""
 
     kind: str = ""
-    layers: int = setting(1, "How many layers.", at_least=1, at_most=MOST_DEEP)
-    hidden_dim: int = setting(256, "Width of all layers but the last (see output_dim).", at_least=1, at_most=MOST_WIDE)
+    layers: int = setting(1, "Number of layers.", at_least=1, at_most=MOST_DEEP)
+    hidden_dim: int = setting(
+        256, "Width of every layer but the last; output_dim is that of the last.", at_least=1, at_most=MOST_WIDE
+    )
     output_dim: int | None = setting(
-        None, "Width of the last layer; else hidden_dim, or map_dim if tied.", at_least=1, at_most=MOST_WIDE
+        None,
+        "Width of the last layer; by default hidden_dim, or map_dim if the output is tied.",
+        at_least=1,
+        at_most=MOST_WIDE,
     )
     input_dropout: float = rate("Dropout rate of the inputs of the first layer.")
     hidden_dropout: float = rate("Dropout rate between the layers.")
     state_dropout: float = rate("Fraction of streams whose state is reset at the start of a training segment.")
-
-
-class RecurrentLayer(Protocol):
-    """(T, B, input) → (T, B, output)."""
-
-    def carried(self) -> dict[str, tuple[int, int]]:
-        """The parts of its state by name, each with its n and width."""
-
-    def __call__(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]: ...
-
-    def step(self, x: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
-        """One position, (B, input) → (B, output), in evaluation and in operations that can be exported."""
 
 
 class RecurrentStack(nn.Module):
@@ -62,7 +55,11 @@ class RecurrentStack(nn.Module):
         output_dim: int | None,
         layer: Callable[[int, int, int], nn.Module],
     ) -> None:
-        """``layer`` makes a layer of its input width, its output width and its index."""
+        """``layer`` makes a layer, (T, B, input) → (T, B, output), of both widths and its index.
+
+        Its ``carried()`` names the parts of its state, each with its n and width. ``step`` takes one position,
+        (B, input) → (B, output), in evaluation and by operations that can be exported.
+        """
         super().__init__()
         self.config = config
         self.input_dim = input_dim

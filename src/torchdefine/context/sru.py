@@ -19,7 +19,10 @@ class SRUConfig(RecurrentConfig):
 
     kind: str = "sru"
     highway_bias: float = setting(
-        0.0, "First bias of the reset gates; below 0, layers pass more of their inputs on.", at_least=-10, at_most=10
+        0.0,
+        "Initial bias of the reset gates; below 0, more of a layer's input passes through.",
+        at_least=-10,
+        at_most=10,
     )
 
     def build(self, input_dim: int, tied_dim: int | None) -> SRU:

@@ -24,15 +24,19 @@ class TransformerConfig(Config):
     """Both stacks of an encoder–decoder Transformer; the defaults are those of the base model."""
 
     kind: Literal["transformer"] = "transformer"
-    encoder_layers: int = setting(6, "Layers that read the source.", at_least=1, at_most=MOST_DEEP)
-    decoder_layers: int = setting(6, "Layers that write the target.", at_least=1, at_most=MOST_DEEP)
-    heads: int = setting(8, "Attention heads; the width is that of the embedding.", at_least=1, at_most=MOST_DEEP)
+    encoder_layers: int = setting(6, "Number of encoder layers.", at_least=1, at_most=MOST_DEEP)
+    decoder_layers: int = setting(6, "Number of decoder layers.", at_least=1, at_most=MOST_DEEP)
+    heads: int = setting(
+        8, "Number of attention heads; together they are as wide as the embedding.", at_least=1, at_most=MOST_DEEP
+    )
     hidden_dim: int = setting(2048, "Width of the feed-forward layers.", at_least=1, at_most=MOST_WIDE)
-    norm: Literal["pre", "post"] = setting("pre", "Layer norms before or after every sub-layer.")
+    norm: Literal["pre", "post"] = setting("pre", "Whether layer norms come before or after every sub-layer.")
     dropout: float = rate("Dropout rate of inputs, after every sub-layer and in feed-forward layers.", default=0.1)
     attention_dropout: float = rate("Dropout rate of the attention weights.")
-    feed_forward: Literal["relu", "sru"] = setting("relu", "What a feed-forward layer begins with.")
-    sru_dropout: float = rate("Dropout rate of what SRUs give, with one mask for all places of a sequence.")
+    feed_forward: Literal["relu", "sru"] = setting(
+        "relu", "First part of a feed-forward layer: a linear layer with ReLU, or an SRU."
+    )
+    sru_dropout: float = rate("Dropout rate of the outputs of SRUs, with one mask for all positions of a sequence.")
 
     def build(self, width: int) -> Transformer:
         return Transformer(width, self)

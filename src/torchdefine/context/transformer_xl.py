@@ -42,31 +42,34 @@ class TransformerXLConfig(Config):
     """A Transformer-XL, as wide as its inputs; an output layer of another width has projections."""
 
     kind: str = "transformer-xl"
-    layers: int = setting(1, "How many layers.", at_least=1, at_most=MOST_DEEP)
-    heads: int = setting(8, "Attention heads.", at_least=1, at_most=MOST_DEEP)
+    layers: int = setting(1, "Number of layers.", at_least=1, at_most=MOST_DEEP)
+    heads: int = setting(8, "Number of attention heads.", at_least=1, at_most=MOST_DEEP)
     head_dim: int | None = setting(
-        None, "Width of a head; the embedding's divided by heads by default.", at_least=1, at_most=MOST_WIDE
+        None, "Width of a head; by default the embedding's width divided by heads.", at_least=1, at_most=MOST_WIDE
     )
     inner_dim: int | None = setting(
-        None, "Width inside the feed-forward layers; else 4 × the embedding's.", at_least=1, at_most=MOST_WIDE
-    )
-    pre_norm: bool = setting(False, "Whether norms come before attention and feed-forward layers; otherwise after.")
-    memory: int = setting(
-        150, "Positions of earlier segments that are remembered; with 0 every segment begins anew.", at_least=0
-    )
-    same_length: bool = setting(False, "Whether all positions see equally many others: as many as memory says.")
-    clamp: int | None = setting(None, "Distances beyond this one count as this one.", at_least=1)
-    eval_memory: int | None = setting(None, "The memory in evaluation; the same as in training by default.", at_least=0)
-    eval_same_length: bool = setting(False, "The same_length of evaluation.")
-    eval_clamp: int | None = setting(None, "The clamp of evaluation.", at_least=1)
-    layer_rank: int | None = setting(
         None,
-        "Width of a vector of its own that the embedding gives every layer for each token; the layer gates it, and "
-        "widens it to its own width. The unit or projection gives them all beside the input.",
+        "Width inside the feed-forward layers; by default 4 × the embedding's width.",
         at_least=1,
         at_most=MOST_WIDE,
     )
-    input_dropout: float = rate("Dropout rate of the inputs, and of the distances' vectors.")
+    pre_norm: bool = setting(False, "Whether norms come before attention and feed-forward layers, not after.")
+    memory: int = setting(
+        150, "Number of earlier positions that are kept. With 0, every segment starts without context.", at_least=0
+    )
+    same_length: bool = setting(False, "Whether every position attends to the same number of positions, memory.")
+    clamp: int | None = setting(None, "Largest distance: longer ones are treated as this one.", at_least=1)
+    eval_memory: int | None = setting(None, "The memory in evaluation; by default that of training.", at_least=0)
+    eval_same_length: bool = setting(False, "The same_length in evaluation.")
+    eval_clamp: int | None = setting(None, "The clamp in evaluation.", at_least=1)
+    layer_rank: int | None = setting(
+        None,
+        "Width of an extra vector of each token for every layer. The unit or the projection computes these vectors; "
+        "each layer gates its vector and projects it to the layer's width.",
+        at_least=1,
+        at_most=MOST_WIDE,
+    )
+    input_dropout: float = rate("Dropout rate of the inputs and of the vectors of distances.")
     hidden_dropout: float = rate("Dropout rate after attention, inside the feed-forward layers and after them.")
     output_dropout: float = rate("Dropout rate of the outputs of the last layer.")
     attention_dropout: float = rate("Dropout rate of the attention weights.")

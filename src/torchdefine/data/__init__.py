@@ -17,3 +17,37 @@ from torchdefine.data.text_files import read_pairs, read_text
 from torchdefine.data.token_file import TokenFile
 from torchdefine.data.tokenizer import SubwordTokenizer, TokenizerPair, load_tokenization, train_subwords
 from torchdefine.data.vocabulary import EOS, UNK, Tokenization, Vocabulary
+
+__all__ = [
+    "EOS",
+    "IGNORE",
+    "NAMED_TEXTS",
+    "SPLITS",
+    "UNK",
+    "Bitext",
+    "BitextBatches",
+    "BitextConfig",
+    "Corpus",
+    "DataConfig",
+    "SegmentPlan",
+    "SentencePairs",
+    "SubwordTokenizer",
+    "TextConfig",
+    "TokenFile",
+    "TokenStreams",
+    "Tokenization",
+    "TokenizerPair",
+    "Vocabulary",
+    "corpus_names",
+    "encode_bitext",
+    "encode_corpus",
+    "find_bitext",
+    "find_splits",
+    "licence_of",
+    "load_tokenization",
+    "read_pairs",
+    "read_text",
+    "resolve_corpus",
+    "shard",
+    "train_subwords",
+]

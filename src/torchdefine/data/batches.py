@@ -80,13 +80,19 @@ class TokenStreams:
         return self._host[:, start + 1 : min(start + length, self.length) + 1]
 
 
-def shard(batch_size: int, rank: int, world_size: int) -> slice:
-    """The rows of a global batch for process ``rank`` of ``world_size``; together they see all of it."""
+def shard(batch_size: int, rank: int, world_size: int, parts: int = 1) -> slice:
+    """The rows of a global batch for process ``rank`` of ``world_size``, in as many ``parts`` of equal size.
+
+    Together the processes see all of it.
+    """
     if batch_size % world_size:
         lower = batch_size // world_size * world_size
         options = f"{lower} or {lower + world_size}" if lower else f"{world_size}"
         raise UserError(f"The batch size {batch_size} is not divisible by the {world_size} processes: use {options}.")
     own = batch_size // world_size
+    if own % parts:
+        problem = f"The {own} rows of a process cannot be split into {parts} equal parts"
+        raise UserError(f"{problem}: change train.batch_size or train.accumulate.")
     return slice(rank * own, (rank + 1) * own)
 
 
@@ -206,7 +212,8 @@ class BitextBatches:
         inputs = np.concatenate((np.full((len(indices), 1), self._target.bos_id), targets[:, :-1]), axis=1)
         # No target is counted at or after <eos> of the inputs, so any id will do there.
         inputs = np.where(inputs == IGNORE, self._target.pad_id, inputs)
-        return PairBatch(self._moved(source), self._moved(inputs), self._moved(targets), targets, self.tokens(number))
+        moved = [to_device(ids, self.device) for ids in (source, inputs, targets)]
+        return PairBatch(moved[0], moved[1], moved[2], targets, self.tokens(number))
 
     def indices(self, number: int) -> np.ndarray:
         """Which pairs batch ``number`` is made of."""
@@ -237,11 +244,13 @@ class BitextBatches:
         at = np.where(inside, starts[:, None] + places, 0)
         return np.where(inside, tokens[at].astype(np.int64), fill)
 
-    def _moved(self, rows: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(rows))
-        if self.device.type == "cuda":  # from pinned memory the copy does not hold up the host
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor.to(self.device)
+
+def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """A copy that the host does not wait for."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if torch.device(device).type == "cuda":  # only pinned memory is copied without the host
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def bucket_bounds(longest: int) -> np.ndarray:

@@ -42,12 +42,16 @@ RATIO_SLACK = 5
 class BitextConfig(DataConfig):
     """The pairs of sentences that a translator learns from."""
 
-    source: str = setting("en", "The language to translate from, as in the endings of its file names.")
-    target: str = setting("de", "The language to translate into, as in the endings of its file names.")
-    bpe_size: int = setting(8000, "Tokens of the BPE, or of each, learned from the text.", at_least=SMALLEST_BPE)
-    joint: bool = setting(True, "One BPE for both languages, or one for each.")
-    max_length: int = setting(100, "Training pairs with more tokens on a side are left out.", at_least=1)
-    max_ratio: float = setting(3.0, "Training pairs more unequal than this, plus 5 tokens, are left out.", at_least=1)
+    source: str = setting("en", "Source language: the ending of its files' names.")
+    target: str = setting("de", "Target language: the ending of its files' names.")
+    bpe_size: int = setting(8000, "Number of subwords that a BPE learns from the text.", at_least=SMALLEST_BPE)
+    joint: bool = setting(True, "Whether both languages share one BPE; otherwise each has its own.")
+    max_length: int = setting(100, "Training pairs with more tokens than this on a side are left out.", at_least=1)
+    max_ratio: float = setting(
+        3.0,
+        "Training pairs are left out if one side has more than this many times the tokens of the other, plus 5.",
+        at_least=1,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,8 +41,12 @@ WordRule = dict[str, Any]
 class TextConfig(DataConfig):
     """The text of a language model."""
 
-    min_count: int = setting(1, "Words seen less often in training become <unk>; for words only.", at_least=1)
-    max_size: int | None = setting(None, "Most words in the vocabulary, by frequency; for words only.", at_least=3)
+    min_count: int = setting(
+        1, "Words with fewer occurrences in the training text become <unk>. For words only.", at_least=1
+    )
+    max_size: int | None = setting(
+        None, "Largest size of the vocabulary: it keeps the most frequent words. For words only.", at_least=3
+    )
 
 
 @dataclass(frozen=True)

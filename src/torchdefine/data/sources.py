@@ -33,10 +33,16 @@ BITEXT_LAYOUT = (
 class DataConfig(Config):
     """What the data of every task have."""
 
-    corpus: str = setting("wikitext-2-shuffled", "A named corpus or a folder of train, valid and test text.", path=True)
-    tokenizer: str | None = setting(None, "A tokenizers file (BPE) in place of a vocabulary of its own.", path=True)
+    corpus: str = setting(
+        "wikitext-2-shuffled", "The text: a named corpus, or a folder with train, valid and test files.", path=True
+    )
+    tokenizer: str | None = setting(
+        None, "A file of the package tokenizers, for subwords. By default, tokens are words.", path=True
+    )
     vocabulary_size: int | None = setting(
-        None, "Size of the published vocabulary, for `params` to count with; training goes by its own text.", at_least=1
+        None,
+        "Size of the published vocabulary. Only `params` uses it; training takes the vocabulary from its text.",
+        at_least=1,
     )
 
 

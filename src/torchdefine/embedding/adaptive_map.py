@@ -28,20 +28,24 @@ class AdaptiveConfig(MapConfig):
     """Tables by frequency band."""
 
     kind: str = "adaptive"
-    cutoffs: tuple[int, ...] = setting((20_000, 40_000, 200_000), "Frequency ranks at which the later bands start.")
+    cutoffs: tuple[int, ...] = setting(
+        (20_000, 40_000, 200_000), "Frequency ranks at which the second and later bands start."
+    )
     division: int = setting(
-        4, "How many times narrower each band is than the one before.", at_least=1, at_most=MOST_DEEP
+        4, "Each band is this many times narrower than the one before.", at_least=1, at_most=MOST_DEEP
     )
     output_dim: int | None = setting(
         None,
-        "Width of the vectors that every band is projected to, as Baevski & Auli do; else map_dim, and the first band "
+        "Project every band to this width, as Baevski & Auli do. By default the width is map_dim, and the first band "
         "has no projection.",
         at_least=1,
         at_most=MOST_WIDE,
     )
 
     rows: int | None = setting(
-        None, "Rows in all bands: rarer tokens have none, and only their features tell them apart.", at_least=1
+        None,
+        "Rows of all bands together. Rarer tokens have no row, so only their features distinguish them.",
+        at_least=1,
     )
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> AdaptiveMap:
@@ -62,6 +66,7 @@ class AdaptiveMap(nn.Module):
     the tables are sparse tensors where ``sparse`` is set.
     """
 
+    kind = "adaptive"
     ranks: Tensor | None
 
     def __init__(
@@ -181,7 +186,7 @@ class AdaptiveMap(nn.Module):
 
     def to_config(self) -> dict[str, Any]:
         names = ("num_embeddings", "map_dim", "cutoffs", "division", "padding_idx", "scale", "sparse", "std", "rows")
-        config = {"kind": "adaptive", "ranked": self.ranks is not None} | {name: getattr(self, name) for name in names}
+        config = {"kind": self.kind, "ranked": self.ranks is not None} | {name: getattr(self, name) for name in names}
         return config | {"output_dim": self.output_dim if self.projects_first else None}
 
     def extra_repr(self) -> str:

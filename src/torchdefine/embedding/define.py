@@ -16,14 +16,12 @@ from torch.overrides import TorchFunctionMode
 
 from torchdefine import __version__
 from torchdefine.config import to_plain
-from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.features import Features, concatenated_width, strings_of
 from torchdefine.embedding.hub import Hub
-from torchdefine.embedding.map import MapConfig, MapLayer, ProjectiveMap, StandardMap, VocabularyFacts
-from torchdefine.embedding.plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
-from torchdefine.embedding.slim_map import SlimMap
-from torchdefine.embedding.token_embedding import TokenEmbedding
+from torchdefine.embedding.map import MapConfig, MapLayer, StandardMap, VocabularyFacts
+from torchdefine.embedding.token_embedding import MAPS, TokenEmbedding
 from torchdefine.embedding.unit import DefineUnit
+from torchdefine.embedding.unit_plan import Plan, UnitConfig, default_expand_dim, default_map_dim, make_plan
 from torchdefine.errors import UserError
 from torchdefine.files import read_json as read_json_file
 from torchdefine.files import read_sealed, write_sealed
@@ -34,10 +32,6 @@ FORMAT = "torchdefine embedding"
 FORMAT_VERSION = 1
 CONFIG_FILE, WEIGHTS_FILE = "embedding.json", "embedding.safetensors"
 SAVE_AGAIN = "save the embedding there again"
-MAPS: dict[str, Any] = {
-    **{"standard": StandardMap, "projective": ProjectiveMap},
-    **{"adaptive": AdaptiveMap, "slim": SlimMap},
-}
 
 
 class DeFINE(Hub, TokenEmbedding):

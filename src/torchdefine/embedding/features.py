@@ -194,19 +194,18 @@ class Features(nn.Module):
         configs = [FeatureConfig.of(text) for text in features]
         if not has_unit:
             configs = [replace(config, place="after") for config in configs]
-        self.parts = nn.ModuleList(
+        self.parts: Any = nn.ModuleList(
             Feature(config, vocabulary, embedding_dim if config.place == "after" else map_dim) for config in configs
         )
         self.reset_parameters()
 
     def _parts(self, of_pairs: bool, *places: Place) -> Iterator[Feature]:
-        parts = cast("list[Feature]", list(self.parts))
-        return (part for part in parts if part.of_pairs is of_pairs and part.place in places)
+        return (part for part in self.parts if part.of_pairs is of_pairs and part.place in places)
 
     @property
     def of_pairs(self) -> bool:
         """Whether a vector depends on the token before, too."""
-        return any(part.of_pairs for part in cast("list[Feature]", list(self.parts)))
+        return any(part.of_pairs for part in self.parts)
 
     @property
     def through_unit(self) -> bool:
@@ -229,11 +228,11 @@ class Features(nn.Module):
     def reset_parameters(self, std: float | None = None) -> None:
         """Draw all anew; ``std`` is the size of what stands beside the map's vectors."""
         self.std = std = self.std if std is None else std
-        for part in cast("list[Feature]", list(self.parts)):
+        for part in self.parts:
             part.reset_parameters(std)
 
     def resize(self, num_embeddings: int) -> None:
-        for part in cast("list[Feature]", list(self.parts)):
+        for part in self.parts:
             part.rows.resize(num_embeddings)
 
     def before_unit(self, vectors: Tensor, ids: Tensor, previous: Tensor | None) -> Tensor:

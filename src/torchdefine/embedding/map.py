@@ -43,21 +43,22 @@ class MapConfig(Config):
     map_dim: int = setting(128, "Width of the table, the paper's n.", at_least=1, at_most=MOST_WIDE)
     scale: Scale = setting(
         "none",
-        "What the map's vectors are multiplied by. root-dim: the square root of their width. unit-rms: what gives "
-        "fresh ones a root mean square of 1. Or a number.",
+        "Factor on the map's vectors. root-dim: the square root of their width. unit-rms: the factor with which they "
+        "have a root mean square of 1 before training.",
         above=0,
     )
-    init_std: float | None = setting(None, "Standard deviation of the fresh table; else 1 / sqrt(map_dim).", above=0)
-    row_dropout: float = rate("Dropout rate of whole rows: token types whose vectors are zeroed in a step.")
+    init_std: float | None = setting(
+        None, "Standard deviation of the initial table; by default 1 / sqrt(map_dim).", above=0
+    )
+    row_dropout: float = rate("Dropout rate of whole rows: in a step, all vectors of a dropped token are zero.")
     map_dropout: float = rate(
-        "Dropout rate of the map's vectors, before the unit, as in DeLighT: one mask for all positions of a text."
+        "Dropout rate of the map's vectors before the unit, with one mask for all positions of a text, as in DeLighT."
     )
 
     features: tuple[str, ...] = setting(
         (),
-        "What tokens share beside the map: tables of hashed bigrams, of the n-grams of their characters, or by "
-        "frequency, as in bigrams:16384x16,characters:8192x16:concat. add (the default) or concat before the unit, or "
-        "after it.",
+        "Extra tables whose rows tokens share, as NAME:ROWSxWIDTH:PLACE. Names: bigrams, characters, frequency. "
+        "Places: add (the default) and concat are before the unit, after is behind it. Example: bigrams:8192x16:after.",
     )
 
     @abstractmethod
@@ -85,7 +86,7 @@ class MapConfig(Config):
 
 def few_bits() -> Any:
     """A field for the bits that a table is trained in."""
-    explanation = "Bits of every number of the table, which learns through the rounding; else floats."
+    explanation = "Bits of every number of the table, which is trained with rounding. By default, numbers are floats."
     return setting(None, explanation, at_least=1, at_most=MOST_BITS)
 
 
@@ -106,9 +107,11 @@ class ProjectiveConfig(MapConfig):
 
     kind: str = "projective"
     output_dim: int | None = setting(
-        None, "Width of the vectors; the unit's embedding_dim, else map_dim.", at_least=1, at_most=MOST_WIDE
+        None, "Width of the vectors; by default the unit's embedding_dim, or map_dim.", at_least=1, at_most=MOST_WIDE
     )
-    projection_std: float | None = setting(None, "Standard deviation of its matrix; else 1 / sqrt(map_dim).", above=0)
+    projection_std: float | None = setting(
+        None, "Standard deviation of the initial projection; by default 1 / sqrt(map_dim).", above=0
+    )
     bits: int | None = few_bits()
 
     @property

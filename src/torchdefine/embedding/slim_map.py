@@ -18,8 +18,8 @@ class SlimConfig(MapConfig):
     """Rows made of shared sub-vectors."""
 
     kind: str = "slim"
-    parts: int = setting(8, "Sub-vectors that a row is made of.", at_least=1, at_most=MOST_DEEP)
-    ratio: float = setting(8.0, "How many times more numbers a table without sharing would have.", at_least=1)
+    parts: int = setting(8, "Number of sub-vectors in a row.", at_least=1, at_most=MOST_DEEP)
+    ratio: float = setting(8.0, "A table without sharing would have this many times the numbers.", at_least=1)
 
     def build(self, vocabulary: VocabularyFacts, width: int | None) -> SlimMap:
         pool = max(round(vocabulary.size * self.parts / self.ratio), 1)

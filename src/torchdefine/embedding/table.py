@@ -1,14 +1,17 @@
-"""All vectors of an embedding, computed in bounded memory, and the look-up of vectors in place of computing them."""
+"""All vectors of an embedding, computed or learned in bounded memory, and their look-up in place of computing them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, twins
 
@@ -16,6 +19,8 @@ TOKENS_AT_ONCE = 16_384
 """Enough to keep a device busy; a unit 4,096 wide then needs about 1 GiB of working memory in float32."""
 TOKENS_AT_ONCE_ON_CPU = 1_024
 """There the system would hand the memory of larger layers out anew, page by page, in every chunk."""
+RECOMPUTED = (DefineUnit, DenseMLP, DenseProjection)
+"""Units that give the same vectors a second time: what they draw is drawn before."""
 
 
 @torch.no_grad()
@@ -74,6 +79,32 @@ def id_chunks(embedding: nn.Module) -> Iterator[Tensor]:
     chunk = min(TOKENS_AT_ONCE, TOKENS_AT_ONCE_ON_CPU) if device.type == "cpu" else TOKENS_AT_ONCE
     for start in range(0, total, chunk):
         yield torch.arange(start, min(start + chunk, total), device=device)
+
+
+def through_unit(unit: nn.Module, mapped: Tensor) -> Tensor:
+    """(V, n) → (V, m), ``TOKENS_AT_ONCE`` rows at a time.
+
+    Backward computes a part of the rows again, so that only one part's layers are in memory at a time. What dropout
+    keeps is drawn once, a byte for each feature. Somebody else's unit keeps all of its layers' outputs.
+    """
+    parts = mapped.split(TOKENS_AT_ONCE)
+    again = len(parts) > 1 and torch.is_grad_enabled() and type(unit) in RECOMPUTED
+    finished: list[Tensor] = []
+    for part in parts:
+        if not again:
+            finished.append(unit(part))
+        else:
+            kept = unit.drawn(len(part), part.device) if isinstance(unit, DefineUnit) else None
+            settings: Any = {"use_reentrant": False, "preserve_rng_state": False}
+            finished.append(checkpoint(unit, part, *([] if kept is None else [None, kept]), **settings))
+    return finished[0] if len(finished) == 1 else torch.cat(finished)
+
+
+def tensors_of(*parts: object) -> Iterator[Tensor]:
+    """The parameters and buffers of those that are modules."""
+    for part in parts:
+        if isinstance(part, nn.Module):
+            yield from chain(part.parameters(), part.buffers())
 
 
 def _weights_of(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -13,20 +13,21 @@ from torch import Tensor, nn
 
 from torchdefine.embedding.adaptive_map import AdaptiveMap
 from torchdefine.embedding.features import FEATURE_PARTS, Feature, Features, previous_ids
-from torchdefine.embedding.finished import tensors_of, through_unit
 from torchdefine.embedding.group_linear import GroupLinear
 from torchdefine.embedding.host_map import HostMap
 from torchdefine.embedding.kept import Kept
 from torchdefine.embedding.map import MapLayer, ProjectiveMap, StandardMap, as_ids
 from torchdefine.embedding.slim_map import SlimMap
-from torchdefine.embedding.table import LooksUp, finished_table, in_evaluation
+from torchdefine.embedding.table import LooksUp, finished_table, in_evaluation, tensors_of, through_unit
 from torchdefine.embedding.unit import DefineUnit, DenseMLP, DenseProjection, ExpansionLayer
 from torchdefine.errors import UserError
 from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import locked_dropout
 
+MAPS: dict[str, Any] = {kind.kind: kind for kind in (StandardMap, ProjectiveMap, AdaptiveMap, SlimMap)}
+"""Our maps by the kind that a saved embedding names."""
 PARTS = (
-    *(StandardMap, ProjectiveMap, AdaptiveMap, SlimMap, HostMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
+    *(*MAPS.values(), HostMap, nn.Embedding, nn.Linear, DenseProjection, DenseMLP),
     *(DefineUnit, ExpansionLayer, GroupLinear, nn.LayerNorm, nn.GroupNorm, Features, Feature, *FEATURE_PARTS),
 )
 """What our maps and units are made of: each handles every token independently."""
@@ -322,6 +323,13 @@ def count_distinct(ids: np.ndarray, num_embeddings: int) -> int:
     seen = np.zeros(num_embeddings, dtype=bool)
     seen[ids[ids >= 0]] = True
     return int(np.count_nonzero(seen))
+
+
+def distinct_hint(embedding: TokenEmbedding, ids: np.ndarray, others: int) -> int | None:
+    """The bound that ``embedded`` takes, from ids on the host and how many ``others`` there may be; None for none."""
+    if not embedding.shares or embedding.unit is None:  # then only a CPU shares, and counts by itself
+        return None
+    return count_distinct(ids, embedding.num_embeddings) + others
 
 
 def count_parameters(model: nn.Module, embeddings: Iterable[TokenEmbedding], context: nn.Module) -> dict[str, int]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchdefine.config import MOST_WIDE, Config, setting
 from torchdefine.embedding.group_linear import GroupLinear, UnitVariance
-from torchdefine.embedding.plan import Plan, UnitConfig, make_plan
+from torchdefine.embedding.unit_plan import Plan, UnitConfig, make_plan
 from torchdefine.modes import Prepared, untouched
 from torchdefine.ops import StackForm, StackLayer, group_stack, has_fused_kernels
 from torchdefine.ops.group_stack import ACTIVATIONS
@@ -193,10 +193,11 @@ class ProjectionConfig(Config):
 
     kind: str = "projection"
     embedding_dim: int | None = setting(
-        None, "Width of the vectors that it gives; the map's by default.", at_least=1, at_most=MOST_WIDE
+        None, "Width of the output vectors; by default that of the map.", at_least=1, at_most=MOST_WIDE
     )
     weight_scaling: bool = setting(
-        False, "Divide the weights by the root of their fan-in when they are used: an equalised learning rate."
+        False,
+        "Weight scaling: weights are divided by the square root of their fan-in when used (equalised learning rate).",
     )
 
     def build(self, input_dim: int) -> nn.Module:

@@ -73,17 +73,17 @@ def model_card(
         _table(["text", "tokens", "SHA-256 of the text"], texts)
         if texts
         else "The run has no result, so the hash of its text is not known.",
-        about.data_licence or "The text is the user's own; the user must name its licence.",
-        f"Licence, named at the export: {one_line(about.licence)}"
+        about.data_licence or "The text is the user's own. Its licence is not known here.",
+        f"Licence: {one_line(about.licence)}"
         if about.licence
         else "No licence was named for this model. Name one before you share it (`torchdefine export --license`).",
         "## Results",
         *_results(about, any(map(is_rounded, embeddings))),
         "## Programs",
-        f"Each runs in {kind.runs_in}, without torchdefine; the code below runs in this folder. A name in a shape is "
-        "a size that may differ in each call. Every program was compared with the model on "
-        f"{len(CHECKED_AT)} batches of sizes that it was not traced at; a difference above {TOLERANCE:.0e} (relative "
-        "for numbers above 1) would have stopped the export.",
+        f"The programs run in {kind.runs_in}, without torchdefine. Run the code below in this folder. Named sizes in a "
+        "shape can change from call to call. torchdefine compared every program with the model, on "
+        f"{len(CHECKED_AT)} batches of other sizes than in the trace. A difference above {TOLERANCE:.0e} (relative for "
+        "numbers above 1) stops an export.",
         f"```python\n{kind.opening}\n```",
         *(part for one in exportable.programs for part in _program(one.code, written[one.name], kind)),
         "## Limits",
@@ -141,7 +141,7 @@ def _results(about: ExportedFrom, rounded: bool) -> Iterator[str]:
     if about.checkpoint != "best":
         yield f"These are the numbers of the run's best weights, but this export has its {about.checkpoint} weights."
     if rounded:
-        yield "They were measured with vectors computed in float32; this export has rounded ones."
+        yield "They were measured with float32 vectors. This export has rounded vectors."
 
 
 def _program(code: str, written: Mapping[str, Any], kind: ProgramFormat) -> list[str]:
@@ -154,21 +154,21 @@ def _program(code: str, written: Mapping[str, Any], kind: ProgramFormat) -> list
         f"### `{written['file']}`",
         written["summary"],
         _table(["", "name", "shape", "type"], rows),
-        f"Largest difference to the model: {written['largest_difference']:.1e}.",
+        f"Largest difference from the model: {written['largest_difference']:.1e}.",
         f"```python\n{Template(code).substitute(lib=kind.library)}\n```",
     ]
 
 
 def _limits(embeddings: Sequence[TokenEmbedding], of_words: bool) -> Iterator[str]:
-    yield "The programs do not check for ids outside the vocabulary; their caller must."
+    yield "The programs do not check ids. Ids outside the vocabulary give errors or wrong numbers."
     yield "The programs were traced and compared on a CPU, in float32."
-    yield "The model repeats the errors and prejudices of its training text. It was not tested for any use."
+    yield "The model repeats the errors and biases of its training text. It was not tested for any use."
     dtypes = {table.dtype for one in embeddings if (table := one.cached_vectors) is not None}
     for dtype in dtypes - {torch.float32}:
         rounded = str(dtype).removeprefix("torch.")
-        yield f"Cached vectors are in {rounded}; the comparison was with the model that uses them."
+        yield f"Cached vectors are in {rounded}. The programs were compared with the model that uses them."
     if any(map(is_packed, embeddings)):
-        yield "The vectors are compressed, with some loss; the comparison was with the model that uses them."
+        yield "The vectors are packed, with some loss. The programs were compared with the model that uses them."
     if of_words:
         yield "Words outside the vocabulary are `<unk>`. Split text into words as in the training text."
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import torchdefine
 from torchdefine.data import Tokenization, TokenizerPair, load_tokenization
-from torchdefine.errors import MachineError, UserError
+from torchdefine.errors import MachineError, UserError, in_a_line
 from torchdefine.export.card import ExportedFrom, model_card
 from torchdefine.export.formats import ProgramFormat, check_torch, program_format, trace
 from torchdefine.export.program import (
@@ -108,7 +108,7 @@ def _write_program(program: Program, kind: ProgramFormat, folder: Path) -> dict[
     except (OSError, MemoryError, MachineError):
         raise
     except Exception as error:  # tracers and exporters raise many kinds
-        reason = _in_a_line(error)
+        reason = in_a_line(error)
         raise MachineError(f"The {program.name} could not be exported ({reason}): try the other format.") from error
     if not largest <= TOLERANCE:
         raise MachineError(
@@ -207,7 +207,7 @@ def check_export(folder: str | Path) -> LoadedExport:
                 found = program.runner(sampled(program.inputs, sizes, seed))
                 wrong = wrong_outputs(found, program.outputs, sizes)
             except Exception as error:  # of whatever kind: torch and onnxruntime have many
-                wrong = f"an error ({_in_a_line(error)})"
+                wrong = f"an error ({in_a_line(error)})"
             if wrong:
                 raise UserError(f"The program {name} in {folder} gives {wrong}: {EXPORT_AGAIN}.")
     return export
@@ -237,8 +237,4 @@ def _open(folder: Path, name: str, kind: ProgramFormat, facts: Mapping[str, Any]
     try:
         return LoadedProgram(name, inputs, outputs, kind.open(path, inputs))
     except Exception as error:  # of whatever kind: torch and onnxruntime have many
-        raise UserError(f"{path} cannot be opened here ({_in_a_line(error)}): {EXPORT_AGAIN}.") from None
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+        raise UserError(f"{path} cannot be opened here ({in_a_line(error)}): {EXPORT_AGAIN}.") from None

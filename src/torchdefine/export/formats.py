@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,8 +78,6 @@ def opened(name):
             raise UserError(f"ONNX needs {', '.join(missing)} too: pip install 'torchdefine[export]'.")
 
     def write(self, program: Program, traced: torch.export.ExportedProgram, path: Path) -> None:
-        weights = (*traced.state_dict.values(), *traced.constants.values())
-        size = sum(weight.nbytes for weight in weights if isinstance(weight, Tensor))
         with quiet():
             made: Any = torch.onnx.export(
                 traced,
@@ -93,21 +91,31 @@ def opened(name):
             for values, ports in ((graph.inputs, program.inputs), (graph.outputs, program.outputs)):
                 for value, port in zip(values, ports, strict=True):
                     value.shape = type(value.shape)(port.shape)  # names the sizes as our ports do
-            for node in graph:
-                node.metadata_props.clear()  # the exporter's notes
-            made.save(path, external_data=size > LARGEST_ONNX_FILE)
+            save_onnx(made, path, (*traced.state_dict.values(), *traced.constants.values()))
 
     def open(self, path: Path, inputs: Sequence[Port]) -> Runner:
-        import onnxruntime
+        return open_onnx(path, [port.name for port in inputs])
 
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        names = [port.name for port in inputs]
 
-        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
-            given = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
-            return [torch.from_numpy(array) for array in session.run(None, given)]
+def save_onnx(made: Any, path: Path, weights: Iterable[Any]) -> None:
+    """Write what torch's exporter made, without its notes; large weights go to a second file."""
+    for node in made.model.graph:
+        node.metadata_props.clear()
+    size = sum(weight.nbytes for weight in weights if isinstance(weight, Tensor))
+    made.save(path, external_data=size > LARGEST_ONNX_FILE)
 
-        return run
+
+def open_onnx(path: Path, names: Sequence[str]) -> Runner:
+    """A program that takes the inputs of these names, in this order."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+        given = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+        return [torch.from_numpy(array) for array in session.run(None, given)]
+
+    return run
 
 
 ProgramFormat = TorchExport | Onnx

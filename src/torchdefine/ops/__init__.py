@@ -16,3 +16,34 @@ from torchdefine.ops.relative_attention import (
 )
 from torchdefine.ops.residual_norm import has_fused_kernels, residual_norm
 from torchdefine.ops.softmax_loss import add_column_sums, add_onto, softmax_loss, taken_rows
+
+__all__ = [
+    "Impl",
+    "Scoring",
+    "StackForm",
+    "StackLayer",
+    "add_column_sums",
+    "add_onto",
+    "autocast_dtype",
+    "converted",
+    "exact_dtype",
+    "group_linear",
+    "group_stack",
+    "has_attention_kernel",
+    "has_fused_kernels",
+    "has_kernel",
+    "light_recurrence",
+    "locked_dropout",
+    "lstm",
+    "only_values",
+    "padded_inward",
+    "padded_outward",
+    "plain_torch",
+    "product",
+    "product_dtype",
+    "relative_attention",
+    "relu_dropout",
+    "residual_norm",
+    "softmax_loss",
+    "taken_rows",
+]

@@ -43,7 +43,7 @@ def lstm(
         return torch._VF.lstm(x, (h, c), list(weights), True, 1, 0.0, True, False, False)
     dtype = product_dtype(x)
     if impl == "kernel":
-        from torchdefine.ops.recurrence_kernels import PersistentLSTM
+        from torchdefine.ops.lstm_kernels import PersistentLSTM
 
         return PersistentLSTM.apply(x.to(dtype), h.detach(), c.detach(), *weights)
     return _PackedLSTM.apply(x.to(dtype), h.to(dtype), c.to(dtype), *weights)

@@ -53,7 +53,7 @@ def relative_attention(
     only the queries' third may be other than zero, and gets a gradient. All in one dtype.
     """
     if by_kernel(impl, own):
-        from torchdefine.ops.attention_launch import AttentionByKernels
+        from torchdefine.ops.relative_attention_launch import AttentionByKernels
 
         return AttentionByKernels.apply(own, remembered, weight, bias, distances, scoring)
     (_, heads, width), features = distances.shape, distances[0].numel()

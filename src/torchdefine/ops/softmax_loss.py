@@ -45,9 +45,9 @@ def softmax_loss(
     The logits (t, P) are used up. Gradients of rows that do not count are finite and mean nothing.
     """
     if by_kernel(impl, logits):
-        from torchdefine.ops import softmax_kernels
+        from torchdefine.ops import softmax_loss_kernels
 
-        return softmax_kernels.softmax_loss(logits, classes, with_gradient)
+        return softmax_loss_kernels.softmax_loss(logits, classes, with_gradient)
     exact, smoothing = exact_dtype(logits), classes.label_smoothing
     if classes.bias is not None:
         logits = logits.to(exact).add_(classes.bias)
@@ -86,9 +86,9 @@ def _normalisers(logits: Tensor, probabilities: Tensor, columns: Tensor, targets
 def add_column_sums(total: Tensor, matrix: Tensor, weights: Tensor, impl: Impl = "auto") -> None:
     """Add Σ weights · rows to a total in full precision: (P,), (t, P) and (t,)."""
     if by_kernel(impl, matrix):
-        from torchdefine.ops import softmax_kernels
+        from torchdefine.ops import softmax_loss_kernels
 
-        softmax_kernels.add_column_sums(total, matrix, weights)
+        softmax_loss_kernels.add_column_sums(total, matrix, weights)
     else:
         total.addmv_(matrix.T.to(total.dtype), weights.to(total.dtype))
 

@@ -10,3 +10,23 @@ from torchdefine.output.mixture import MixtureConfig, MixtureSoftmax
 
 OUTPUTS = Kinds("output layer", FullConfig, AdaptiveSoftmaxConfig, AdaptiveTableConfig, MixtureConfig)
 register_output = OUTPUTS.register
+
+__all__ = [
+    "OUTPUTS",
+    "AdaptiveSoftmax",
+    "AdaptiveSoftmaxConfig",
+    "AdaptiveTableConfig",
+    "AdaptiveTableSoftmax",
+    "BandedSoftmax",
+    "FullConfig",
+    "FullSoftmax",
+    "HostHint",
+    "LossConfig",
+    "Losses",
+    "MixtureConfig",
+    "MixtureSoftmax",
+    "OutputConfig",
+    "OutputLayer",
+    "linear_cross_entropy",
+    "register_output",
+]

@@ -183,7 +183,7 @@ class AdaptiveSoftmaxConfig(OutputConfig):
 
     kind: str = "adaptive"
     tied_projections: tuple[bool, ...] = setting(
-        (), "Of each band: whether it takes the embedding's projection; by default all but the first do."
+        (), "For each band, whether it shares the embedding's projection; by default all but the first do."
     )
 
     def __post_init__(self) -> None:

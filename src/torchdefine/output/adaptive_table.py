@@ -25,8 +25,10 @@ class AdaptiveTableConfig(OutputConfig):
     """A softmax over bands of a standard or projective embedding's table."""
 
     kind: str = "adaptive-table"
-    cutoffs: tuple[int, ...] = setting((20_000, 40_000, 200_000), "Frequency ranks at which the later bands start.")
-    tied_projections: tuple[bool, ...] = setting((), "Of each band: whether it takes the embedding's projection.")
+    cutoffs: tuple[int, ...] = setting(
+        (20_000, 40_000, 200_000), "Frequency ranks at which the second and later bands start."
+    )
+    tied_projections: tuple[bool, ...] = setting((), "For each band, whether it shares the embedding's projection.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

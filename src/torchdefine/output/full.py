@@ -115,7 +115,7 @@ class FullConfig(OutputConfig):
     """One softmax over the whole vocabulary."""
 
     kind: str = "full"
-    bias: bool = setting(True, "Whether it has a bias for every word.")
+    bias: bool = setting(True, "Whether the output has a bias for every word.")
 
     def check(self, embedding: MapConfig) -> None:
         if self.tied == "table" and isinstance(embedding, AdaptiveConfig):

@@ -62,8 +62,8 @@ class OutputConfig(Config):
     kind: str = ""
     tied: Tied = setting(
         "table",
-        "What it compares with. table: the map's tables. finished: the unit's vectors, those of all words computed in "
-        "every step. none: tables of its own.",
+        "Tied weights. table: the output uses the map's tables. finished: it uses the unit's vectors, and every step "
+        "computes those of all words. none: it has tables of its own.",
     )
 
     def check(self, embedding: MapConfig) -> None:

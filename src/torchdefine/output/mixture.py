@@ -26,9 +26,9 @@ class MixtureConfig(OutputConfig):
     """A mixture of softmaxes, adaptive ones over an adaptive embedding, else full ones."""
 
     kind: str = "mixture"
-    components: int = setting(15, "Softmaxes that are mixed.", at_least=1, at_most=MOST_DEEP)
+    components: int = setting(15, "Number of softmaxes that are mixed.", at_least=1, at_most=MOST_DEEP)
     latent_dropout: float = rate("Dropout rate of the components' vectors.")
-    bias: bool = setting(True, "Whether full components have a bias for every word.")
+    bias: bool = setting(True, "Whether full softmaxes have a bias for every word.")
 
     def build(self, hidden_dim: int, embedding: TokenEmbedding, vocabulary: VocabularyFacts) -> MixtureSoftmax:
         banded = isinstance(embedding.map, AdaptiveMap)

@@ -3,3 +3,11 @@
 from torchdefine.run.folder import RunFolder
 from torchdefine.run.run import Run, average_run, load_run
 from torchdefine.run.train import train
+
+__all__ = [
+    "Run",
+    "RunFolder",
+    "average_run",
+    "load_run",
+    "train",
+]

@@ -18,8 +18,8 @@ def best_before_the_end(result: Mapping[str, Any]) -> str:
     if "valid_perplexity" not in result or not result["curve"] or result["best_step"] == result["curve"][-1]["step"]:
         return ""
     return (
-        f"The weights are those of step {result['best_step']:,}, the best on the validation text, whose perplexity was "
-        f"{shown_perplexity(result['curve'][-1]['perplexity'])} by the end."
+        f"The weights are those of step {result['best_step']:,}, which has the best validation perplexity. At the end "
+        f"it was {shown_perplexity(result['curve'][-1]['perplexity'])}."
     )
 
 
@@ -35,13 +35,13 @@ def shortfall(result: Mapping[str, Any]) -> str:
     trained = result.get("train_curve")
     too_well = ""
     if worse and trained and perplexity(trained[-1]["loss"]) < valid:
-        too_well = "it fits its training text alone: use more text, or fewer steps"
-    guessing = f"worse than guessing evenly among the {size:,} tokens of the vocabulary"
+        too_well = "it overfits the training text: use more text, or fewer steps"
+    guessing = f"worse than uniform guessing among the {size:,} tokens of the vocabulary"
     if valid > size:
         cure = f", though {too_well}" if too_well else ": try a smaller optim.lr, a schedule.warmup, or more steps"
         return f"The model is {guessing}{cure}."
     if last is None or not last <= size:
-        kept = f"the weights that were kept are those of step {result['best_step']:,}"
+        kept = f"the saved weights are those of step {result['best_step']:,}"
         cure = f"; {too_well}" if too_well else ": try a smaller optim.lr or a schedule.warmup"
         return f"The model became {guessing}, and {kept}{cure}."
     if unigram is not None and valid > unigram:

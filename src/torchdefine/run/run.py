@@ -12,11 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdefine.data import SPLITS, Tokenization, licence_of
+from torchdefine.data import (
+    SPLITS,
+    TokenFile,
+    Tokenization,
+    corpus_names,
+    encode_corpus,
+    licence_of,
+    resolve_corpus,
+)
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.errors import UserError
 from torchdefine.export import Exportable, ExportedFrom, export_model, on_the_cpu
-from torchdefine.files import Progress, check_writable
+from torchdefine.files import Progress, check_writable, from_home
 from torchdefine.modes import evaluating
 from torchdefine.recipe import short_name
 from torchdefine.run.folder import RunFolder
@@ -271,3 +279,22 @@ def check_split(split: str) -> None:
             f"The split {split!r} is unknown: use {', '.join(SPLITS[:-1])} or {SPLITS[-1]}, and name a text of your "
             f"own by {option('data')}."
         )
+
+
+def text_of(run: Run, split: str, data: str | Path | TokenFile | None) -> TokenFile:
+    """A split of a run's own corpus or of another one, or a single file as a test text, encoded as the run's is."""
+    if isinstance(data, TokenFile):
+        return data
+    check_split(split)
+    path = from_home("" if data is None else data)
+    if path.is_file():
+        if split != "test":
+            raise UserError(f"{data} is a single file, which is read as a test text, not as {split}: use a folder.")
+    elif data is not None and (len(path.parts) > 1 or path.suffix) and not path.exists():  # no name of a corpus
+        raise UserError(
+            f"There is no file or folder {data}: an evaluation takes a folder with texts, a text file, or one of "
+            f"the corpora {', '.join(corpus_names())}."
+        )
+    else:
+        path = resolve_corpus(run.recipe.data.corpus if data is None else data)
+    return encode_corpus(path, vocabulary=run.tokenization, split=split).splits[split]

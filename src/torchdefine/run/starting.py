@@ -1,4 +1,7 @@
-"""What a run starts with, checked first: its recipe, the caller's changes to it, its folder, another run's weights."""
+"""What a run starts with, checked first: its recipe, the caller's changes to it, its folder, another run's weights.
+
+What a run resumes from, ``begin`` of train.py restores.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ from torchdefine.data.tokenizer import TOKENIZER_FILE
 from torchdefine.embedding import ProjectiveMap
 from torchdefine.errors import UserError
 from torchdefine.files import check_path, from_home
-from torchdefine.recipe import Recipe, differences, load_recipe, short_name
+from torchdefine.recipe import differences, load_recipe, short_name
 from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.run.folder import RunFolder
 from torchdefine.spelling import listed, option
+from torchdefine.task import Recipe
 from torchdefine.training.checkpoint import Checkpoint, load_weights
 from torchdefine.training.distributed import Processes
 

@@ -14,13 +14,12 @@ import torch
 from torchdefine.embedding.token_embedding import SizesRead, sizes_read
 from torchdefine.errors import UserError
 from torchdefine.files import Progress, seal_of
-from torchdefine.recipe import Recipe
 from torchdefine.run.environment import code_sha256, describe_environment
 from torchdefine.run.folder import RunFolder
 from torchdefine.run.result import shortfall
 from torchdefine.run.run import Run, load_run
 from torchdefine.run.starting import Changes, chosen_folder, take_weights, wanted_recipe
-from torchdefine.task import Task, find_task
+from torchdefine.task import Recipe, Task, find_task
 from torchdefine.training import Trainer
 from torchdefine.training.checkpoint import load_weights
 from torchdefine.training.distributed import Processes, joined_processes
@@ -114,7 +113,7 @@ class Setup:
 def open_finished(setup: Setup, device: str | None) -> Any:
     path = setup.folder.path
     setup.voice.say(
-        f"The run in {path} was finished already, so nothing is trained; a new one goes on from its weights by "
+        f"The run in {path} is already finished, so nothing is trained. To start a new run from its weights, use "
         f"train.start_from {path}."
     )
     return load_run(path, device=device)
@@ -212,15 +211,15 @@ def _before_training(setup: Setup, data: Any, trainer: Trainer, sizes: Mapping[s
     if not {"valid", "test"} & data.splits.keys():
         unmeasured = (
             "There is neither a valid nor a test text, so nothing will be validated or tested: add one to the folder "
-            f"of the text, or measure the run afterwards by `torchdefine eval RUN --data {task.measured_on}`."
+            f"of the text, or measure the run afterwards with `torchdefine eval RUN --data {task.measured_on}`."
         )
     if (warmup := setup.recipe.schedule.warmup) > steps:
         cold = (
-            f"The warm-up takes {warmup:,} steps, but training ends after {steps:,}, so the learning rate never gets "
-            "to its full height: use a smaller schedule.warmup, or more steps."
+            f"The warm-up takes {warmup:,} steps, but training ends after {steps:,}, so the learning rate never "
+            "reaches its maximum: use a smaller schedule.warmup, or more steps."
         )
     if setup.resume and not trainer.position.step:
-        unbegun = "The run had written no checkpoint yet, so it begins at its first step."
+        unbegun = "The run had written no checkpoint yet, so it starts again at its first step."
     sentences = [
         trainer.precision.note,
         f"The training text has {task.amount(data)}; {steps:,} steps are {shown} passes over it.",
@@ -237,8 +236,8 @@ def _what_it_reads(sizes: Mapping[str, SizesRead]) -> Iterator[str]:
     """The size of fresh vectors, which decides more than what a unit does with them."""
     for side, (mapped, finished) in sizes.items():
         of = f" ({side})" if len(sizes) > 1 else ""
-        unit = "" if mapped is None else f", and its unit ones of {mapped:.2g}"
-        yield f"At the start the model reads vectors{of} with a root mean square of {finished:.2g}{unit}."
+        unit = "" if mapped is None else f" (the unit's input: {mapped:.2g})"
+        yield f"Initial root mean square of the vectors{of} that the model reads: {finished:.2g}{unit}."
 
 
 def finish(setup: Setup, data: Any, trainer: Trainer) -> Run:

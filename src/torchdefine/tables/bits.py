@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchdefine.errors import UserError
+from torchdefine.tables.budget import Budget
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.low_rank import FactorisedRows, second_moments
 from torchdefine.tables.quantised import stored_rows
 from torchdefine.tables.rows import FLOATS, BandedRows, DenseRows, Rows, in_bands, in_order, sorted_within
-from torchdefine.tables.source import ROWS_AT_ONCE, Budget, Candidate, Method, Source, TableLike
+from torchdefine.tables.source import ROWS_AT_ONCE, Candidate, Method, Source, TableLike
 from torchdefine.tables.trellis import trellis_rows
 
 BLOCK = 16

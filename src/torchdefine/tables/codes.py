@@ -21,10 +21,11 @@ from torchdefine.config import Config, setting
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.ops import only_values
+from torchdefine.tables.budget import Budget
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.fields import pack, packed_width, unpack
 from torchdefine.tables.rows import FLOATS, Rows, frozen, stored_as
-from torchdefine.tables.source import Budget, Candidate, Method, RowDraws, Source, TableLike, centred
+from torchdefine.tables.source import Candidate, Method, RowDraws, Source, TableLike, centred
 
 MOST_CODEBOOKS = 64
 """Within a budget: learning more takes long, and the codebooks alone are large."""

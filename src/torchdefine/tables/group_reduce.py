@@ -17,10 +17,11 @@ from torch import Tensor
 
 from torchdefine.errors import UserError
 from torchdefine.tables.bits import band_edges
+from torchdefine.tables.budget import Budget
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.low_rank import empty_low_rank, low_rank_rows, principal_directions
 from torchdefine.tables.rows import BandedRows, Rows, in_bands
-from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike, centred
+from torchdefine.tables.source import Candidate, Method, Source, TableLike, centred
 
 ROUNDS = 5
 LEAST_GAIN = 1e-3

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from torchdefine.errors import UserError
+from torchdefine.tables.budget import Budget
 from torchdefine.tables.compact_table import CompactTable
 from torchdefine.tables.quantised import stored_rows
 from torchdefine.tables.rows import BandedRows, Rows, in_bands, sorted_within
-from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike, centred
-
-ROWS_AT_ONCE = 16_384
+from torchdefine.tables.source import ROWS_AT_ONCE, Candidate, Method, Source, TableLike, centred
 
 
 class FactorisedRows(Rows):

@@ -12,9 +12,10 @@ from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.packing import METHODS
 from torchdefine.spelling import did_you_mean
+from torchdefine.tables.budget import Budget
 from torchdefine.tables.codes import Codes
 from torchdefine.tables.compact_table import CompactTable
-from torchdefine.tables.source import Budget, Counts, Method, Source, as_weights, lost_variance
+from torchdefine.tables.source import Counts, Method, Source, as_weights, lost_variance
 
 
 def table_method(name: str, **settings: Any) -> Method:

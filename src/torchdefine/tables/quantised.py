@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from torchdefine.errors import UserError
 from torchdefine.files import Progress
+from torchdefine.tables.budget import Budget
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.fields import pack, packed_width, unpack
 from torchdefine.tables.rows import FLOATS, BandedRows, DenseRows, Rows, frozen, stored_as
-from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike, centred
+from torchdefine.tables.source import Candidate, Method, Source, TableLike, centred
 
 GROUP = 32
 _BITS = {f"int{bits}": bits for bits in range(8, 0, -1)}
@@ -215,7 +216,7 @@ class Quantised(Method):
         for group in groups:
             fitting = [bits for bits in choices if budget.fits(partial(QuantisedRows, rows, width, bits, group))]
             if fitting:
-                label = f"int{fitting[-1]}, a step a {'row' if group == width else f'{group} numbers'}"
+                label = f"int{fitting[-1]}, one scale per {'row' if group == width else f'{group} numbers'}"
                 yield Candidate(label, partial(quantised_table, bits=fitting[-1], group_size=group))
 
     def usual_bytes(self, rows: int, width: int) -> int | None:

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.errors import UserError
+from torchdefine.tables.budget import Budget
 from torchdefine.tables.compact_table import CompactTable
 from torchdefine.tables.fields import pack, packed_width, unpack
 from torchdefine.tables.rows import FLOATS, Rows, frozen, stored_as
-from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike, centred
+from torchdefine.tables.source import Candidate, Method, Source, TableLike, centred
 
 POINTS_AT_ONCE = 1 << 16
 MOST_LEARNED = 1 << 18

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from torchdefine.errors import UserError
 from torchdefine.tables.bits import transform_table
+from torchdefine.tables.budget import Budget
 from torchdefine.tables.compact_table import CompactTable, table_bytes
 from torchdefine.tables.rows import BandedRows, DenseRows, Rows, frozen, in_bands, stored_as
-from torchdefine.tables.source import Budget, Candidate, Method, Source, TableLike
+from torchdefine.tables.source import Candidate, Method, Source, TableLike
 
 
 class OneRow(Rows):

@@ -5,3 +5,18 @@ from torchdefine.training.evaluation import Evaluation
 from torchdefine.training.loop import Diverged, Interrupted, TrainConfig, Trainer
 from torchdefine.training.optimizers import OPTIMIZERS, OptimizerConfig, RowwiseAdagrad, clip_gradients
 from torchdefine.training.schedules import SCHEDULES, ConstantConfig
+
+__all__ = [
+    "AVERAGING",
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "ConstantConfig",
+    "Diverged",
+    "Evaluation",
+    "Interrupted",
+    "OptimizerConfig",
+    "RowwiseAdagrad",
+    "TrainConfig",
+    "Trainer",
+    "clip_gradients",
+]

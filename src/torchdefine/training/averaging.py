@@ -24,7 +24,9 @@ class StalledAveragingConfig(Config):
     """The average since validation stalled; from then on it is validated and kept."""
 
     kind: str = "stalled"
-    patience: int = setting(5, "Stalled means: worse than the best validation before the last N.", at_least=0)
+    patience: int = setting(
+        5, "Averaging starts when a validation is worse than the best one before the last N.", at_least=0
+    )
 
 
 AVERAGING = Kinds("averaging", AveragingConfig, StalledAveragingConfig)

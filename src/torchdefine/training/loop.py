@@ -33,19 +33,25 @@ CURE = "in a new run, try a smaller optim.lr, a schedule.warmup or a smaller opt
 class TrainConfig(Config):
     """How long and how a model is trained, whatever its task."""
 
-    epochs: float | None = setting(None, "Passes over the training text; 1 if no steps are given.", above=0)
-    steps: int | None = setting(None, "Steps, instead of epochs.", at_least=1)
-    accumulate: int = setting(1, "Gradient accumulation: parts of a step, one after another.", at_least=1)
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting("fp32", "Mixed precision; a CPU computes in fp32.")
-    compile: bool = setting(False, "Run the embedding and a Transformer-XL's layers through torch.compile.")
-    cuda_graphs: bool = setting(True, "With one process on a GPU, replay each kind of step as a CUDA graph.")
-    start_from: str | None = setting(None, "A run from whose best weights this one starts: fine-tuning.", path=True)
-    early_stopping: int | None = setting(None, "End when worse than the best validation before the last N.", at_least=0)
-    seed: int = setting(1, "Decides initial weights, dropout and the order of the data.", at_least=0, below=2**62)
-    eval_every: int = setting(0, "Steps between validations; 0: once an epoch, or five in a shorter run.", at_least=0)
-    log_every: int = setting(50, "Steps between lines of the log.", at_least=1)
-    checkpoint_every: int = setting(500, "Steps between checkpoints to go on from.", at_least=1)
-    keep: int = setting(0, "How many of the latest validations' weights stay, for `average`.", at_least=0)
+    epochs: float | None = setting(None, "Passes over the training text; 1 if steps is not set.", above=0)
+    steps: int | None = setting(None, "Training steps, instead of epochs.", at_least=1)
+    accumulate: int = setting(1, "Gradient accumulation: the number of parts that a batch is split into.", at_least=1)
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting("fp32", "Precision; a CPU always computes in fp32.")
+    compile: bool = setting(False, "Compile the embedding and the layers of a Transformer-XL with torch.compile.")
+    cuda_graphs: bool = setting(True, "Replay training steps as CUDA graphs; only with one process on a GPU.")
+    start_from: str | None = setting(
+        None, "Folder of a run whose best weights this run starts from (fine-tuning).", path=True
+    )
+    early_stopping: int | None = setting(
+        None, "Stop when a validation is worse than the best one before the last N.", at_least=0
+    )
+    seed: int = setting(1, "Seed of initial weights, dropout and the order of the data.", at_least=0, below=2**62)
+    eval_every: int = setting(
+        0, "Steps between validations. 0: one per epoch; in a shorter run, five in all.", at_least=0
+    )
+    log_every: int = setting(50, "Steps between log lines.", at_least=1)
+    checkpoint_every: int = setting(500, "Steps between checkpoints, from which a run can be resumed.", at_least=1)
+    keep: int = setting(0, "Number of the latest validations whose weights are kept, for `average`.", at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,13 +25,15 @@ class OptimizerConfig(Config):
     kind: str = ""
     lr: float = setting(20.0, "Learning rate.", above=0)
     weight_decay: float = setting(0.0, "Weight decay.", at_least=0)
-    clip: float | None = setting(0.25, "Largest norm of the gradient; none for no clipping.", above=0)
+    clip: float | None = setting(0.25, "Largest norm of the gradient; with none, gradients are not clipped.", above=0)
     sparse: Literal["none", "sparse-adam", "rowwise-adagrad"] = setting(
         "none",
-        "Optimiser of the embedding's tables, whose gradients are then sparse: a step costs what its batch needs, "
-        "whatever the vocabulary. sparse-adam leaves unused rows and their moments alone; none: tables like the rest.",
+        "Optimiser of the embedding's tables, with sparse gradients: the cost of a step depends on its batch, not on "
+        "the vocabulary. sparse-adam changes neither unused rows nor their moments. none: tables are trained densely.",
     )
-    sparse_lr: float | None = setting(None, "Learning rate of these tables; else lr.", above=0)
+    sparse_lr: float | None = setting(
+        None, "Learning rate of the tables with sparse gradients; by default lr.", above=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -36,8 +36,8 @@ class DropsConfig(ConstantConfig):
     """A learning rate that is divided at certain epochs or steps."""
 
     kind: str = "drops"
-    drops: tuple[float, ...] = setting((), "When it is divided by factor: epochs, or steps with train.steps.")
-    factor: float = setting(10.0, "What it is divided by.", above=1)
+    drops: tuple[float, ...] = setting((), "When the learning rate drops: epochs, or steps if train.steps is set.")
+    factor: float = setting(10.0, "Each drop divides the learning rate by this.", above=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,8 +55,8 @@ class PlateauConfig(ConstantConfig):
     """A learning rate that is divided when validation gets no better."""
 
     kind: str = "plateau"
-    factor: float = setting(10.0, "What it is divided by.", above=1)
-    patience: int = setting(0, "Validations without a better loss before it is divided.", at_least=0)
+    factor: float = setting(10.0, "Each drop divides the learning rate by this.", above=1)
+    patience: int = setting(0, "Validations without a better loss before the learning rate drops.", at_least=0)
 
     def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
         return float(self._warm(step) * self.factor**-plateau_drops)
@@ -70,7 +70,9 @@ class DecayConfig(ConstantConfig):
     """A learning rate that falls to the end of the run, along a cosine or a line."""
 
     kind: str = "cosine"
-    decay_from: float = setting(0.0, "Fraction of the run after which it starts to fall.", at_least=0, below=1)
+    decay_from: float = setting(
+        0.0, "Fraction of the run after which the learning rate starts to fall.", at_least=0, below=1
+    )
     final_ratio: float = setting(0.0, "The learning rate at the end, as a fraction of lr.", at_least=0)
 
     def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
@@ -87,7 +89,10 @@ class NoamConfig(ConstantConfig):
     kind: str = "noam"
     warmup: int = setting(8000, "Steps over which the learning rate rises from 0.", at_least=1)
     noam_width: int = setting(
-        512, "It is divided by the square roots of this width and of the step.", at_least=1, at_most=MOST_WIDE
+        512,
+        "The learning rate is divided by the square roots of this width and of the step.",
+        at_least=1,
+        at_most=MOST_WIDE,
     )
 
     def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
@@ -99,9 +104,11 @@ class CyclicConfig(ConstantConfig):
     """A learning rate that rises and falls in cycles, each lower than the one before (Acharya et al., 2019)."""
 
     kind: str = "cyclic"
-    cycles: int = setting(5, "How many cycles a run has.", at_least=1)
-    decay: float = setting(0.5, "What the top of a cycle is multiplied by for the next one.", above=0, at_most=1)
-    final_ratio: float = setting(0.05, "The bottom of all cycles, as a fraction of lr.", at_least=0, at_most=1)
+    cycles: int = setting(5, "Number of cycles in a run.", at_least=1)
+    decay: float = setting(
+        0.5, "The highest rate of a cycle is multiplied by this for the next cycle.", above=0, at_most=1
+    )
+    final_ratio: float = setting(0.05, "The lowest rate of all cycles, as a fraction of lr.", at_least=0, at_most=1)
 
     def ratio(self, step: int, total_steps: int, drop_unit: float = 1.0, plateau_drops: int = 0) -> float:
         cycle, done = divmod(self.cycles * step / max(total_steps, 1), 1.0)

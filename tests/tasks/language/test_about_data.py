@@ -35,13 +35,13 @@ def test_all_words_are_kept(texts: Path) -> None:
 
 def test_what_cuts_the_vocabulary_is_named_with_its_cure(texts: Path) -> None:
     assert said(texts, max_size=5) == [
-        "The vocabulary is cut by data.max_size 5 to 5 entries: the 3 most frequent of the text's 8 different words, "
-        "<unk> and <eos>.",
+        "The vocabulary is limited by data.max_size 5 to 5 entries: the 3 most frequent of the text's 8 different "
+        "words, <unk> and <eos>.",
         "30.0% of the validation text is <unk>: use a larger data.max_size (none keeps every word), or subwords by "
         "data.tokenizer.",
     ]
     by_count = said(texts, min_count=2)
-    assert by_count[0].startswith("The vocabulary is cut by data.min_count 2 to 6 entries: the 4 most frequent of")
+    assert by_count[0].startswith("The vocabulary is limited by data.min_count 2 to 6 entries: the 4 most frequent of")
     assert by_count[1].endswith("is <unk>: use a smaller data.min_count, or subwords by data.tokenizer.")
 
 
@@ -51,7 +51,7 @@ def test_a_limit_that_cuts_nothing_is_not_blamed(texts: Path) -> None:
     by_count = said(texts, min_count=2, max_size=9)
     assert by_count == said(texts, min_count=2)
     assert said(texts, min_count=2, max_size=5)[0].startswith(
-        "The vocabulary is cut by data.max_size 5 and data.min_count 2 to 5 entries: "
+        "The vocabulary is limited by data.max_size 5 and data.min_count 2 to 5 entries: "
     )
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.commands import command
 from torchdefine import load_run, train
-from torchdefine.cli import main
 from torchdefine.data import encode_corpus
 from torchdefine.errors import UserError
 from torchdefine.run import Run
@@ -76,21 +76,16 @@ def test_tuning_finds_the_best_of_its_choices_in_one_pass(run: Run, corpus: Path
 
 
 def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(run.folder.path)
-    with pytest.raises(SystemExit) as done:
-        main(["eval", folder, "--tune-cache", "--device", "cpu"])
-    assert done.value.code == 0
+    folder = run.folder.path
+    assert command("eval", folder, "--tune-cache", "--device", "cpu") == 0
     printed = capsys.readouterr().out
     assert "Best on the validation text: --neural-cache " in printed
     setting = printed.split("--neural-cache ")[1].split()[0]
     perplexity = printed.split("test perplexity ")[1].split()[0]
-    with pytest.raises(SystemExit):
-        main(["eval", folder, "--neural-cache", setting, "--device", "cpu"])
+    assert command("eval", folder, "--neural-cache", setting, "--device", "cpu") == 0
     assert f"test perplexity {perplexity}" in capsys.readouterr().out
     for given, message in (("500,1", "must be three numbers"), ("0,1,0.1", "neural_cache.window is 0")):
-        with pytest.raises(SystemExit) as refused:
-            main(["eval", folder, "--neural-cache", given])
-        assert refused.value.code == 2
+        assert command("eval", folder, "--neural-cache", given) == 2
         assert message in capsys.readouterr().err
     with pytest.raises(UserError, match="weight is 1"):
         NeuralCache(weight=1.0)
@@ -99,14 +94,11 @@ def test_the_command_tunes_and_evaluates(run: Run, capsys: pytest.CaptureFixture
 
 def test_a_cache_is_tuned_under_the_settings_that_it_is_used_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchdefine.tasks.language.run.evaluate", asked := Mock(wraps=evaluate))
-    with pytest.raises(SystemExit) as done:
-        main(["eval", str(run.folder.path), "--tune-cache", "--length", "9", "--batch-size", "3", "--device", "cpu"])
-    assert done.value.code == 0
+    tuning = ["eval", run.folder.path, "--tune-cache"]
+    assert command(*tuning, "--length", "9", "--batch-size", "3", "--device", "cpu") == 0
     tuned, used = asked.call_args_list
     assert tuned.args[1].path.name == "valid.tokens"
     assert [(call.kwargs["length"], call.kwargs["batch_size"]) for call in (tuned, used)] == [(9, 3)] * 2
     asked.reset_mock()
-    with pytest.raises(SystemExit) as refused:  # an LSTM has no such memory
-        main(["eval", str(run.folder.path), "--tune-cache", "--memory", "9", "--device", "cpu"])
-    assert refused.value.code == 2
+    assert command(*tuning, "--memory", "9", "--device", "cpu") == 2  # an LSTM has no such memory
     assert not asked.called, "what is refused must not be tuned first"

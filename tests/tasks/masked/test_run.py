@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.commands import printed
 from torchdefine import UserError, load_run, train
-from torchdefine.cli import main
 from torchdefine.data import Corpus
 from torchdefine.run.checkpoint_file import read_checkpoint
 from torchdefine.tasks.masked import MaskedRun
@@ -54,10 +54,11 @@ def test_it_learns_and_is_loaded_again(run: MaskedRun) -> None:
 
 
 def test_an_evaluation_hides_the_same_tokens_whatever_the_batch(run: MaskedRun) -> None:
+    from torchdefine.run.run import text_of
     from torchdefine.tasks.masked.evaluate import evaluate
     from torchdefine.tasks.masked.run import protocol_of
 
-    text, protocol = run._text("test", None), protocol_of(run.recipe, run.tokenization)
+    text, protocol = text_of(run, "test", None), protocol_of(run.recipe, run.tokenization)
     few, many = (evaluate(run.model, text, protocol._replace(batch_size=size))[0] for size in (3, 50))
     assert few.tokens == many.tokens
     assert few.loss == pytest.approx(many.loss, rel=1e-5)
@@ -88,43 +89,34 @@ def test_it_fills_what_is_missing(run: MaskedRun) -> None:
     assert [row[0] for row in rows] == ["w3", "w24", "w5"]
 
 
-def command(capsys: pytest.CaptureFixture[str], *arguments: object, fails: int = 0) -> str:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    assert (ended.value.code or 0) == fails
-    shown = capsys.readouterr()
-    return shown.err if fails else shown.out
-
-
 def test_the_commands_serve_it(run: MaskedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run.folder.path
-    assert "masked perplexity" in command(capsys, "eval", path, "--device", "cpu")
-    assert json.loads(command(capsys, "params", path, "--json"))["counts"] == run.result["parameters"]
-    command(capsys, "compress", path, "--budget", "3KB")
+    assert "masked perplexity" in printed(capsys, "eval", path, "--device", "cpu")
+    assert json.loads(printed(capsys, "params", path, "--json"))["counts"] == run.result["parameters"]
+    printed(capsys, "compress", path, "--budget", "3KB")
     packed = load_run(path, device="cpu", compressed=True).measure().facts["perplexity"]
     assert packed == pytest.approx(run.result["test_perplexity"], rel=0.3)
-    command(capsys, "cache", path)
+    printed(capsys, "cache", path)
     assert load_run(path, device="cpu", cached=True).measure().facts["perplexity"] == pytest.approx(
         run.result["test_perplexity"], rel=1e-5
     )
     with_unit = ("export", path, "--format", "transformers-with-unit", "--out", tmp_path / "unit")
-    assert "leave --cached and --compressed out" in command(capsys, *with_unit, "--cached", fails=2)
-    command(capsys, *with_unit)
+    assert "leave --cached and --compressed out" in printed(capsys, *with_unit, "--cached", fails=2)
+    printed(capsys, *with_unit)
     assert "import torchdefine.adapt.huggingface" in (tmp_path / "unit" / "README.md").read_text()
     encoded = tmp_path / "encoded"
-    command(
+    printed(
         capsys, "encode", "masked/laptop", "--data", run.recipe.data.corpus, "--data.bpe_size", 300, "--out", encoded
     )
     assert Corpus.open(encoded).tokenization.sha256 == run.tokenization.sha256
-    assert "has no `generate`" in command(capsys, "generate", path, fails=2)
-    assert "'onyx' is unknown" in command(capsys, "export", path, "--format", "onyx", "--out", tmp_path / "x", fails=2)
+    assert "has no `generate`" in printed(capsys, "generate", path, fails=2)
+    assert "'onyx' is unknown" in printed(capsys, "export", path, "--format", "onyx", "--out", tmp_path / "x", fails=2)
 
 
 def test_it_becomes_a_folder_of_transformers(run: MaskedRun, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     transformers = pytest.importorskip("transformers")
     path, out = run.folder.path, tmp_path / "stock"
-    command(capsys, "export", path, "--format", "transformers", "--out", out, "--license", "cc-by-sa-4.0")
+    printed(capsys, "export", path, "--format", "transformers", "--out", out, "--license", "cc-by-sa-4.0")
     assert 'license: "cc-by-sa-4.0"' in (out / "README.md").read_text()
     fill = transformers.pipeline("fill-mask", model=str(out))
     theirs = [one["score"] for one in fill("w3 w24<mask>", top_k=3)]

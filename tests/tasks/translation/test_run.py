@@ -122,7 +122,7 @@ def test_commands_on_a_translator(
     (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
     for empty in (("--input", str(tmp_path / "empty.txt")), ("--input", str(tmp_path / "empty.gz")), ()):
         assert command("translate", folder, *empty, stdin=b"", monkeypatch=monkeypatch) == 0
-        assert capfd.readouterr() == ("", "There is no line to translate.\n")
+        assert capfd.readouterr() == ("", "There are no lines to translate.\n")
     assert command("translate", folder, stdin=b"word " * 10_000 + b"\n\n", monkeypatch=monkeypatch) == 0
     shown = capfd.readouterr()
     assert shown.out.count("\n") == 2
@@ -298,7 +298,7 @@ def test_translating_says_when_a_model_has_learned_nothing(
         "optim.lr.\n"
     )
     write_sealed(poor / "result.json", {**result, "valid_perplexity": 1e5})
-    assert said().startswith("The model is worse than guessing evenly among the ")
+    assert said().startswith("The model is worse than uniform guessing among the ")
     (poor / "result.json").unlink()
     assert said() == "The run is not finished: these are intermediate weights.\n"
 

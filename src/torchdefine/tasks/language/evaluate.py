@@ -85,7 +85,7 @@ def short_stream_warning(tokens: int, streams: int) -> str:
     if streams == 1 or tokens >= SHORT_STREAM * streams:
         return ""
     return (
-        f"The perplexity is probably too high: {tokens:,} tokens in {min(streams, tokens)} streams are short pieces, "
+        f"The perplexity is probably too high: {min(streams, tokens)} streams share only {tokens:,} tokens, "
         "and each starts without context."
     )
 

@@ -14,8 +14,8 @@ from torchdefine.config import rate, setting
 from torchdefine.context import ContextModel, State
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.features import previous_ids
-from torchdefine.embedding.token_embedding import count_distinct, count_parameters, embedded
-from torchdefine.errors import UserError
+from torchdefine.embedding.token_embedding import count_parameters, distinct_hint, embedded
+from torchdefine.errors import check_width
 from torchdefine.ops import exact_dtype, locked_dropout
 from torchdefine.output import HostHint, LossConfig, Losses, OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
@@ -25,9 +25,13 @@ from torchdefine.output.linear_cross_entropy import Reduction
 class LanguageLossConfig(LossConfig):
     """What training adds to the plain cross-entropy of a language model; evaluation uses none of it."""
 
-    output_dropout: float = rate("Locked dropout rate of the context model's outputs; a Transformer-XL has its own.")
-    activation_penalty: float = setting(0.0, "Weight of the mean square of what the output layer sees.", at_least=0)
-    temporal_penalty: float = setting(0.0, "Weight of the mean square of their change between positions.", at_least=0)
+    output_dropout: float = rate(
+        "Rate of variational (locked) dropout on the context model's outputs; not for a Transformer-XL."
+    )
+    activation_penalty: float = setting(0.0, "Weight of the mean square of the output layer's input.", at_least=0)
+    temporal_penalty: float = setting(
+        0.0, "Weight of the mean square of the change of hidden vectors between positions.", at_least=0
+    )
 
 
 class AfterToken(NamedTuple):
@@ -49,12 +53,8 @@ class LanguageModel(nn.Module):
         loss: LanguageLossConfig | None = None,
     ) -> None:
         super().__init__()
-        for giver, width, taker, needs in (
-            ("embedding", embedding.embedding_dim, "context model", context.input_dim),
-            ("context model", context.output_dim, "output layer", output.hidden_dim),
-        ):
-            if width != needs:
-                raise UserError(f"The {giver} gives vectors {width} wide, but the {taker} takes {needs}.")
+        check_width("embedding", embedding.embedding_dim, "context model", context.input_dim)
+        check_width("context model", context.output_dim, "output layer", output.hidden_dim)
         self.embedding: TokenEmbedding = embedding
         self.context: ContextModel = context
         self.output: OutputLayer = output
@@ -140,11 +140,9 @@ class LanguageModel(nn.Module):
 
     def host_hint(self, targets: np.ndarray) -> HostHint:
         """What embedding and output layer need to know about the targets (B, T) before they are on the device."""
-        bands = self.output.host_hint(targets)
-        if not self.embedding.shares or self.embedding.unit is None:  # then only a CPU shares, and counts by itself
-            return HostHint(None, bands)
         # The ids are the targets one position later, except for the first of every row and the id used for padding.
-        return HostHint(count_distinct(targets, self.embedding.num_embeddings) + targets.shape[0] + 1, bands)
+        others = targets.shape[0] + 1
+        return HostHint(distinct_hint(self.embedding, targets, others), self.output.host_hint(targets))
 
     def embeddings(self) -> dict[str, TokenEmbedding]:
         """The embeddings by the side that they stand on; a language model has one."""

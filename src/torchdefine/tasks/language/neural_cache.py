@@ -32,9 +32,11 @@ WEIGHTS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
 class NeuralCache(Config):
     """How far back the cache looks, how sharply it compares, and the weight of its probability."""
 
-    window: int = setting(500, "Positions that it looks back.", at_least=1)
-    theta: float = setting(1.0, "Factor of the products of hidden vectors.", at_least=0, below=math.inf)
-    weight: float = setting(0.1, "Weight of its probability beside the model's.", at_least=0, below=1)
+    window: int = setting(500, "Number of earlier positions in the cache.", at_least=1)
+    theta: float = setting(1.0, "Factor on the dot products of hidden vectors.", at_least=0, below=math.inf)
+    weight: float = setting(
+        0.1, "Weight of the cache's probability in the mixture with the model's.", at_least=0, below=1
+    )
 
     @classmethod
     def of(cls, text: str) -> NeuralCache:

@@ -21,9 +21,9 @@ from torchdefine.training.loop import TrainConfig
 class LanguageTrainConfig(TrainConfig):
     """How a language model is trained."""
 
-    batch_size: int = setting(32, "Streams of text read side by side, over all processes.", at_least=1)
-    length: int = setting(70, "Tokens of each stream in a step (truncated back-propagation).", at_least=1)
-    random_length: bool = setting(False, "Vary segment lengths, anew every epoch, and the learning rate with them.")
+    batch_size: int = setting(32, "Streams of text that are read in parallel, in all processes together.", at_least=1)
+    length: int = setting(70, "Tokens of each stream in a step (truncated back-propagation through time).", at_least=1)
+    random_length: bool = setting(False, "Draw the length of every segment, and scale the learning rate with it.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,10 +35,18 @@ class LanguageTrainConfig(TrainConfig):
 class EvalConfig(Config):
     """How perplexities are measured."""
 
-    batch_size: int = setting(10, "Streams the text is cut into; each starts without context. 1 is exact.", at_least=1)
-    length: int = setting(140, "Tokens a step; matters only to a transformer without eval_same_length.", at_least=1)
-    valid_batch_size: int | None = setting(None, "Streams of validations in training; else batch_size.", at_least=1)
-    public: bool = setting(False, "Report 10 streams too, the protocol of the public Transformer-XL code.")
+    batch_size: int = setting(
+        10, "Streams that the text is cut into. Each starts without context, so 1 is exact.", at_least=1
+    )
+    length: int = setting(
+        140, "Tokens per step; it changes only the results of a Transformer-XL without eval_same_length.", at_least=1
+    )
+    valid_batch_size: int | None = setting(
+        None, "Streams of the validations during training; by default batch_size.", at_least=1
+    )
+    public: bool = setting(
+        False, "Also report a result with 10 streams, the protocol of the public Transformer-XL code."
+    )
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from torchdefine.data import UNK, TokenFile, Tokenization, corpus_names, encode_corpus, resolve_corpus
+from torchdefine.data import UNK, TokenFile, Tokenization
 from torchdefine.errors import UserError
 from torchdefine.export import Exportable
-from torchdefine.files import Progress, from_home
+from torchdefine.files import Progress
 from torchdefine.modes import prepared_twin, reading
-from torchdefine.run.run import Measured, Run, Sample, check_split
+from torchdefine.run.run import Measured, Run, Sample, text_of
 from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_stream_warning, unigram_perplexity
 from torchdefine.tasks.language.model import LanguageModel
 from torchdefine.tasks.language.neural_cache import THETAS, WEIGHTS, WINDOWS, CachedModel, NeuralCache
@@ -67,7 +67,7 @@ class LanguageRun(Run):
         with context.remembering(memory, clamp) if remembers else nullcontext():
             return evaluate(
                 model,
-                data if isinstance(data, TokenFile) else self._text(split, data),
+                text_of(self, split, data),
                 self.tokenization.eos_id,
                 batch_size=own.batch_size if batch_size is None else batch_size,
                 length=own.length if length is None else length,
@@ -86,7 +86,7 @@ class LanguageRun(Run):
         """The perplexity of a model that only counts the words, or subwords, of the training text."""
         counts = self.token_counts()
         assert counts is not None  # every run of a language model keeps them
-        return unigram_perplexity(counts, self._text(split, data).tokens)
+        return unigram_perplexity(counts, text_of(self, split, data).tokens)
 
     def measure(
         self,
@@ -117,7 +117,7 @@ class LanguageRun(Run):
         ]
         if found.unknown_share > MANY_UNKNOWN:
             lines.append(
-                "So many unknown words make the perplexity too low: compare only models with the same vocabulary."
+                "With so many unknown words the perplexity is too low: compare only models with the same vocabulary."
             )
         if short := short_stream_warning(found.tokens, batch_size or self.recipe.eval.batch_size):
             lines.append(f"{short} --batch-size 1 is exact.")
@@ -157,8 +157,8 @@ class LanguageRun(Run):
         between = " " if self.tokenization.kind == "words" else ""
         text = f"{prompt}{between}{self.generate(prompt, length, seed=seed)}".strip()
         outside = ", ".join(self.unknown_words(prompt))
-        note = f"Outside its vocabulary, so read as {UNK}: {outside}." if outside else ""
-        return Sample(f"Continuations of “{prompt}”, drawn with seed {seed}.", text, note=note)
+        note = f"These words are not in the vocabulary and are read as {UNK}: {outside}." if outside else ""
+        return Sample(f"Continuations of “{prompt}”, sampled with seed {seed}.", text, note=note)
 
     def exportable(self, model: LanguageModel) -> Exportable:
         if hasattr(model.context, "keep_segment"):
@@ -174,21 +174,6 @@ class LanguageRun(Run):
     def token_counts(self) -> Sequence[int] | None:
         counts = self.tokenization.counts
         return super().token_counts() if counts is None else counts
-
-    def _text(self, split: str, data: str | Path | None) -> TokenFile:
-        check_split(split)
-        path = from_home("" if data is None else data)
-        if path.is_file():
-            if split != "test":
-                raise UserError(f"{data} is a single file, which is read as a test text, not as {split}: use a folder.")
-        elif data is not None and (len(path.parts) > 1 or path.suffix) and not path.exists():  # no name of a corpus
-            raise UserError(
-                f"There is no file or folder {data}: an evaluation takes a folder with texts, a text file, or one of "
-                f"the corpora {', '.join(corpus_names())}."
-            )
-        else:
-            path = resolve_corpus(self.recipe.data.corpus if data is None else data)
-        return encode_corpus(path, vocabulary=self.tokenization, split=split).splits[split]
 
 
 @torch.no_grad()

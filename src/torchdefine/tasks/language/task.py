@@ -17,7 +17,6 @@ from torchdefine.data.token_file import LOSS_THAT_COUNTS
 from torchdefine.data.tokenizer import load_tokenization
 from torchdefine.data.vocabulary import EOS, UNK, Tokenization
 from torchdefine.embedding import VocabularyFacts, build_embedding
-from torchdefine.errors import UserError
 from torchdefine.files import Progress
 from torchdefine.task import Task, described, register_task
 from torchdefine.tasks.language.evaluate import PUBLIC_STREAMS, evaluate, short_stream_warning, unigram_perplexity
@@ -62,12 +61,7 @@ class LanguageTask(Task):
             return build_language_model(recipe, VocabularyFacts(size)), size
 
     def batches(self, recipe: LanguageRecipe, data: Corpus, device: torch.device, processes: Processes) -> TrainingData:
-        rows = shard(recipe.train.batch_size, processes.rank, processes.count)
-        if (rows.stop - rows.start) % recipe.train.accumulate:
-            raise UserError(
-                f"The {rows.stop - rows.start} streams of a process cannot be split into {recipe.train.accumulate} "
-                "equal parts: change train.batch_size or train.accumulate."
-            )
+        rows = shard(recipe.train.batch_size, processes.rank, processes.count, recipe.train.accumulate)
         tokens, start = np.asarray(data.splits["train"].tokens), data.tokenization.eos_id
         return TextBatches(TokenStreams(tokens, recipe.train.batch_size, device, start, rows), recipe.train)
 
@@ -180,7 +174,7 @@ def describe_tokens(corpus: Corpus, data: TextConfig) -> list[str]:
     else:
         by = " and ".join(f"{name} {value:,}" for name, value in cuts.items())
         entries = (
-            f"The vocabulary is cut by {by} to {size:,} entries: the {size - 2:,} most frequent of the text's "
+            f"The vocabulary is limited by {by} to {size:,} entries: the {size - 2:,} most frequent of the text's "
             f"{different:,} different words, {UNK} and {EOS}."
         )
     lost = max(text.header.lost_share or 0.0 for text in corpus.splits.values())
@@ -216,5 +210,7 @@ def describe_bands(size: int, recipe: LanguageRecipe) -> list[str]:
     for section in ("embedding", "output"):
         cutoffs = getattr(getattr(recipe, section), "cutoffs", ())
         if beyond := [f"{cutoff:,}" for cutoff in cutoffs if cutoff >= size]:
-            found.append(f"These {section}.cutoffs are beyond the vocabulary and left out: {', '.join(beyond)}.")
+            found.append(
+                f"These {section}.cutoffs are larger than the vocabulary and are ignored: {', '.join(beyond)}."
+            )
     return found

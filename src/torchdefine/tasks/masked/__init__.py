@@ -8,3 +8,21 @@ from torchdefine.tasks.masked.recipe import MaskedRecipe, MaskedTrainConfig
 from torchdefine.tasks.masked.run import MaskedRun
 from torchdefine.tasks.masked.task import MaskedTask, build_masked_model
 from torchdefine.tasks.masked.text import MaskedTextConfig, MaskedTokenizer, open_text
+
+__all__ = [
+    "Encoder",
+    "EncoderConfig",
+    "MaskedBatches",
+    "MaskedModel",
+    "MaskedRecipe",
+    "MaskedRun",
+    "MaskedTask",
+    "MaskedTextConfig",
+    "MaskedTokenizer",
+    "MaskedTrainConfig",
+    "MaskingConfig",
+    "PackedRows",
+    "build_masked_model",
+    "evaluate",
+    "open_text",
+]

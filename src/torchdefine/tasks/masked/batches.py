@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchdefine.config import Config, setting
-from torchdefine.data.batches import IGNORE, shard
+from torchdefine.data.batches import IGNORE, shard, to_device
 from torchdefine.errors import UserError
 from torchdefine.tasks.masked.text import MaskedTokenizer
 from torchdefine.training.distributed import Processes
@@ -27,8 +26,8 @@ class MaskingConfig(Config):
     """Which tokens are predicted, and what stands in their place."""
 
     fraction: float = setting(0.15, "Fraction of the tokens that are predicted.", above=0, below=1)
-    masked: float = setting(0.8, "Fraction of these that the mask token takes the place of.", at_least=0, at_most=1)
-    random: float = setting(0.1, "Fraction of these that a random token takes the place of.", at_least=0, at_most=1)
+    masked: float = setting(0.8, "Fraction of these that the mask token replaces.", at_least=0, at_most=1)
+    random: float = setting(0.1, "Fraction of these that a random token replaces.", at_least=0, at_most=1)
     whole_words: bool = setting(False, "Whether all subwords of a word are predicted together.")
 
     def __post_init__(self) -> None:
@@ -78,12 +77,6 @@ class Hidden(NamedTuple):
         return Part(tuple(to_device(array, device) for array in self), np.stack((self.ids, targets)), weight)
 
 
-def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
-    """A copy that the host does not wait for."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor
-
-
 class Masking:
     """Hides tokens of rows: as many in every row, so that all steps have one shape."""
 
@@ -130,12 +123,7 @@ class MaskedBatches:
     ) -> None:
         """``config`` are the recipe's settings of training."""
         self.rows, self.masking, self.config, self.device = rows, masking, config, device
-        self.own = shard(self.config.batch_size, processes.rank, processes.count)
-        if (self.own.stop - self.own.start) % self.config.accumulate:
-            raise UserError(
-                f"The {self.own.stop - self.own.start} rows of a process cannot be split into {self.config.accumulate} "
-                "equal parts: change train.batch_size or train.accumulate."
-            )
+        self.own = shard(self.config.batch_size, processes.rank, processes.count, self.config.accumulate)
         whole = rows.whole // self.config.batch_size
         if not whole:
             raise UserError(

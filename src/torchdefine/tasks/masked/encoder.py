@@ -28,15 +28,17 @@ class EncoderConfig(Config):
     """A Transformer encoder; its width is that of the embedding."""
 
     kind: Literal["encoder"] = "encoder"
-    layers: int = setting(6, "Layers.", at_least=1, at_most=MOST_DEEP)
-    heads: int = setting(8, "Attention heads.", at_least=1, at_most=MOST_DEEP)
+    layers: int = setting(6, "Number of layers.", at_least=1, at_most=MOST_DEEP)
+    heads: int = setting(8, "Number of attention heads.", at_least=1, at_most=MOST_DEEP)
     hidden_dim: int = setting(2048, "Width of the feed-forward layers.", at_least=1, at_most=MOST_WIDE)
-    norm: Literal["pre", "post"] = setting("post", "Layer norms before or after every sub-layer.")
+    norm: Literal["pre", "post"] = setting("post", "Whether layer norms come before or after every sub-layer.")
     positions: Literal["learned", "rotary"] = setting(
-        "learned", "A learned vector for each place, added to its input, or rotated queries and keys."
+        "learned", "Add a learned vector for each position to its input, or rotate queries and keys."
     )
-    gated: bool = setting(False, "Feed-forward layers with a gate (GeGLU), which adds half as many weights again.")
-    most_places: int = setting(512, "Longest row; learned positions have a vector for each place.", at_least=1)
+    gated: bool = setting(False, "Feed-forward layers with a gate (GeGLU); they have half as many weights again.")
+    most_places: int = setting(
+        512, "Largest number of tokens in a row; learned positions have a vector for each.", at_least=1
+    )
     dropout: float = rate("Dropout rate of inputs and after every sub-layer.", default=0.1)
     attention_dropout: float = rate("Dropout rate of the attention weights.")
 

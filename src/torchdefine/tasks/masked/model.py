@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchdefine.embedding import TokenEmbedding
-from torchdefine.embedding.token_embedding import count_distinct, count_parameters, embedded
-from torchdefine.errors import UserError
+from torchdefine.embedding.token_embedding import count_parameters, distinct_hint, embedded
+from torchdefine.errors import check_width
 from torchdefine.output import HostHint, Losses, OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
 from torchdefine.tasks.masked.encoder import Encoder
@@ -19,9 +19,8 @@ class MaskedModel(nn.Module):
 
     def __init__(self, embedding: TokenEmbedding, encoder: Encoder, output: OutputLayer) -> None:
         super().__init__()
-        for width, name in ((embedding.embedding_dim, "embedding gives"), (output.hidden_dim, "output layer takes")):
-            if width != encoder.width:
-                raise UserError(f"The {name} vectors {width} wide, but the encoder is {encoder.width} wide.")
+        check_width("embedding", embedding.embedding_dim, "encoder", encoder.width)
+        check_width("encoder", encoder.width, "output layer", output.hidden_dim)
         self.embedding: TokenEmbedding = embedding
         self.encoder: Encoder = encoder
         self.head = Head(encoder.width)
@@ -61,10 +60,7 @@ class MaskedModel(nn.Module):
     def host_hint(self, ids_and_targets: np.ndarray) -> HostHint:
         """What embedding and output layer need to know before ids and targets, (2, B, T), are on the device."""
         ids, targets = ids_and_targets
-        bands = self.output.host_hint(targets)
-        if not self.embedding.shares or self.embedding.unit is None:  # then only a CPU shares, and counts by itself
-            return HostHint(None, bands)
-        return HostHint(count_distinct(ids, self.embedding.num_embeddings) + 1, bands)
+        return HostHint(distinct_hint(self.embedding, ids, others=1), self.output.host_hint(targets))
 
     def embeddings(self) -> dict[str, TokenEmbedding]:
         """The embeddings by the side that they stand on; there is one."""

@@ -21,7 +21,7 @@ from torchdefine.training.loop import TrainConfig
 class MaskedTrainConfig(TrainConfig):
     """How a masked language model is trained."""
 
-    batch_size: int = setting(64, "Rows of text in a step, over all processes.", at_least=1)
+    batch_size: int = setting(64, "Rows of text in a step, in all processes together.", at_least=1)
     length: int = setting(128, "Tokens of a row.", at_least=8)
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class MaskedEvalConfig(Config):
     """How masked perplexities are measured."""
 
     batch_size: int = setting(64, "Rows at a time.", at_least=1)
-    seed: int = setting(0, "Decides which tokens are hidden, always the same ones.", at_least=0, below=2**62)
+    seed: int = setting(0, "Seed that chooses the hidden tokens.", at_least=0, below=2**62)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from torchdefine.data import TokenFile, encode_corpus, resolve_corpus
+from torchdefine.data import TokenFile
 from torchdefine.errors import UserError
 from torchdefine.export import Exportable, on_the_cpu
 from torchdefine.files import Progress
 from torchdefine.modes import evaluating, reading
-from torchdefine.run.run import Measured, Run, Sample, check_split
+from torchdefine.run.run import Measured, Run, Sample, text_of
 from torchdefine.tasks.masked.batches import Masking
 from torchdefine.tasks.masked.evaluate import Protocol, evaluate
 from torchdefine.tasks.masked.model import MaskedModel
@@ -48,7 +48,7 @@ class MaskedRun(Run):
         progress: Progress | None = None,
     ) -> tuple[Evaluation, float | None]:
         """The perplexity of hidden tokens of a split of the run's own text, or of another one, and their accuracy."""
-        text = data if isinstance(data, TokenFile) else self._text(split, data)
+        text = text_of(self, split, data)
         protocol = protocol_of(self.recipe, self.tokenization)
         return evaluate(self.model, text, protocol, with_accuracy=with_accuracy, progress=progress)
 
@@ -92,8 +92,8 @@ class MaskedRun(Run):
             hidden = " ".join([*words[:place], self.tokenization.mask, *words[place + 1 :]])
             filled = ", ".join(f"{token} {probability:.0%}" for token, probability in self.fill(hidden)[0])
             rows.append((word, filled))
-        lead = f"“{prompt}”, each word hidden in turn: the likeliest subwords in its place."
-        return Sample(lead, table=(("hidden", "likeliest"), rows))
+        lead = f"“{prompt}”, with one word hidden at a time: the most probable subwords in its place."
+        return Sample(lead, table=(("hidden", "most probable"), rows))
 
     def exportable(self, model: MaskedModel) -> Exportable:
         return exportable(model, self.tokenization)
@@ -123,12 +123,3 @@ class MaskedRun(Run):
     @property
     def names_of_tokens(self) -> MaskedTokenizer:
         return self.tokenization
-
-    def _text(self, split: str, data: str | Path | None) -> TokenFile:
-        check_split(split)
-        path = Path("" if data is None else data).expanduser()
-        if not path.is_file() or data is None:
-            path = resolve_corpus(self.recipe.data.corpus if data is None else data)
-        elif split != "test":
-            raise UserError(f"{data} is a single file, which is read as a test text, not as {split}: use a folder.")
-        return encode_corpus(path, vocabulary=self.tokenization, split=split).splits[split]

@@ -29,7 +29,7 @@ class MaskedTextConfig(DataConfig):
     """The text of a masked language model."""
 
     bpe_size: int = setting(
-        8000, "Subwords to learn from the training text where no tokenizer is set.", at_least=SMALLEST_BPE + 1
+        8000, "Number of subwords to learn from the training text if no tokenizer is set.", at_least=SMALLEST_BPE + 1
     )
 
 

@@ -6,3 +6,22 @@ from torchdefine.tasks.translation.model import Translator
 from torchdefine.tasks.translation.recipe import TranslationRecipe, TranslationTrainConfig
 from torchdefine.tasks.translation.run import TranslationEvaluation, TranslationRun, evaluate_pairs
 from torchdefine.tasks.translation.task import PairData, TranslationTask, build_translator
+
+__all__ = [
+    "BeamConfig",
+    "PairData",
+    "TargetTokens",
+    "Translation",
+    "TranslationEvaluation",
+    "TranslationOptions",
+    "TranslationRecipe",
+    "TranslationRun",
+    "TranslationScores",
+    "TranslationTask",
+    "TranslationTrainConfig",
+    "Translator",
+    "beam_search",
+    "build_translator",
+    "evaluate_pairs",
+    "score_translations",
+]

@@ -34,11 +34,17 @@ class TargetTokens:
 class BeamConfig(Config):
     """How to search. ``size`` 1 takes the most probable token at every step."""
 
-    size: int = setting(4, "Hypotheses that beam search keeps; 1 is greedy.", at_least=1)
-    length_penalty: float = setting(0.6, "Exponent of Wu's length penalty; 0 for none.", at_least=0, below=math.inf)
-    max_ratio: float = setting(1.5, "Most tokens of a translation for each of the source …", at_least=0, below=math.inf)
-    max_extra: int = setting(10, "… and this many more.", at_least=1)
-    batch_size: int = setting(64, "Sentences searched at once; changes speed, not the result.", at_least=1)
+    size: int = setting(4, "Size of the beam; 1 is greedy search.", at_least=1)
+    length_penalty: float = setting(
+        0.6, "Exponent of the length penalty of Wu et al.; 0 is no penalty.", at_least=0, below=math.inf
+    )
+    max_ratio: float = setting(
+        1.5, "A translation has at most max_ratio × the source's tokens + max_extra.", at_least=0, below=math.inf
+    )
+    max_extra: int = setting(10, "Tokens that a translation may have beyond max_ratio × the source's.", at_least=1)
+    batch_size: int = setting(
+        64, "Sentences per batch of the search; it changes the speed, not the result.", at_least=1
+    )
 
     def limit(self, source_length: int) -> int:
         """How many tokens the target of a source may have."""

@@ -135,8 +135,9 @@ def score_translations(translations: Sequence[str], references: Sequence[str]) -
     if not translations:
         raise UserError("There are no translations to score.")
     require_packages()
-    import sacrebleu
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
 
-    bleu, chrf = sacrebleu.metrics.BLEU(), sacrebleu.metrics.CHRF()
+    bleu, chrf = BLEU(), CHRF()
     scores = [metric.corpus_score(list(translations), [list(references)]).score for metric in (bleu, chrf)]
     return TranslationScores(scores[0], str(bleu.get_signature()), scores[1], str(chrf.get_signature()))

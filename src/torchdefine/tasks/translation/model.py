@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchdefine.context.transformer import DecoderState, Transformer
 from torchdefine.embedding import TokenEmbedding
 from torchdefine.embedding.token_embedding import count_parameters, embedded
-from torchdefine.errors import UserError
+from torchdefine.errors import UserError, check_width
 from torchdefine.output import HostHint, Losses, OutputLayer
 from torchdefine.output.linear_cross_entropy import Reduction
 
@@ -30,13 +30,9 @@ class Translator(nn.Module):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        for giver, width, taker, needs in (
-            ("source embedding", source.embedding_dim, "Transformer", transformer.width),
-            ("target embedding", target.embedding_dim, "Transformer", transformer.width),
-            ("Transformer", transformer.width, "output layer", output.hidden_dim),
-        ):
-            if width != needs:
-                raise UserError(f"The {giver} gives vectors {width} wide, but the {taker} takes {needs}.")
+        check_width("source embedding", source.embedding_dim, "Transformer", transformer.width)
+        check_width("target embedding", target.embedding_dim, "Transformer", transformer.width)
+        check_width("Transformer", transformer.width, "output layer", output.hidden_dim)
         if output.num_embeddings != target.num_embeddings:
             raise UserError(f"The output has {output.num_embeddings} tokens, the target side {target.num_embeddings}.")
         self.own_source: TokenEmbedding | None = None if source is target else source  # what is shared is saved once

@@ -22,10 +22,14 @@ class SourceConfig(Config):
     """The source side."""
 
     share: Literal["nothing", "unit", "embedding"] = setting(
-        "nothing", "What it has in common with the target side; a whole embedding needs a joint BPE."
+        "nothing", "What source and target side share; a shared embedding needs a joint BPE."
     )
-    embedding: dict[str, Any] = setting({}, "What differs from the section embedding, such as {map_dim: 64}.")
-    unit: dict[str, Any] = setting({}, "What differs from the section unit, such as {kind: none}.")
+    embedding: dict[str, Any] = setting(
+        {}, "Settings of the source side that differ from the section embedding, such as {map_dim: 64}."
+    )
+    unit: dict[str, Any] = setting(
+        {}, "Settings of the source side that differ from the section unit, such as {kind: none}."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,7 +44,7 @@ class SourceConfig(Config):
 class TranslationTrainConfig(TrainConfig):
     """How a translator is trained."""
 
-    batch_tokens: int = setting(4096, "Tokens of a batch on its longer side, padding included.", at_least=1)
+    batch_tokens: int = setting(4096, "Tokens of a batch on its longer side, with padding.", at_least=1)
 
 
 @dataclass(frozen=True)
