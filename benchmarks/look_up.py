@@ -106,7 +106,6 @@ def trellis_rows_at_random(matrix: torch.Tensor, runs: Runs, memory: int) -> Tre
     made = TrellisRows(len(matrix), runs, memory).to(matrix.device)
     if not matrix.is_meta:
         made.codes.random_(256)
-        made.levels.normal_()
         made.scales.copy_(matrix[:1000].std(0, correction=0))
     return made
 

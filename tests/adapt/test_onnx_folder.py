@@ -20,6 +20,7 @@ from torchdefine.adapt.huggingface import with_table
 from torchdefine.adapt.onnx_folder import export_onnx
 from torchdefine.errors import MachineError, UserError
 from torchdefine.tables import METHODS, quantised_table
+from torchdefine.tables.trellis import codebooks
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -91,6 +92,9 @@ def test_other_kinds_of_tables_and_models(name: str, method: str, tmp_path: Path
     model = adapted(tmp_path / "model", name, method=method)
     export_onnx(tmp_path / "model", tmp_path / "onnx")
     compared(model, tmp_path / "onnx")
+    if method == "bits":
+        codebook = codebooks(12, torch.device("cpu")).numpy().tobytes()
+        assert (tmp_path / "onnx" / "onnx" / "model.onnx").read_bytes().count(codebook) == 1
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_allocation_is_the_best_of_all() -> None:
         assert not better  # nothing does better for what was spent
 
 
-@pytest.mark.parametrize("storage", list(LADDERS))
+@pytest.mark.parametrize("storage", ["mixed", *LADDERS])
 @pytest.mark.parametrize("share", [0.2, 0.05])
 def test_the_budget_is_kept_and_nearly_spent(storage: str, share: float) -> None:
     table, counts = zipfian()

@@ -12,7 +12,7 @@ from torchdefine.ops import plain_torch
 from torchdefine.tables import CompactTable, coded_table, quantised_table, svd_table, transform_table
 from torchdefine.tables.codes import CodeLearning
 from torchdefine.tables.rows import FEW, BandedRows, frozen
-from torchdefine.tables.trellis import TrellisRows, few_together
+from torchdefine.tables.trellis import TrellisRows
 
 V, M = 700, 48
 GENERATOR = torch.Generator().manual_seed(5)
@@ -119,40 +119,31 @@ def test_gradients_of_the_floats_equal_the_plain_ones(table: CompactTable) -> No
 
 
 LAYOUTS = [
-    [[7, 8], [6, 16], [1, 8]],
+    [[8, 8], [7, 8], [6, 16], [1, 8]],
     [[6, 8], [5, 8], [3, 8]],
     [[4, 24], [2, 8]],
     [[1, 24]],
     [[3.5, 16], [3, 8], [1.5, 32], [1, 8], [0.5, 16]],
     [[0.5, 48]],
+    [[3, 8], [1, 8]],
 ]
 
 
 @pytest.mark.parametrize("runs", LAYOUTS)
-@pytest.mark.parametrize("memory", [4, 8])
-def test_the_tables_of_a_layout_find_every_level(runs: list[list[float]], memory: int) -> None:
-    """Beside a band of one bit, which has fewer fields and columns."""
+@pytest.mark.parametrize("memory", [8, 12])
+def test_the_tables_of_a_layout_find_every_value(runs: list[list[float]], memory: int) -> None:
+    """Beside a band of one bit, which has fewer bytes and columns."""
     bands = [TrellisRows(5, runs, memory), TrellisRows(9, [[1, 16]], memory)]
     for band in bands:
         band.codes = torch.randint(256, band.codes.shape, dtype=torch.uint8)
-        band.levels = frozen(torch.randn(len(band.levels)))
         band.scales = frozen(torch.rand(band.width))
     flat = torch.cat([band.codes.flatten() for band in bands])
-    found = few_together(bands, flat, torch.float32).decoded(torch.arange(14))
+    found = TrellisRows.together(bands, flat, torch.float32).decoded(torch.arange(14))
     for band, rows in zip(bands, found.split([5, 9]), strict=True):
         with plain_torch():
             assert torch.equal(rows[:, : band.width], band.matrix())
         assert torch.equal(rows[:, : band.width], band.matrix())
         assert not rows[:, band.width :].any()
-
-
-@pytest.mark.parametrize("runs", [[[8, 8]], [[3, 12]]])
-def test_columns_that_do_not_fill_bytes_are_decoded_band_by_band(runs: list[list[float]]) -> None:
-    bands = BandedRows([TrellisRows(5, runs), TrellisRows(9, [[1, 8]])], ranked=False)
-    for band in bands.bands:
-        band.scales, band.levels = frozen(torch.rand(band.width)), frozen(torch.randn(len(band.levels)))
-    ids, matrix = torch.tensor([0, 4, 13, 4]), torch.randn(bands.width, 3)
-    torch.testing.assert_close(bands.times(ids, matrix), bands(ids, torch.float32) @ matrix)
 
 
 def test_joined_codes_take_no_more_memory() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +16,12 @@ _OWN_NAMES = {"UserError": "ValueError"}
 """What is not carried along, by what takes its place."""
 
 
-def bundled(roots: Sequence[Any]) -> str:
-    """Python that defines these classes and functions; of a class it has the methods that something in it calls."""
-    bundle = _Bundle()
+def bundled(roots: Sequence[Any], left_out: Collection[str] = ()) -> str:
+    """Python that defines these classes and functions; of a class it has the methods that something in it calls.
+
+    Names that are ``left_out`` are defined by whoever asks.
+    """
+    bundle = _Bundle(left_out)
     for root in roots:
         bundle.need(root.__module__, root.__name__)
     while bundle.grow():  # a method that was left out may be called by what came later
@@ -31,6 +34,7 @@ def bundled(roots: Sequence[Any]) -> str:
 class _Bundle:
     """Definitions by module and name, and what is still missing."""
 
+    left_out: Collection[str]
     found: dict[tuple[str, str], ast.stmt] = field(default_factory=dict)
     imports: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
@@ -42,7 +46,11 @@ class _Bundle:
         """Find a name of one of our modules, and all that it needs."""
         if name in _OWN_NAMES:
             self.replaced.add(name)
-        elif (module, name) not in self.found and (node := self._defined(module, name)) is not None:
+        elif (
+            name not in self.left_out
+            and (module, name) not in self.found
+            and (node := self._defined(module, name)) is not None
+        ):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 return self._follow(module, node, name)
             self.found[module, name] = node
@@ -106,7 +114,7 @@ class _Bundle:
 
 
 class _Slimmer(ast.NodeTransformer):
-    """Leaves out methods that nobody calls, and annotations."""
+    """Leaves out methods that nobody calls, and what annotations say."""
 
     def __init__(self, attributes: set[str]) -> None:
         self.attributes = attributes
@@ -128,9 +136,10 @@ class _Slimmer(ast.NodeTransformer):
                 argument.annotation = None
         return self.generic_visit(node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        if node.value is None:
-            return None
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if node.value is None:  # a field, whose name counts
+            node.annotation = ast.Name("object")
+            return node
         return self.generic_visit(ast.copy_location(ast.Assign([node.target], node.value), node))
 
 

@@ -7,6 +7,7 @@ that puts them where its tables were. It is written here and never run.
 from __future__ import annotations
 
 import shutil
+from base64 import encodebytes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from torchdefine.adapt.model_folder import CARD_FILE, CONFIG_FILE, carry_over, c
 from torchdefine.adapt.pretrained import RECIPE, auto_classes
 from torchdefine.errors import UserError
 from torchdefine.files import check_new_folder, new_folder, read_json, write_json, write_text
+from torchdefine.sealed_tensors import bytes_of_tensor
 from torchdefine.tables import CompactTable
 from torchdefine.tables.rows import kinds_of_rows, rows_from
+from torchdefine.tables.trellis import TrellisRows, shipped
 
 CODE_FILE = "modeling_compact.py"
 _OPENING = '''"""{architecture} with a compact token table, for trust_remote_code=True; made by torchdefine."""
@@ -64,6 +67,18 @@ class CompactModel({architecture}):
             parent, _, name = (prefix + described["name"]).rpartition(".")
             setattr(self.get_submodule(parent), name, CompactEmbedding(described))
 '''
+_SHIPPED = """from base64 import b64decode
+
+
+def shipped(name):
+    return torch.frombuffer(bytearray(b64decode(SHIPPED[name])), dtype=torch.float16)
+
+
+SHIPPED = {{}}
+{entries}"""
+_ENTRY = '''SHIPPED["{name}"] = """
+{text}"""
+'''
 _CARD = """---
 library_name: transformers
 ---
@@ -103,8 +118,11 @@ def write_standalone(folder: str | Path, out: str | Path) -> dict[str, Any]:
     names = {"architecture": plain.__name__, "config": plain.config_class.__name__}
     model_type = f"compact-{recipe['own_type']}"
     auto = auto_classes(plain)
-    code = bundled([CompactTable, rows_from, *(kinds_of_rows(kinds))])
+    memories = {part.memory for part in model.modules() if isinstance(part, TrellisRows)}
+    code = bundled([CompactTable, rows_from, *(kinds_of_rows(kinds))], left_out=[shipped.__name__])
     parts = [_OPENING.format(**names) + code, _MODEL.format(**names, model_type=model_type)]
+    if memories:
+        parts.append(_SHIPPED.format(entries="".join(map(_codebooks, sorted(memories)))))
     with new_folder(out) as making:
         carry_over(folder, making)
         for path in folder.glob("*.safetensors*"):
@@ -121,6 +139,12 @@ def write_standalone(folder: str | Path, out: str | Path) -> dict[str, Any]:
         "classes": auto,
         "bytes": sum(one.stat().st_size for one in out.rglob("*") if one.is_file()),
     }
+
+
+def _codebooks(memory: int) -> str:
+    """The codebooks of trellis-coded numbers, to be read back by the code."""
+    name = f"values {memory}"
+    return _ENTRY.format(name=name, text=encodebytes(bytes_of_tensor(shipped(name))).decode())
 
 
 def _encodings(described: Any) -> Iterator[str]:

@@ -24,7 +24,8 @@ from torchdefine.tables.low_rank import FactorisedRows, second_moments
 from torchdefine.tables.quantised import stored_rows
 from torchdefine.tables.rows import FLOATS, BandedRows, DenseRows, Rows, in_bands, in_order, sorted_within
 from torchdefine.tables.source import ROWS_AT_ONCE, Candidate, Method, Source, TableLike
-from torchdefine.tables.trellis import trellis_rows
+from torchdefine.tables.trellis import BITS, losses, memory_for
+from torchdefine.tables.trellis_search import trellis_rows
 
 BLOCK = 16
 """Columns that share a bit width: sixteen numbers of any width fill whole bytes. Floats need no blocks."""
@@ -34,25 +35,26 @@ TRANSFORM_POWER = 0.5
 """The power of counts. Bits by weight favour frequent rows so much already that a milder power measured best."""
 STEADINESS = 0.05
 """The even sensitivity added to a measured one, relative to its mean, so that no direction is forgotten."""
-SMALL_TABLE = 1 << 25
-"""Numbers that the trellis with the most memory codes in a minute or so; larger tables get one with less."""
-LOSSES = {
-    0: 1.0, 0.5: 0.544, 1: 0.2917, 1.5: 0.1525, 2: 0.0824, 2.5: 0.0418, 3: 0.0225, 3.5: 0.0113, 4: 0.00607,
-    5: 0.00167, 6: 0.000454, 7: 0.000121, 8: 0.0000322,
-}  # fmt: skip
-"""What trellis coding leaves of a normal variable's variance, by the bits of a number."""
 EVEN_LOSS = 3.9
 """What even steps leave of it, times four to the power of the bits."""
 
 Ladder = tuple[tuple[float, ...], tuple[float, ...]]
 """Steps of increasing bits for a number, and the fraction of its variance that each still loses: a convex curve."""
 LADDERS: dict[str, Ladder] = {
-    "mixed": (tuple(LOSSES), tuple(LOSSES.values())),
     "int4": ((0, 4.5), (1.0, 0.012)),  # with a float16 step for 32 numbers
     "int8": ((0, 8.5), (1.0, 0.0001)),
     "float16": ((0, 16), (1.0, 0.0)),
     "float32": ((0, 32), (1.0, 0.0)),
 }
+
+
+def ladder(storage: str, numbers: int) -> Ladder:
+    """The steps of a table of so many numbers."""
+    if storage == "mixed":
+        return (0, *BITS), (1.0, *losses(memory_for(numbers)))
+    if storage not in LADDERS:
+        raise UserError(f"Numbers cannot be stored as {storage!r}: use one of {', '.join(('mixed', *LADDERS))}.")
+    return LADDERS[storage]
 
 
 @torch.no_grad()
@@ -62,9 +64,8 @@ def transform_table(table: TableLike | Source, budget: int, *, storage: str = "m
     ``storage`` is mixed (up to 8 bits by importance), float32, float16, int8 or int4. ``sensitivity``, (m, m), says how
     sensitive the model is to an error in each direction (``adapt.Behaviour.sensitivity``).
     """
-    if storage not in LADDERS:
-        raise UserError(f"Numbers cannot be stored as {storage!r}: use one of {', '.join(LADDERS)}.")
     source = Source.of(table, **known)
+    ladder(storage, source.matrix.numel())  # refuses what is none
     matrix, weights = source.matrix, source.weights(TRANSFORM_POWER)
     mean = weights @ matrix
     root, back = metric(source.sensitivity, matrix)
@@ -155,7 +156,7 @@ def _affordable_steps(
 
     Scales and the projection take some of the budget, so how much the numbers may take is found by bisection.
     """
-    block = block_of(storage)
+    block, (bits, shares) = block_of(storage), ladder(storage, coefficients.numel())
     means = [_mean_squares(coefficients[a:b], weights[a:b]) for a, b in pairwise(edges)]
     importance = torch.stack(means).unflatten(1, (-1, block)).mean(-1)  # (bands, blocks)
     sizes = torch.tensor(edges).diff()
@@ -168,8 +169,8 @@ def _affordable_steps(
 
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        steps = allocate(importance, sizes * block, LADDERS[storage], 8 * middle).sort(dim=1, descending=True).values
-        widths = _of_projection(importance.cpu(), sizes, steps, width, storage)
+        steps = allocate(importance, sizes * block, (bits, shares), 8 * middle).sort(dim=1, descending=True).values
+        widths = _of_projection(importance.cpu(), sizes, torch.tensor(shares)[steps], width, storage)
         size = table_bytes(empty) - 4 * width  # beside the mean
         low, high = (low, middle) if size > budget else (middle, high)
         if most < size <= budget:
@@ -190,29 +191,31 @@ def _mean_squares(rows: Tensor, weights: Tensor) -> Tensor:
 def _bands(steps: Tensor, edges: list[int], storage: str, coefficients: Tensor) -> list[Rows]:
     """Each band's rows in as many columns and bits as its steps say."""
     made: list[Rows] = []
-    memory = 8 if coefficients.numel() <= SMALL_TABLE else 6
+    memory = memory_for(coefficients.numel())
     for row, (start, stop) in zip(steps, pairwise(edges), strict=True):
         used = row[row > 0]
         part = coefficients[start:stop, : len(used) * block_of(storage)]
         if not len(used):  # a band that gets no bits: its rows are the mean
             made.append(DenseRows(stop - start, 1, "float32" if storage == "float32" else "float16"))
         elif storage == "mixed":
-            bits = tuple(LOSSES)
-            runs = [[bits[step], int((used == step).sum()) * BLOCK] for step in used.unique().flip(0).tolist()]
+            runs = [[BITS[step - 1], int((used == step).sum()) * BLOCK] for step in used.unique().flip(0).tolist()]
             made.append(trellis_rows(part, runs, memory))
         else:
             made.append(stored_rows(part, storage))
     return made
 
 
-def _of_projection(importance: Tensor, sizes: Tensor, steps: Tensor, width: int, storage: str) -> list[str]:
-    """How each row of the projection is stored, so that one of its numbers loses what a number of the table loses."""
+def _of_projection(importance: Tensor, sizes: Tensor, shares: Tensor, width: int, storage: str) -> list[str]:
+    """How each row of the projection is stored, so that one of its numbers loses what a number of the table loses.
+
+    ``shares`` of its variance are lost by each band and block.
+    """
     block = block_of(storage)
-    used = (steps > 0).any(0)
+    used = (shares < 1).any(0)
     if storage in FLOATS:
         return [storage] * int(used.sum()) * block
-    lost = importance * torch.tensor(LADDERS[storage][1])[steps]  # (bands, blocks)
-    even = lost[steps > 0].median().clamp(min=1e-30)
+    lost = importance * shares  # (bands, blocks)
+    even = lost[shares < 1].median().clamp(min=1e-30)
     carried = (sizes.unsqueeze(1) * importance).sum(0)[used] / width  # by each number of a row of the projection
     bits = (EVEN_LOSS * carried / even).log2().div(2).round().clamp(PROJECTION_BITS[0], PROJECTION_BITS[-1])
     return [f"int{one}" for one in bits.int().tolist() for _ in range(block)]

@@ -1,272 +1,194 @@
-"""Rows of a few bits a number, trellis-coded: a column's level depends on the bits of its neighbours too.
+"""Rows of a few bits a number, trellis-coded: the bits of a row are one string, and neighbours share them.
 
-A column of k bits has 2^(k + 1) ascending levels, twice as many as its bits can tell apart. In turn they belong to the
-subsets 0, 1, 2, 3, 0, …. One bit of each column, the coded one, goes into a convolutional code; from that column's
-coded bit and those of the next ``memory`` columns it makes the number of the subset. The other k - 1 bits choose within
-it. The encoder searches for the best path (Viterbi), so rows lose about as little as with a quarter of a bit more for
-each number. Trellis-coded quantisation: Marcellin & Fischer, 1990; the codes: Ungerboeck, 1982.
+A column of k bits has k bits of the string as its own. Its *window* is the ``memory`` bits that begin there and run on
+into those of the next columns, and from the row's end into its beginning. A codebook for k bits has a value for every
+window: the number is that value × the column's scale. The encoder searches for the string that loses least (Viterbi),
+so rows lose much less than if every number had levels of its own. Trellis-coded quantisation: Marcellin & Fischer,
+1990; windows: Tseng et al. (QTIP), 2024.
 
-Columns of half a bit more or less (0.5, 1.5, …) come in pairs that share one coded bit. The second column of a pair has
-a code of its own, so the bits around say two subsets.
+Columns of halves of bits (0.5, 1.5, …) come in pairs, side by side, that share a window of 2k own bits. Each of the two
+has a codebook.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from itertools import accumulate
-from typing import Any
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
-from torchdefine.ops import only_values
-from torchdefine.tables.few_rows import MOST_BITS, FewRows
-from torchdefine.tables.fields import pack, packed_width, unpack
-from torchdefine.tables.rows import Rows, frozen, stored_as
+from torchdefine.sealed_tensors import reading_safetensors
+from torchdefine.tables.rows import Rows, frozen
 
-CODES = {4: (0o04, 0o23, 0o35, 0o27), 6: (0o024, 0o103, 0o133, 0o171), 8: (0o362, 0o515, 0o753, 0o561)}
-"""By memory: taps of the low and of the high bit of a subset's number, and of the number of a pair's second column; the
-lowest tap is the column's own bit."""
-SUBSETS = 4
-PAIRED = 8
-"""So far apart are the two columns of a pair: bytes of coded bits then hold the bits of whole bytes of choices."""
-FITTED_ON = 512
-"""Rows that levels are fitted to."""
-FITTINGS = 4
-NUMBERS_AT_ONCE = 1 << 18
-"""Costs of paths that the encoder holds at once: what a core's cache holds."""
+BITS = (0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)
+BOOKS = 16
+"""A codebook for each of these, two for those of pairs."""
+MEMORIES = {12: 1 << 24, 10: 1 << 26, 8: 1 << 62}
+"""By memory, the numbers up to which coding a table takes a minute or so."""
+CODEBOOKS = "codebooks.safetensors"
+WORD = 24
+"""Bits in which a window lies, wherever in a byte it begins."""
 
 Runs = Sequence[Sequence[float]]
-"""[bits, columns] from left to right. Columns of halves of bits come in sixteens."""
+"""[bits, columns] from left to right. Columns of halves of bits come in twos."""
 
 
-def within_bits(bits: float) -> int:
-    """How many bits of a column choose within its subset."""
-    return math.ceil(bits) - 1
+class Step(NamedTuple):
+    """A window of a row."""
+
+    first: int
+    """Where it begins in the row's bits."""
+    own: int
+    columns: int
+    """One, or two."""
+    book: int
+    """The codebook of its first column; that of the second one follows."""
 
 
-def coded_bits(bits: float, columns: int) -> int:
-    """How many coded bits such columns have."""
-    return columns if bits == int(bits) else columns // 2
+def steps_of(runs: Runs) -> list[Step]:
+    """The windows of a row, from left to right."""
+    found, first = [], 0
+    for bits, columns in runs:
+        each = 1 if bits == int(bits) else 2
+        book = sum(1 if smaller == int(smaller) else 2 for smaller in BITS if smaller < bits)
+        for _ in range(int(columns) // each):
+            found.append(Step(first, int(bits * each), each, book))
+            first += found[-1].own
+    return found
+
+
+class FewRows(NamedTuple):
+    """What decodes a few rows out of many bands by as many operations as one band needs.
+
+    A column that a band does not have is a number of scale zero.
+    """
+
+    flat: Tensor
+    """The codes of all bands, one after another."""
+    ends: Tensor
+    """The first row after each band, (bands,)."""
+    starts: Tensor
+    """The bytes of a row, and where row 0 of all bands would begin if they had so many, (bands, 2)."""
+    bytes: Tensor
+    """Numbers of a row's bytes, and again those of the first two, (bands, bytes)."""
+    columns: Tensor
+    """Of every column the byte where its window begins, how far to shift it, and where its codebook begins,
+    (bands, 3, width)."""
+    mask: int
+    books: Tensor
+    scales: Tensor  # (bands, width)
+
+    @classmethod
+    def of(cls, bands: Sequence[Any], flat: Tensor, dtype: torch.dtype) -> FewRows:
+        width, memory = max(band.width for band in bands), bands[0].memory
+        row_bytes = torch.tensor([band.codes.shape[1] for band in bands])
+        rows = torch.tensor([band.num_rows for band in bands])
+        used = rows * row_bytes
+        places = torch.arange(int(row_bytes.max()) + 2) % row_bytes.unsqueeze(1)
+        return cls(
+            flat=flat,
+            ends=rows.cumsum(0),
+            starts=torch.stack([row_bytes, used.cumsum(0) - used - (rows.cumsum(0) - rows) * row_bytes], 1),
+            bytes=places.to(torch.int32 if len(flat) < 2**31 else torch.int64),
+            columns=torch.stack([F.pad(band.columns(), (0, width - band.width)) for band in bands]),
+            mask=2**memory - 1,
+            books=codebooks(memory, flat.device),
+            scales=torch.stack([F.pad(band.scales.to(dtype), (0, width - band.width)) for band in bands]),
+        )
+
+    def decoded(self, place: Tensor) -> Tensor:
+        """(T,) → (T, width)."""
+        band = torch.bucketize(place, self.ends, right=True)  # (T,)
+        starts = self.starts.index_select(0, band)
+        begin = torch.addcmul(starts[:, 1], place, starts[:, 0]).to(self.bytes.dtype)
+        where = self.bytes.index_select(0, band).add_(begin.unsqueeze(1))  # (T, bytes)
+        held = words_of(self.flat.index_select(0, where.view(-1)).view(where.shape), 1)
+        byte, shift, book = self.columns.index_select(0, band).unbind(1)  # (T, width)
+        byte = byte + torch.arange(0, held.numel(), held.shape[1], dtype=torch.int32).unsqueeze(1)
+        windows = held.reshape(-1).index_select(0, byte.view(-1)).view(byte.shape)
+        windows.bitwise_right_shift_(shift).bitwise_and_(self.mask).add_(book)
+        values = self.books.index_select(0, windows.view(-1)).view(windows.shape)
+        return values.to(self.scales.dtype).mul_(self.scales.index_select(0, band))
 
 
 class TrellisRows(Rows):
-    """Columns come in ``runs`` of [bits, columns]; a number is one of its run's levels × its column's scale."""
+    """Columns come in ``runs`` of [bits, columns]; windows of ``memory`` bits decide their values."""
 
     kind = "trellis"
+    together = FewRows.of
 
-    def __init__(self, num_rows: int, runs: Runs, memory: int = 8) -> None:
+    def __init__(self, num_rows: int, runs: Runs, memory: int = 12) -> None:
         super().__init__(num_rows, sum(int(columns) for _, columns in runs))
         self.runs: list[Any] = [[bits, int(columns)] for bits, columns in runs]
         self.memory, self.own_codes = memory, num_rows * self.width
-        whole = all(columns % 8 == 0 and bits <= MOST_BITS for bits, columns in self.runs)
-        self.together = few_together if whole else None
-        self.coded = sum(coded_bits(*run) for run in self.runs)
-        within = sum(packed_width(columns, within_bits(bits)) for bits, columns in self.runs)
-        self.codes: Tensor = nn.Buffer(torch.zeros(num_rows, packed_width(self.coded, 1) + within, dtype=torch.uint8))
-        self.levels = frozen(torch.zeros(sum(map(self._level_count, self.runs)), dtype=torch.float16))
+        held = sum(step.own for step in steps_of(runs))
+        if held % 8:
+            raise ValueError(f"{held} bits of a row do not fill whole bytes")
+        self.codes: Tensor = nn.Buffer(torch.zeros(num_rows, held // 8, dtype=torch.uint8))
         self.scales = frozen(torch.zeros(self.width, dtype=torch.float16))
 
     def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        packed, start = torch.embedding(self.codes, rows), packed_width(self.coded, 1)
-        chosen = self._subset(packed[..., :start]) + self.constant(self.first_levels, torch.int32)
-        parts = []
-        for bits, columns in self.runs:
-            own = within_bits(bits)
-            stop = start + packed_width(columns, own)
-            held = packed[..., start:stop]
-            parts.append(unpack(held, own, columns) if own else held.new_zeros(()).expand(*rows.shape, columns))
-            start = stop
-        chosen = chosen + SUBSETS * torch.cat(parts, dim=-1).int()  # (…, width)
-        levels = self.constant(lambda: self.levels.to(dtype), dtype, self.levels)
-        return levels.index_select(0, chosen.reshape(-1)).view(chosen.shape) * self.scales.to(dtype)
+        byte, shift, book = self.constant(self.columns, torch.int32, self.codes)
+        packed = torch.embedding(self.codes, rows.reshape(-1)).T.contiguous()  # columns first: whole rows are copied
+        held = words_of(torch.cat([packed, packed[:1], packed[min(1, len(packed) - 1) :][:1]]), 0)
+        windows = held.index_select(0, byte)  # (width, T)
+        windows = windows.bitwise_right_shift_(shift.unsqueeze(1)).bitwise_and_(2**self.memory - 1)
+        windows += book.unsqueeze(1)
+        values = codebooks(self.memory, packed.device).index_select(0, windows.view(-1)).view(windows.shape).to(dtype)
+        scales = self.scales.to(dtype).unsqueeze(1)
+        values = values * scales if scales.requires_grad else values.mul_(scales)
+        return values.T.reshape(*rows.shape, self.width)
 
-    def first_levels(self) -> Tensor:
-        """Where the levels of each column begin, (width,)."""
-        starts = accumulate(map(self._level_count, self.runs), initial=0)
-        numbers = [start for start, (_, columns) in zip(starts, self.runs, strict=False) for _ in range(columns)]
-        return torch.tensor(numbers, dtype=torch.int32, device=self.codes.device)
-
-    def sharing(self) -> list[list[int]]:
-        """The columns of each coded bit: one, or two."""
-        found: list[list[int]] = []
-        start = 0
-        for bits, columns in self.runs:
-            own = torch.arange(start, start + columns)
-            paired = coded_bits(bits, columns) < columns
-            found += (own.view(-1, 2, PAIRED).transpose(1, 2).flatten(0, 1) if paired else own.unsqueeze(1)).tolist()
-            start += columns
-        return found
-
-    @staticmethod
-    def _level_count(run: Sequence[Any]) -> int:
-        return SUBSETS << within_bits(run[0])
-
-    def _subset(self, packed: Tensor) -> Tensor:
-        """The number of each column's subset, (…, width)."""
-        paired = self.coded < self.width
-        numbers = [self._numbers(packed, second) for second in ((False, True) if paired else (False,))]  # (…, coded)
-        if not paired:
-            return numbers[0]
-        parts, start = [], 0
-        for run in self.runs:
-            stop = start + coded_bits(*run)
-            own = [number[..., start:stop] for number in numbers]
-            if stop - start < run[1]:
-                own[0] = torch.stack([one.unflatten(-1, (-1, PAIRED)) for one in own], -2).flatten(-3)
-            parts.append(own[0])
-            start = stop
-        return torch.cat(parts, dim=-1)
-
-    def _numbers(self, packed: Tensor, second: bool) -> Tensor:
-        """What the bits around each coded bit say, of its column or of the second of its two, (…, coded)."""
-        if packed.is_cpu and only_values(packed):
-            of_own, of_following = subsets_of_bytes(self.memory, second)
-            own, following = packed.int(), F.pad(packed[..., 1:], (0, 1)).int()
-            numbers = of_own.index_select(0, own.view(-1)) ^ of_following.index_select(0, following.view(-1))
-            return numbers.view(torch.uint8).view(*own.shape[:-1], 8 * own.shape[-1])[..., : self.coded]
-        coded = F.pad(unpack(packed, 1, self.coded), (0, self.memory))
-        made: list[Any] = []
-        for taps in CODES[self.memory][2 * second : 2 * second + 2]:
-            ones = [tap for tap in range(self.memory + 1) if taps >> tap & 1]
-            made.append(sum(coded[..., tap : tap + self.coded] for tap in ones) % 2)
-        found: Tensor = 2 * made[1] + made[0]
-        return found
-
-
-def few_together(bands: Sequence[TrellisRows], flat: Tensor, dtype: torch.dtype) -> FewRows:
-    """``flat`` has the codes of all bands, which have one memory."""
-    both = zip(*(subsets_of_bytes(bands[0].memory, second) for second in (False, True)), strict=True)
-    of_own, of_following = (torch.cat(some) for some in both)
-    return FewRows.of(bands, flat, (of_own, of_following), SUBSETS, dtype)
-
-
-@torch.no_grad()
-def trellis_rows(matrix: Tensor, runs: Runs, memory: int = 8) -> TrellisRows:
-    """Round a matrix; each run's levels are fitted to its numbers, each column is scaled to a mean square of one."""
-    made = TrellisRows(len(matrix), runs, memory)
-    if matrix.is_meta:  # only to see what they would take
-        return made
-    made.to(matrix.device)
-    squares = sum(chunk.float().square().sum(0) for chunk in matrix.split(FITTED_ON)) / len(matrix)
-    made.scales.copy_(stored_as(torch.as_tensor(squares).sqrt().clamp(min=1e-7), torch.float16))
-    some = matrix[:: -(-len(matrix) // FITTED_ON)].float() / made.scales.float()
-    levels = [_start_levels(bits).to(matrix.device) for bits, _ in made.runs]
-    for _ in range(FITTINGS):
-        chosen = torch.cat([_Path(part, made, levels).chosen for part in _parts(some, memory)])
-        levels = [
-            _refitted(old, numbers, codes)
-            for old, numbers, codes in zip(levels, _by_run(some, runs), _by_run(chosen, runs), strict=True)
+    def columns(self) -> Tensor:
+        """Of every column the byte where its window begins, how far to shift the word that begins there, and where its
+        codebook begins, (3, width)."""
+        found = [
+            (step.first // 8, WORD - self.memory - step.first % 8, (step.book + column) << self.memory)
+            for step in steps_of(self.runs)
+            for column in range(step.columns)
         ]
-    levels = [stored_as(one, torch.float16) for one in levels]
-    made.levels.copy_(torch.cat(levels))
-    start = 0
-    for part in _parts(matrix, memory):
-        path = _Path(part.float() / made.scales.float(), made, [one.float() for one in levels])
-        by_run = zip(runs, _by_run(path.chosen, runs), strict=True)
-        within = [pack(chosen // SUBSETS, own) for (bits, _), chosen in by_run if (own := within_bits(bits))]
-        made.codes[start : start + len(part)] = torch.cat([pack(path.coded, 1), *within], dim=-1)
-        start += len(part)
-    return made
+        return torch.tensor(found, dtype=torch.int32, device=self.codes.device).T.contiguous()
 
 
-class _Path:
-    """The best path for each row of a matrix: the number of every column's level, (rows, width), and its coded bits."""
-
-    def __init__(self, matrix: Tensor, rows: TrellisRows, levels: Sequence[Tensor]) -> None:
-        first, second = (_subset_numbers(rows.memory, two).to(matrix.device) for two in (False, True))
-        self.subsets, self.pairs = (first, second), SUBSETS * first + second  # (2 × states,)
-        self.states, self.matrix, self.sharing = 1 << rows.memory, matrix, rows.sharing()
-        self.levels = [some for some, (_, columns) in zip(levels, rows.runs, strict=True) for _ in range(columns)]
-        self.chosen = torch.empty(matrix.shape, dtype=torch.int32, device=matrix.device)
-        self.coded = self.chosen.new_empty(len(matrix), rows.coded)
-        self._trace(*self._search())
-
-    def _search(self) -> tuple[Tensor, list[Tensor], list[list[Tensor]]]:
-        """From the last column, the least important, to the first: the state reached at least cost, and for each coded
-        bit the choice between two ways to a state, and its columns' best levels of the four subsets."""
-        count = len(self.matrix)
-        cost = self.matrix.new_full((self.states, count), torch.inf)
-        cost[0] = 0
-        from_upper: list[Tensor] = []
-        nearest: list[list[Tensor]] = []
-        for columns in reversed(self.sharing):
-            near, losses = zip(*map(self._near, columns), strict=True)
-            if len(columns) == 1:
-                loss = losses[0].index_select(0, self.subsets[0])
-            else:
-                loss = (losses[0].unsqueeze(1) + losses[1]).flatten(0, 1).index_select(0, self.pairs)
-            # lower and upper half of the states before, each to two
-            ways = cost.view(2, -1, 1, count) + loss.view(2, -1, 2, count)
-            from_upper.append((ways[1] < ways[0]).view(-1, count))
-            cost = torch.minimum(ways[0], ways[1]).view(-1, count)  # (states, rows)
-            nearest.append(list(near))
-        return cost.argmin(0), from_upper[::-1], nearest[::-1]
-
-    def _near(self, column: int) -> tuple[Tensor, Tensor]:
-        """The best level of each subset, and what it loses, (4, rows)."""
-        numbers, levels = self.matrix[:, column].contiguous(), self.levels[column]
-        near = torch.stack([_nearest(numbers, levels, one) for one in range(SUBSETS)])
-        return near, (numbers - levels[near]).square()
-
-    def _trace(self, state: Tensor, from_upper: list[Tensor], nearest: list[list[Tensor]]) -> None:
-        for bit, (columns, upper, near) in enumerate(zip(self.sharing, from_upper, nearest, strict=True)):
-            window = state + self.states * upper.gather(0, state.unsqueeze(0)).squeeze(0)
-            for column, some, subset in zip(columns, near, self.subsets, strict=False):
-                self.chosen[:, column] = some.gather(0, subset[window].unsqueeze(0)).squeeze(0)
-            self.coded[:, bit] = window & 1
-            state = window >> 1
+def words_of(held: Tensor, dim: int) -> Tensor:
+    """Bytes and the two after each as whole numbers, so two fewer along ``dim``."""
+    held = held.int()
+    count = held.shape[dim] - 2
+    high, middle, low = (held.narrow(dim, start, count) for start in range(3))
+    return high * 65536 + middle * 256 + low
 
 
-def _nearest(numbers: Tensor, levels: Tensor, subset: int) -> Tensor:
-    """The number of the nearest level that belongs to a subset."""
-    own = levels[subset::SUBSETS]
-    return torch.bucketize(numbers, (own[1:] + own[:-1]) / 2) * SUBSETS + subset
+@torch.compiler.assume_constant_result
+def codebooks(memory: int, device: torch.device) -> Tensor:
+    """The values of all windows, one codebook after another; no part of any module, so nobody changes its precision."""
+    return _codebooks(memory, device)
 
 
-def _subset_numbers(memory: int, second: bool) -> Tensor:
-    """The subset for each window of ``memory`` + 1 coded bits, the own bit lowest: of a column or a pair's second."""
-    windows = range(2 << memory)
-    low, high = CODES[memory][2 * second : 2 * second + 2]
-    return torch.tensor([2 * ((one & high).bit_count() % 2) + (one & low).bit_count() % 2 for one in windows])
+@cache
+def _codebooks(memory: int, device: torch.device) -> Tensor:
+    with _disable_current_modes(), torch.inference_mode(False), torch.device("cpu"):
+        return shipped(f"values {memory}").float().flatten().to(device)
 
 
-@lru_cache(maxsize=2 * len(CODES))
-def subsets_of_bytes(memory: int, second: bool) -> tuple[Tensor, Tensor]:
-    """What a byte of coded bits says of the subsets of its own eight columns, and of those of the byte before, (256,).
-    With ``second`` of those that share their coded bits as the second of a pair.
-
-    The numbers of eight subsets are one whole number. They are parities, so the two parts are joined by exclusive or.
-    """
-    with torch.inference_mode(False), torch.device("cpu"):
-        byte = torch.arange(256).unsqueeze(1)
-        windows = [word >> torch.arange(8) & ((2 << memory) - 1) for word in (byte, byte << 8)]
-        numbers = _subset_numbers(memory, second).to(torch.uint8)
-        own, following = (numbers[one].view(torch.int64).squeeze(1) for one in windows)
-    return own, following
+@cache
+def losses(memory: int) -> tuple[float, ...]:
+    """What is left of a normal variable's variance, by ``BITS``."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.device("cpu"):
+        return tuple(shipped(f"losses {memory}").tolist())
 
 
-def _start_levels(bits: float) -> Tensor:
-    """Quantiles of a normal variable a little wider than the numbers are."""
-    count = SUBSETS << within_bits(bits)
-    return torch.erfinv(2 * (torch.arange(count) + 0.5) / count - 1) * (1.3 * 2**0.5)
+def shipped(name: str) -> Tensor:
+    said = {"if_missing": "install torchdefine again", "if_damaged": "install torchdefine again"}
+    with reading_safetensors(Path(__file__).with_name(CODEBOOKS), **said) as file:
+        found: Tensor = file.read()[name]
+    return found
 
 
-def _refitted(levels: Tensor, numbers: Tensor, chosen: Tensor) -> Tensor:
-    """Each level at the mean of the numbers that chose it."""
-    chosen, numbers = chosen.flatten(), numbers.flatten()
-    sums = torch.zeros_like(levels).index_add_(0, chosen, numbers)
-    masses = torch.zeros_like(levels).index_add_(0, chosen, torch.ones_like(numbers))
-    return torch.where(masses > 0, sums / masses.clamp(min=1), levels).sort().values
-
-
-def _by_run(matrix: Tensor, runs: Runs) -> tuple[Tensor, ...]:
-    return matrix.split([int(columns) for _, columns in runs], dim=-1)
-
-
-def _parts(matrix: Tensor, memory: int) -> Iterator[Tensor]:
-    """Rows that the encoder treats together."""
-    yield from matrix.split(max(NUMBERS_AT_ONCE >> (memory + 1), 1))
+def memory_for(numbers: int) -> int:
+    """The longest memory that codes so many numbers in a minute or so."""
+    return next(memory for memory, most in MEMORIES.items() if numbers <= most)
