@@ -50,6 +50,7 @@ results: $(VENV)/user  ## write the tables of results/ anew from its JSON files
 	PYTHONPATH=. $(VENV)/bin/python results/leaderboard_tables.py
 	$(VENV)/bin/python results/shrink_tables.py
 	$(VENV)/bin/python results/benchmark_tables.py
+	$(VENV)/bin/python results/own_loop_table.py
 	$(VENV)/bin/python results/click_table.py
 	$(VENV)/bin/python results/masked_tables.py
 

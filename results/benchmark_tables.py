@@ -14,7 +14,6 @@ from provenance import short_commit
 HERE = Path(__file__).parent
 ROWS, FIGURES = HERE / "benchmarks", HERE / "figures"
 COMPILED = "plain loop, its model compiled"
-IS_COMPILED = ", compiled"
 FORMAT, FORMAT_VERSION = "torchdefine benchmark", 1
 COLOURS = {"nn.Embedding": "tab:blue", "table and projection": "tab:orange", "DeFINE": "tab:green"}
 UNITS = {"vocabulary": "words in the vocabulary", "depth": "depth of the unit", "tokens": "tokens at once"}
@@ -325,27 +324,6 @@ def in_words(text: str) -> str:
     return text
 
 
-def write_own_loop(records: list[dict[str, Any]]) -> None:
-    """The table under the loop of a user's own in docs/benchmarks.md."""
-    parts = [own_loop_table(record) for record in newest(records).values() if not record["small"]]
-    text = "\n\n".join(parts) or "No row of this loop is kept yet."
-    write_between_marks(HERE.parent / "docs" / "benchmarks.md", "own loop", text)
-
-
-def own_loop_table(record: dict[str, Any]) -> str:
-    """A row for each table, with its time eager and compiled."""
-    (group,) = record["groups"].values()
-    rows, lines = group["rows"], ["| table | parameters | eager | compiled |", "|---|---:|---:|---:|"]
-    for name, row in rows.items():
-        if not name.endswith(IS_COMPILED):
-            compiled = rows.get(name + IS_COMPILED)
-            then = "not run" if compiled is None else f"{compiled['ms']:.2f} ms"
-            size = f"{row['facts']['parameters'] / 1e6:.2f} M"
-            lines.append(f"| {name} | {size} | {row['ms']:.2f} ms | {then} |")
-    where = f"A training step of this loop on {hardware(record)}: {group['note']}; median, commit"
-    return "\n".join([f"{where} {short_commit(record['commit'])}.", "", *lines])
-
-
 def main() -> None:
     page = [INTRODUCTION]
     for path in sorted(ROWS.glob("*.jsonl")):
@@ -359,8 +337,6 @@ def main() -> None:
     steps = ROWS / "steps.jsonl"
     if steps.exists():
         write_front_page(read(steps))
-    if (own_loop := ROWS / "own-loop.jsonl").exists():
-        write_own_loop(read(own_loop))
 
 
 if __name__ == "__main__":

@@ -137,8 +137,8 @@ def written_page(record: dict, folder: Path) -> str:
     return (tables.ROWS / "README.md").read_text()
 
 
-def page_maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_tables", ROOT / "results" / "benchmark_tables.py")
+def page_maker(name: str = "benchmark_tables") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "results" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -254,18 +254,13 @@ def test_a_loop_of_ones_own_learns_with_every_table() -> None:
     assert names == ["nn.Embedding, compiled", "table and linear, compiled", "DeFINE, compiled"]
 
 
-def test_the_loop_of_one_s_own_is_shown_with_its_numbers(tmp_path: Path) -> None:
+def test_the_loop_of_one_s_own_is_shown_with_its_numbers() -> None:
     rows = {"DeFINE": {"ms": 2.0, "facts": {"parameters": 760_000}}, "other": {"ms": 3.0, "facts": {"parameters": 0}}}
     rows["DeFINE, compiled"] = {**rows["DeFINE"], "ms": 1.5}
     record = {"hardware": {"cpu": "A CPU", "cpu_threads": 2}, "small": False, "commit": "0123456789abcdef"}
     record["groups"] = {"training step": {"note": "few ids", "rows": rows}}
-    tables = page_maker()
-    tables.HERE, page = tmp_path / "results", tmp_path / "docs" / "benchmarks.md"
-    page.parent.mkdir()
-    page.write_text("before\n<!-- own loop -->\nold\n<!-- /own loop -->\nafter\n")
-    tables.write_own_loop([record])
-    lines = page.read_text().splitlines()
-    assert "A training step of this loop on A CPU, 2 threads: few ids; median, commit 0123456789ab." in lines
-    assert lines[-4:-2] == ["| DeFINE | 0.76 M | 2.00 ms | 1.50 ms |", "| other | 0.00 M | 3.00 ms | not run |"]
-    tables.write_own_loop([])
-    assert page.read_text().splitlines()[2] == "No row of this loop is kept yet."
+    tables = page_maker("own_loop_table")
+    lines = tables.page_part([record]).splitlines()
+    assert lines[0] == "A training step of this loop on A CPU, 2 threads: few ids. Medians, commit 0123456789ab."
+    assert lines[-2:] == ["| DeFINE | 0.76 M | 2.00 ms | 1.50 ms |", "| other | 0.00 M | 3.00 ms | not run |"]
+    assert tables.page_part([]) == tables.page_part([{**record, "small": True}]) == "Not yet run."

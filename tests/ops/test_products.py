@@ -84,6 +84,12 @@ def gradients(arguments: list[Tensor], upstream: Tensor, twice: bool = False) ->
     return list(torch.autograd.grad(sum(one.square().sum() for one in first[:2]), leaves[:2]))
 
 
+def test_a_bias_learns_alone() -> None:
+    x, weight, bias = layer(1100, 2, bias=True)
+    group_linear(x, weight, bias.requires_grad_()).sum().backward()
+    assert torch.equal(bias.grad, torch.full((256,), 1100.0))
+
+
 def test_second_derivatives_equal_float64() -> None:
     arguments = [torch.randn(1100, 192), torch.randn(2, 96, 128)]
     upstream = torch.randn(1100, 256)

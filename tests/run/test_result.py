@@ -39,7 +39,7 @@ def result(valid: float | None, last: float | None, unigram: float | None = 300.
         (result(1001.0, 1e5, loss=0.1), "of the vocabulary, though it overfits the training text: use more text,"),
         (result(1001.0, 1050.0, loss=0.1), "try a smaller optim.lr"),
         (result(100.0, 1e5, loss=0.1), "those of step 20; it overfits the training text: use more text, or fewer"),
-        (result(301.0, 900.0, loss=0.1), "alone: use more text, or fewer steps."),
+        (result(301.0, 900.0, loss=0.1), "the training text: use more text, or fewer steps."),
     ],
 )
 def test_what_is_said(given: dict, words: str) -> None:

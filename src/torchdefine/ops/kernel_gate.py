@@ -53,11 +53,11 @@ def only_values(*tensors: Tensor | None) -> bool:
     return True
 
 
-def only_gradients(*tensors: Tensor | None) -> bool:
+def only_gradients(*tensors: Tensor) -> bool:
     """The same, but autograd may ask for gradients, in reverse."""
     if _is_followed() or forward_ad._current_level >= 0:
         return False
-    return all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
+    return all(type(tensor) in _PLAIN for tensor in tensors)
 
 
 def _is_followed() -> bool:

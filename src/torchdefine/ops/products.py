@@ -32,12 +32,14 @@ def group_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gain: fl
         if few and x.is_cpu and only_values(x, weight, bias):
             return group_linear(x, weight, bias).mul_(gain)
         weight, bias = weight * gain, None if bias is None else bias * gain
-    if x.is_cpu and x.dtype is weight.dtype is torch.float32 and _large(tokens, weight):
+    learners = (x, weight) if bias is None else (x, weight, bias)
+    learns = torch.is_grad_enabled() and any(one.requires_grad for one in learners)
+    pays = not learns or tokens >= MANY_TOKENS or tokens * weight.numel() >= FEWEST_TO_LEARN
+    takes = pays and x.is_cpu and x.dtype is weight.dtype is torch.float32 and _large(tokens, weight)
+    if takes and only_gradients(*learners):
         rows = x.reshape(tokens, groups * entering)
-        if only_values(x, weight, bias):
-            return _by_onednn(rows, weight, bias).view(*x.shape[:-1], groups * leaving)
-        if (tokens >= MANY_TOKENS or tokens * weight.numel() >= FEWEST_TO_LEARN) and only_gradients(x, weight, bias):
-            return _ByOneDNN.apply(rows, weight, bias).view(*x.shape[:-1], groups * leaving)
+        y = _ByOneDNN.apply(rows, weight, bias) if learns else _by_onednn(rows, weight, bias)
+        return y.view(*x.shape[:-1], groups * leaving)
     if groups == 1:
         y = x @ weight[0]  # (…, w)
     else:

@@ -77,13 +77,13 @@ def test_subwords_are_counted(texts: Path, tmp_path: Path) -> None:
         (
             {"kind": "adaptive", "cutoffs": (4, 10, 20)},
             {"kind": "adaptive"},
-            "These embedding.cutoffs are beyond the vocabulary and left out: 10, 20.",
+            "These embedding.cutoffs are larger than the vocabulary and are ignored: 10, 20.",
         ),
         ({"kind": "adaptive", "cutoffs": (4, 9)}, {"kind": "adaptive"}, ""),
         (
             {"kind": "standard"},
             {"kind": "adaptive-table", "cutoffs": (4, 12)},
-            "These output.cutoffs are beyond the vocabulary and left out: 12.",
+            "These output.cutoffs are larger than the vocabulary and are ignored: 12.",
         ),
         ({"kind": "standard"}, {"kind": "full"}, ""),
     ],
