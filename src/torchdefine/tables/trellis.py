@@ -28,8 +28,8 @@ from torchdefine.tables.rows import Rows, frozen
 BITS = (0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)
 BOOKS = 16
 """A codebook for each of these, two for those of pairs."""
-MEMORIES = {12: 1 << 24, 10: 1 << 26, 8: 1 << 62}
-"""By memory, the numbers up to which coding a table takes a minute or so."""
+MEMORIES = {12: 1 << 24, 10: 1 << 28, 8: 1 << 62}
+"""By memory, the numbers up to which coding a table takes a few minutes at most."""
 CODEBOOKS = "codebooks.safetensors"
 WORD = 24
 """Bits in which a window lies, wherever in a byte it begins."""
@@ -190,5 +190,5 @@ def shipped(name: str) -> Tensor:
 
 
 def memory_for(numbers: int) -> int:
-    """The longest memory that codes so many numbers in a minute or so."""
+    """The longest memory that codes so many numbers in a few minutes."""
     return next(memory for memory, most in MEMORIES.items() if numbers <= most)
