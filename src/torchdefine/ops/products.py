@@ -28,13 +28,14 @@ def group_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gain: fl
     groups, entering, leaving = weight.shape
     tokens = x.numel() // (groups * entering)
     if gain != 1.0:
-        few = tokens < entering  # fewer numbers than the weight has
+        few = type(tokens) is int and tokens < entering  # fewer numbers than the weight has
         if few and x.is_cpu and only_values(x, weight, bias):
             return group_linear(x, weight, bias).mul_(gain)
         weight, bias = weight * gain, None if bias is None else bias * gain
     learners = (x, weight) if bias is None else (x, weight, bias)
     learns = torch.is_grad_enabled() and any(one.requires_grad for one in learners)
-    pays = not learns or tokens >= MANY_TOKENS or tokens * weight.numel() >= FEWEST_TO_LEARN
+    known = type(tokens) is int  # and no symbol, of which an exporter would keep what is asked
+    pays = known and (not learns or tokens >= MANY_TOKENS or tokens * weight.numel() >= FEWEST_TO_LEARN)
     takes = pays and x.is_cpu and x.dtype is weight.dtype is torch.float32 and _large(tokens, weight)
     if takes and only_gradients(*learners):
         rows = x.reshape(tokens, groups * entering)

@@ -163,10 +163,13 @@ def words_of(held: Tensor, dim: int) -> Tensor:
     return torch.add(low, torch.add(middle, high, alpha=256), alpha=256)
 
 
-@torch.compiler.assume_constant_result
 def codebooks(memory: int, device: torch.device) -> Tensor:
     """The values of all windows, one codebook after another; no part of any module, so nobody changes its precision."""
     return _codebooks(memory, device)
+
+
+codebooks._dynamo_marked_constant = True  # type: ignore[attr-defined]
+"""What ``torch.compiler.assume_constant_result`` does; it would import the compiler."""
 
 
 @cache
