@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ class InAModel(Table):
                 "distilled_on": len(self._rest[FELT : FELT + TAUGHT]),
                 "counted": len(self._rest[:COUNTED]),
             },
-            "distillation": asdict(self.learning),
         }
 
     def prepare(self) -> dict[str, Tensor]:
