@@ -78,7 +78,6 @@ def language_model(facts: dict[str, Any], reports: dict[int, dict[str, Any]]) ->
 def main() -> None:
     names = ("sentences", "int8", "classifier", "vocabulary")
     said = {name: outcome(report) for name in names if (report := found(name))}
-    said["int8"] += "\n\nThe text was the sample of WikiText-2 in the package."
     if facts := found("tied-gpt2"):
         reports = {bits: report for bits in (4, 3, 2) if (report := found(f"gpt2-{bits}bits"))}
         said["language"] = language_model(facts, reports)
