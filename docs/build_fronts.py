@@ -82,6 +82,8 @@ def command_for(table: str, name: str, own: str, budget: int) -> str | None:
     """What makes such a table of a reader's own; None where it takes more than a line."""
     size = f"{budget / 1e6:g}MB" if budget % 10_000 == 0 and budget >= 1e6 else str(budget)
     if table in ("minilm", "language-model"):
+        if name not in ("bits", "distilled"):
+            return None  # adapt would take what is best
         thorough = "" if name == "bits" else " --thorough"
         return f"torchdefine adapt MODEL_DIR --budget {size}{thorough} --text corpus.txt --out smaller/"
     if table in ("demo", "compared-lstm"):

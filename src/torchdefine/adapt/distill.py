@@ -28,7 +28,7 @@ OVERFLOWED = "Self-distillation overflowed: use a smaller rate."
 class Distillation(Config):
     """How long and how fast."""
 
-    steps: int = setting(600, "Steps of one batch each.", at_least=1)
+    steps: int = setting(200, "Steps of one batch each.", at_least=1)
     lr: float = setting(3e-3, "Learning rate: by about this fraction of its magnitude a step moves a part.", above=0)
     bfloat16: bool = setting(False, "Whether the model computes in bfloat16; the table is exact.")
     seed: int = 0

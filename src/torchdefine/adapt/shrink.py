@@ -73,7 +73,7 @@ class ShrinkOptions(Config):
     thorough: bool = setting(
         False, "Whether to try every method, not only the one that is usually best, and to distil what measures best."
     )
-    distill_steps: int = setting(600, "Steps of self-distillation where all is tried; 0 for none.", at_least=0)
+    distill_steps: int = setting(200, "Steps of self-distillation where all is tried; 0 for none.", at_least=0)
     trust_code: bool = setting(False, "Whether to run code that lies in the model's folder.")
     device: str = setting("cpu", "Where the model is run and the tables are made.")
 

@@ -108,7 +108,7 @@ def _add_adapt(command: Command) -> None:
     option("--rest", choices=["keep", "int8"], default="keep", help=rest)
     thorough = "try all methods and distil the best one (minutes). After a kill, run the same command again to go on"
     option("--thorough", action="store_true", help=thorough)
-    option("--distill", type=whole, default=600, help="distillation steps with --thorough (default: 600; 0: none)")
+    option("--distill", type=whole, default=200, help="distillation steps with --thorough (default: 200; 0: none)")
     option("--choosing", type=whole, default=300, help="sentences for choosing among candidates (default: 300)")
     option(
         "--held-out",
