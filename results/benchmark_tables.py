@@ -242,7 +242,8 @@ def said_of_gpu(record: dict[str, Any]) -> str:
     return (
         f"Times of whole training steps on one {hardware(record)} in bfloat16: forward, backward, clipping, optimiser. "
         "Our steps run as CUDA graphs. Plain torch is a loop over modules of torch ([details]"
-        "(docs/benchmarks.md#what-the-plain-loops-are)). If it has another number of parameters, the table shows that in brackets."
+        "(docs/benchmarks.md#what-the-plain-loops-are)). If it has another number of parameters, the table shows "
+        "that in brackets."
         f"{compiled} The last column compares our step with and without DeFINE. "
         "[Quartiles](results/benchmarks/README.md#steps)."
     )
